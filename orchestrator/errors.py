@@ -12,6 +12,7 @@ BatonError
 ├── DeadlineExceeded          the request's time is up: HTTP 503
 ├── StoreError                a store's fault, or something it holds that cannot be used
 │   ├── StoreUnavailable      cannot be reached, refuses to write, or cannot be understood: HTTP 503
+│   ├── Unusable              holds something that this release cannot use, which is named
 │   └── Conflict              somebody else changed it first: HTTP 409
 └── ConfigError               a deployment file or a checkpoint that cannot be used
 """
@@ -97,6 +98,10 @@ class StoreError(BatonError):
 
 class StoreUnavailable(StoreError):
     """The store cannot be reached, does not answer in time, or refuses."""
+
+
+class Unusable(StoreError):
+    """The store holds something that this release cannot use; the message names it and says why."""
 
 
 class Conflict(StoreError):

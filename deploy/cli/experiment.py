@@ -115,6 +115,20 @@ def stop(
     change(url, "POST", path, body, as_json, lambda reply: f"{reply['id']} is stopped")
 
 
+@experiment.command("remove")
+def remove(
+    which: Which, url: ServiceUrl = DEFAULT_URL, note: Note = "", as_json: AsJson = False
+) -> None:
+    """Forget an experiment that has ended, or that this release cannot read, with its report.
+
+    [bold]Examples[/]
+
+      baton experiment remove thresholds
+    """
+    path, body = f"{_path(which)}/remove", {"note": note}
+    change(url, "POST", path, body, as_json, lambda reply: f"{reply['id']} is removed")
+
+
 @experiment.command("report")
 def readout(which: Which, url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
     """What an experiment has shown so far; may be read as often as one likes.
@@ -208,7 +222,7 @@ def _why_nobody(listed: Reply) -> str:
     for run in running:
         unit = run["experiment"]["unit"]
         if run["trouble"]:
-            reasons.append(f"{run['id']} is in trouble: {run['trouble']}")
+            reasons.append(f"{run['id']} is not in effect: {run['trouble']}")
         elif unit != "request":
             reasons.append(f"{run['id']} assigns by {unit}, and these requests name no {unit}")
         else:
@@ -224,17 +238,20 @@ def _print_all(reply: Reply) -> None:
     table = Table("experiment", "status", "since", "coverage", "arms", "stopped", box=None)
     for row in reply["data"]:
         arms = ", ".join(f"{name} {share:.0%}" for name, share in row["weights"].items())
-        stopped = ", ".join(row["state"]["stopped"])
+        state = row["state"] or {"started": None, "stopped": {}}
         add_row(
             table,
             row["id"],
-            row["status"],
-            moment(row["state"]["started"]),
+            f"{row['status']}, not in effect" if row["trouble"] else row["status"],
+            moment(state["started"]),
             f"{row['coverage']:.0%}",
             arms,
-            stopped,
+            ", ".join(state["stopped"]),
         )
     wide_console().print(table)
+    for row in reply["data"]:
+        if row["trouble"]:
+            print(f"{row['id']} is not in effect: {row['trouble']}")
 
 
 def _print_report(reply: Reply) -> None:
@@ -271,6 +288,10 @@ def _print_report(reply: Reply) -> None:
 
 
 def _print_one(reply: Reply) -> None:
+    if reply["trouble"]:
+        print(f"{reply['id']} is not in effect: {reply['trouble']}")
+    if reply["experiment"] is None:
+        return
     document, state = reply["experiment"], reply["state"]
     details = (moment(state["started"]), document["author"], document["note"])
     print_heading(f"{reply['id']}, {reply['status']}", details)

@@ -180,18 +180,22 @@ def _activate(which: str, url: str, note: str, as_json: bool) -> None:
 def _print_policies(reply: Reply) -> None:
     table = Table("policy", "versions", "active", box=None)
     active = reply["active"] or f"{reply['default']} (the deployment file's)"
+    if reply["answering"] != reply["active"]:
+        answering = reply["answering"] or f"{reply['default']}, the deployment file's,"
+        active += f", not in effect: {answering} answers"
     for row in reply["data"]:
         mine = active if active.partition("@")[0].partition(" ")[0] == row["policy"] else ""
         add_row(table, row["policy"], row["latest"] or "-", mine)
     wide_console().print(table)
     if reply["degraded"]:
-        print(f"the store is not in order: {reply['degraded']}")
+        print(f"not everything is in order: {reply['degraded']}")
 
 
 def _print_versions(reply: Reply) -> None:
-    table = Table("version", "when", "author", "note", box=None)
+    table = Table("version", "when", "author", "note", "", box=None)
     for row in reply["data"]:
-        add_row(table, row["id"], moment(row["created"]), row["author"], row["note"])
+        cells = (row["id"], moment(row["created"]), row["author"], row["note"], _trouble(row))
+        add_row(table, *cells)
     wide_console().print(table)
 
 
@@ -206,7 +210,8 @@ def _print_history(reply: Reply) -> None:
 
 
 def _print_version(reply: Reply) -> None:
-    print_heading(_name(reply), (moment(reply["created"]), reply["author"], reply["note"]))
+    details = (moment(reply["created"]), reply["author"], reply["note"], _trouble(reply))
+    print_heading(_name(reply), details)
     table = Table(box=None, show_header=False)
     for key, value in reply["params"].items():
         add_row(table, key, json.dumps(value, ensure_ascii=False))
@@ -215,6 +220,10 @@ def _print_version(reply: Reply) -> None:
 
 def _is_active(reply: Reply) -> str:
     return f"{_name(reply)} is active"
+
+
+def _trouble(reply: Reply) -> str:
+    return f"not in effect: {reply['trouble']}" if reply["trouble"] else ""
 
 
 def _name(reply: Reply) -> str:

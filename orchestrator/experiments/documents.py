@@ -376,7 +376,7 @@ class ExperimentState(ExperimentDocument):
 
     started: float
     ended: float | None = None
-    step: int = 0
+    step: Annotated[int, Field(ge=0)] = 0
     step_since: float
     stopped: dict[str, StoppedArm] = Field(default_factory=dict)
     weights: dict[str, float] | None = None

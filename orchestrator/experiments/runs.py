@@ -14,25 +14,30 @@ anything.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from cachetools import LRUCache
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from orchestrator.errors import (
     Conflict,
     InvalidRequest,
     StoreError,
-    StoreUnavailable,
     UnknownPolicy,
+    Unusable,
 )
-from orchestrator.experiments.documents import Arm, Experiment, ExperimentState, initial_state
+from orchestrator.experiments.documents import (
+    Arm,
+    Experiment,
+    ExperimentDocument,
+    ExperimentState,
+    initial_state,
+)
 from orchestrator.loop.policy import Policy
 from orchestrator.state.store import PointerUpdate, Store, StoreState, read_state
 from orchestrator.state.versions import AuditInfo, PolicyVersions, build
@@ -91,6 +96,23 @@ class Run:
         return readout_stream(self.name, self.number)
 
 
+@dataclass(frozen=True, slots=True)
+class FoundRuns:
+    """Every experiment's newest run, in the order of their starts.
+
+    `set_aside` says by name why an experiment is not in effect: `unreadable` ones, which have no
+    run, and runs with an `error` that have not ended.
+    """
+
+    runs: tuple[Run, ...]
+    unreadable: Mapping[str, str]
+
+    @property
+    def set_aside(self) -> dict[str, str]:
+        live = {run.name: run.error for run in self.runs if run.live and run.error is not None}
+        return {**self.unreadable, **live}
+
+
 class Runs:
     """The experiments of a store. `methods` are those of the large worker here."""
 
@@ -119,7 +141,7 @@ class Runs:
         self._check_methods(experiment)
         for _ in range(_TRIES):
             seen = await read_state(self._store)
-            runs = await self.read(seen)
+            runs = (await self.read(seen)).runs
             for other in runs:
                 if other.live and other.name == experiment.name:
                     raise Conflict(f"the experiment {other.name} runs already: stop it first")
@@ -157,6 +179,7 @@ class Runs:
 
         Raises:
             UnknownPolicy: there is none of this name. Conflict: it is not running.
+            Unusable: it cannot be read; it gets no requests, and may be removed.
         """
         for _ in range(_TRIES):
             run = await self.find(name)
@@ -169,18 +192,26 @@ class Runs:
                 continue
         raise Conflict(f"too many change {name} at the same time; try again")
 
-    async def remove(self, name: str, info: AuditInfo) -> Run:
+    async def remove(self, name: str, info: AuditInfo) -> Run | None:
         """Forget an experiment that does not run, and its events; its documents stay.
+
+        Returns:
+            Its last run; None where it could not be read.
 
         Raises:
             UnknownPolicy: there is none of this name. Conflict: it runs, or somebody changed it.
         """
-        run = await self.find(name)
-        if run.live:
+        seen, found = await self._look_up(name)
+        run = found.runs[0] if found.runs else None
+        if run is not None and run.live:
             raise Conflict(f"the experiment {name} runs: stop it first")
-        gone = PointerUpdate(POINTER + name, run.pointer, None)
-        await self._store.commit(update=[gone], audit=_audit("remove", run, info))
-        await self._drop_streams(name, before=run.number + 1)
+        gone = PointerUpdate(POINTER + name, seen.pointers[POINTER + name], None)
+        audit = info.entry("experiment.remove", name)
+        if run is not None:
+            audit = _audit("remove", run, info)
+        await self._store.commit(update=[gone], audit=audit)
+        if run is not None:
+            await self._drop_streams(name, before=run.number + 1)
         return run
 
     async def change(
@@ -216,29 +247,35 @@ class Runs:
         """An experiment's newest run.
 
         Raises:
-            UnknownPolicy: there is none of this name.
+            UnknownPolicy: there is none of this name. Unusable: it cannot be read.
         """
+        _, found = await self._look_up(name)
+        for why in found.unreadable.values():
+            raise Unusable(why)
+        return found.runs[0]
+
+    async def _look_up(self, name: str) -> tuple[StoreState, FoundRuns]:
         seen = await read_state(self._store)
         pointers = {key: value for key, value in seen.pointers.items() if key == POINTER + name}
-        runs = await self.read(StoreState(seen.revision, pointers))
-        if not runs:
+        if not pointers:
             raise UnknownPolicy(
                 f"no experiment is named {name[:64]!r}", param="name", code="experiment_not_found"
             )
-        return runs[0]
+        return seen, await self.read(StoreState(seen.revision, pointers))
 
-    async def read(self, seen: StoreState) -> tuple[Run, ...]:
-        """Every experiment's newest run, in the order of their starts.
-
-        Raises:
-            StoreError: one cannot be read, or is not valid.
-        """
+    async def read(self, seen: StoreState) -> FoundRuns:
+        """Every experiment's newest run."""
         identity = seen.revision.partition(":")[0]
-        runs = []
+        runs, unreadable = [], {}
         for pointer, data in seen.pointers.items():
             if pointer.startswith(POINTER):
-                runs.append(await self._run(identity, pointer.removeprefix(POINTER), data))
-        return tuple(sorted(runs, key=lambda run: (run.state.started, run.name)))
+                name = pointer.removeprefix(POINTER)
+                try:
+                    runs.append(await self._run(identity, name, data))
+                except (Unusable, InvalidRequest) as error:  # no name for a document, perhaps
+                    unreadable[name] = f"{error}; it gets no requests, and may be removed"
+        runs.sort(key=lambda run: (run.state.started, run.name))
+        return FoundRuns(tuple(runs), unreadable)
 
     def forget(self) -> None:
         """Forget what was read: the store's contents are others, though under one identity."""
@@ -246,26 +283,26 @@ class Runs:
 
     async def _run(self, identity: str, name: str, data: bytes) -> Run:
         try:
-            pointer = json.loads(data)
-            number = int(pointer["run"])
-            state = ExperimentState.model_validate(pointer["state"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{POINTER}{name} cannot be read: {type(error).__name__}") from None
-        path = _path(name, number)
+            pointer = _Pointer.model_validate_json(data)
+        except ValidationError as error:
+            message = invalid_request(error).message
+            raise Unusable(f"{POINTER}{name} cannot be used: {message}") from None
+        path = _path(name, pointer.run)
         if (known := self._cache.get((identity, path))) is None:
-            known = await self._load(name, number, path)
+            known = await self._load(name, pointer.run, path)
             if identity:
                 self._cache[identity, path] = known
-        return replace(known, state=state, pointer=data)
+        return replace(known, state=pointer.state, pointer=data)
 
     async def _load(self, name: str, number: int, path: str) -> Run:
         (document,) = await self._store.documents([path])
         try:
             experiment = Experiment.model_validate_json(document or b"")
             if experiment.name != name:
-                raise StoreError(f"{path} holds the experiment {experiment.name} in its place")
-        except ValidationError as error:
-            raise StoreError(f"{path} cannot be used: {invalid_request(error).message}") from None
+                raise Unusable(f"{path} holds the experiment {experiment.name} in its place")
+        except (ValidationError, InvalidRequest) as error:
+            wrong = error if isinstance(error, InvalidRequest) else invalid_request(error)
+            raise Unusable(f"{path} cannot be used: {wrong.message}") from None
         arms: dict[str, BuiltArm] = {}
         trouble = self._unavailable(experiment)
         try:
@@ -285,9 +322,7 @@ class Runs:
                 document = (await self._versions.find(arm.policy)).document
             except UnknownPolicy as error:
                 raise InvalidRequest(f"{place}.policy: {error.message}", param=place) from None
-            except StoreUnavailable:
-                raise
-            except StoreError as error:  # its policy or a parameter is gone since: no other's fault
+            except Unusable as error:  # its policy or a parameter is gone since: no other's fault
                 raise InvalidRequest(f"{place}.policy: {error}", param=place) from None
             name, version, params = document.policy, document.version, document.params
         if name not in self._policies:
@@ -333,8 +368,15 @@ def _path(name: str, number: int) -> str:
     return f"{POINTER}{name}/{number}"
 
 
+class _Pointer(ExperimentDocument):
+    """What `experiment/NAME` points to."""
+
+    run: Annotated[int, Field(ge=1)]
+    state: ExperimentState
+
+
 def _pointer(number: int, state: ExperimentState) -> bytes:
-    return json.dumps({"run": number, "state": state.model_dump()}).encode()
+    return _Pointer(run=number, state=state).model_dump_json().encode()
 
 
 def _audit(action: str, run: Run, info: AuditInfo) -> bytes:

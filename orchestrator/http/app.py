@@ -210,10 +210,10 @@ async def _readiness(service: Service) -> Response:
     except Exception as error:
         log.warning("readiness cannot be determined: %s", type(error).__name__)
         pools = {"workers": False}
-    # Without its store the service answers all the same, so it stays ready and says what it lacks;
-    # why is for those who have a key (/v1/policies) and for the log.
+    # Without its store, or something in it, the service answers all the same, so it stays ready and
+    # says that it lacks it; why is for those who have a key (/v1/policies) and for the log.
     degraded = service.degraded is not None
-    state = {"workers": pools, "store": not degraded, "degraded": degraded}
+    state = {"workers": pools, "store": service.store_error is None, "degraded": degraded}
     if all(pools.values()) and not service.draining:
         return JSONResponse({"ready": True, **state})
     not_ready = HttpError(503, "not ready yet", code="not_ready")

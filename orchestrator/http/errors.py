@@ -28,6 +28,7 @@ from orchestrator.errors import (
     StoreUnavailable,
     UnknownPolicy,
     Unsupported,
+    Unusable,
     WorkerError,
 )
 
@@ -122,6 +123,10 @@ def http_error(error: BaseException) -> HttpError:
         case StoreUnavailable():
             message = "the store is not available now; try again shortly"
             return HttpError(503, message, code="store_unavailable")
+        case Unusable():
+            return HttpError(
+                500, str(error), code="store_unusable", headers={"x-should-retry": "false"}
+            )
         case StoreError():
             return HttpError(
                 500,

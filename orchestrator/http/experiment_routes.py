@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
-from orchestrator.errors import InvalidRequest
+from orchestrator.errors import InvalidRequest, Unusable
 from orchestrator.experiments import readouts
 from orchestrator.experiments.assignment import current_weights
 from orchestrator.experiments.documents import Experiment
@@ -28,8 +28,17 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/experiments", **described("Every experiment's newest run", errors=(503,)))
     async def overview() -> Response:
-        listed = [run_json(run) for run in await runs.read(await read_state(service.store))]
-        return JSONResponse({"object": "list", "degraded": service.degraded, "data": listed})
+        found = await runs.read(await read_state(service.store))
+        listed = [run_json(run) for run in found.runs]
+        listed += [unreadable_json(name, why) for name, why in found.unreadable.items()]
+        return JSONResponse(
+            {
+                "object": "list",
+                "degraded": service.degraded,
+                "not_in_effect": found.set_aside,
+                "data": listed,
+            }
+        )
 
     @app.post(
         "/v1/experiments", **described("Start an experiment", Experiment, status=201, errors=(404,))
@@ -45,7 +54,10 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
         "/v1/experiments/{name}", **described("An experiment with its state", errors=(404, 503))
     )
     async def show(name: str) -> Response:
-        return JSONResponse(run_json(await runs.find(name)))
+        try:
+            return JSONResponse(run_json(await runs.find(name)))
+        except Unusable as error:
+            return JSONResponse(unreadable_json(name, str(error)))
 
     @app.get("/v1/experiments/{name}/report", **described("The readout", errors=(404, 503)))
     async def readout(name: str) -> Response:
@@ -72,7 +84,8 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
         given = await read_body(request, service.limits, ChangeNote)
         run = await runs.remove(name, audit_info(request, given))
         await refresh(service)
-        return JSONResponse(run_json(run))
+        gone = unreadable_json(name, None) if run is None else run_json(run)
+        return JSONResponse(gone)
 
 
 def _check_judges(service: Service, given: Experiment) -> None:
@@ -93,15 +106,34 @@ def _check_judges(service: Service, given: Experiment) -> None:
         )
 
 
+def unreadable_json(name: str, trouble: str | None) -> Json:
+    """An experiment that cannot be read, as the API shows it; no `trouble`: it is removed."""
+    return {
+        "object": "baton.experiment",
+        "id": name,
+        "run": None,
+        "status": "unreadable",
+        "in_effect": False,
+        "trouble": trouble,
+        "coverage": 0.0,
+        "weights": {},
+        "base": None,
+        "arms": {},
+        "state": None,
+        "experiment": None,
+    }
+
+
 def run_json(run: Run) -> Json:
     """A run as the API shows it; `coverage` and `weights` are the current ones, `base` is the arm
-    that the others are compared with."""
+    that the others are compared with. In effect: its arms are given to requests here."""
     experiment, state = run.experiment, run.state
     return {
         "object": "baton.experiment",
         "id": run.name,
         "run": run.number,
         "status": "running" if run.live else "stopped",
+        "in_effect": run.live and run.error is None,
         "trouble": run.error if run.live or not run.arms else None,
         "coverage": state.coverage(experiment) if run.live else 0.0,
         "weights": dict(current_weights(experiment, state)),

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Query, Request
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse, Response
 
-from orchestrator.errors import StoreError, UnknownPolicy
+from orchestrator.errors import StoreError, UnknownPolicy, Unusable
 from orchestrator.experiments.documents import Experiment
 from orchestrator.http.body import read_body
 from orchestrator.http.openapi import described
@@ -19,8 +19,8 @@ from orchestrator.state.store import read_state
 from orchestrator.state.versions import (
     AuditInfo,
     Author,
+    ListedVersion,
     Note,
-    PolicyVersion,
     Publication,
     active,
     can_roll_back,
@@ -69,17 +69,18 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
         given = await read_body(request, service.limits, Publication)
         made = await versions.publish(given, audit_info(request, given))
         await refresh(service)
-        return JSONResponse(version_json(made), status_code=201)
+        listed = ListedVersion(made.reference, made)
+        return JSONResponse(version_json(listed), status_code=201)
 
     @app.get("/v1/policies/active", **described("What the model baton means", errors=(503,)))
     async def show_active() -> Response:
         state, current = await read_state(service.store), service.watcher.current
         if current.revision and not state.revision:  # it was wiped: what was read last is served
-            known = current.active
-            return JSONResponse(
-                await _version(service, None) if known is None else version_json(known.document)
-            )
-        return JSONResponse(await _version(service, active(state)))
+            return JSONResponse(await _answering(service))
+        try:
+            return JSONResponse(await _version(service, active(state)))
+        except (Unusable, UnknownPolicy) as error:  # it means nothing that could be shown
+            return JSONResponse({**await _answering(service), "trouble": str(error)})
 
     @app.put(
         "/v1/policies/active", **described("Change what baton means", Activation, errors=(404,))
@@ -117,41 +118,51 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
         return JSONResponse({"object": "list", "data": listed})
 
 
-def version_json(version: PolicyVersion) -> Json:
-    """A version as the API shows it."""
+def version_json(version: ListedVersion) -> Json:
+    """A version as the API shows it; `trouble` says why it cannot be used here."""
+    name, _, number = version.reference.partition("@")
+    document = version.document
+    about: Json = {"policy": name, "version": int(number), "params": {}, "created": None}
+    about |= {"note": "", "author": ""} if document is None else document.model_dump(mode="json")
     return {
         "object": "baton.policy",
         "id": version.reference,
-        **version.model_dump(mode="json"),
+        **about,
+        "trouble": version.trouble,
     }
 
 
 async def _overview(service: Service) -> Json:
-    """Every policy, as the store has it now, else as this replica read it last."""
+    """Every policy, as the store has it now, else as this replica read it last.
+
+    `answering` is the version that the model baton means here, which is another than the active one
+    where that cannot be used.
+    """
     current = service.watcher.current
-    known: Json = {
-        "active": None if current.active is None else current.active.document.reference,
-        "previous": None,
-        "can_roll_back": False,
-    }
+    answering = None if current.active is None else current.active.document.reference
+    known: Json = {"active": answering, "previous": None, "can_roll_back": False}
     numbers, revision, degraded = dict(current.latest), current.revision, service.degraded
     try:
         state = await read_state(service.store)
         if state.revision or not revision:
             known = {
-                "active": active(state),
+                "active": None,
                 "previous": previous(state),
                 "can_roll_back": can_roll_back(state),
             }
             numbers, revision = latest(state), state.revision
+            with suppress(Unusable):  # `not_in_effect` says so
+                known["active"] = active(state)
     except StoreError as error:
         degraded = str(error)
     return {
         "object": "list",
         **known,
+        "answering": answering,
         "default": service.default_policy,
         "revision": revision,
         "degraded": degraded,
+        "not_in_effect": dict(current.set_aside),
         "data": [
             {"object": "baton.policy", "policy": name, "latest": numbers.get(name, 0)}
             for name in service.policies
@@ -159,11 +170,19 @@ async def _overview(service: Service) -> Json:
     }
 
 
+async def _answering(service: Service) -> Json:
+    """What the model baton means on this replica."""
+    known = service.watcher.current.active
+    if known is None:
+        return await _version(service, None)
+    return version_json(ListedVersion(known.document.reference, known.document))
+
+
 async def _version(service: Service, target: str | None) -> Json:
     """A version by NAME@VERSION; None: the deployment file's default, whose version is 0."""
     if target is not None:
         with _naming("version"):
-            return version_json((await service.versions.find(target)).document)
+            return version_json(await service.versions.look_up(target))
     name = service.default_policy
     return {
         "object": "baton.policy",
@@ -174,6 +193,7 @@ async def _version(service: Service, target: str | None) -> Json:
         "note": "the deployment file's default",
         "author": "",
         "created": None,
+        "trouble": None,
     }
 
 

@@ -179,7 +179,16 @@ class Service:
 
     @property
     def degraded(self) -> str | None:
-        """Why the configuration may be old, or outcomes wait; None where all is in order."""
+        """Why the configuration may be old, outcomes wait, or something that was published is not
+        in effect; None where all is in order."""
+        if self.store_error is not None:
+            return self.store_error
+        aside = self.watcher.current.set_aside.items()
+        return "; ".join(f"{name} is not in effect: {why}" for name, why in aside) or None
+
+    @property
+    def store_error(self) -> str | None:
+        """Why the store cannot be read or written to; None where it answers."""
         return self.watcher.error or self.outbox.error
 
     @property

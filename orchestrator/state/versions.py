@@ -16,13 +16,14 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
 
 from cachetools import LRUCache
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
+from orchestrator.errors import Conflict, InvalidRequest, UnknownPolicy, Unusable
 from orchestrator.loop.policy import Policy
 from orchestrator.state.store import AUDIT, PointerUpdate, Store, StoreState, read_state
 from orchestrator.validation import invalid_request
@@ -93,6 +94,18 @@ class PublishedPolicy:
     policy: Policy
 
 
+@dataclass(frozen=True, slots=True)
+class ListedVersion:
+    """A version as the store has it; `trouble` says why it cannot be used here, None: it can.
+
+    `document` is None where it cannot be read.
+    """
+
+    reference: str
+    document: PolicyVersion | None
+    trouble: str | None = None
+
+
 def reference(text: str) -> tuple[str, int] | None:
     """`NAME@VERSION` as name and number; None for any other text."""
     match = _REFERENCE.fullmatch(text)
@@ -139,10 +152,9 @@ class PolicyVersions:
         params = policy.model_dump(mode="json")
         for _ in range(_TRIES):
             state = await read_state(self._store)
-            latest = _number(state, name)
             document = PolicyVersion(
                 policy=name,
-                version=latest + 1,
+                version=await self._newest_number(state, name) + 1,
                 params=params,
                 note=given.note,
                 author=given.author,
@@ -167,7 +179,7 @@ class PolicyVersions:
         """Move the active pointer to `NAME@VERSION`; None: to the deployment file's default.
 
         Raises:
-            UnknownPolicy: no such version. StoreError: it cannot be used any more.
+            UnknownPolicy: no such version. Unusable: it cannot be used any more.
         """
         if target is not None:
             await self.find(target)
@@ -194,6 +206,7 @@ class PolicyVersions:
 
         Raises:
             InvalidRequest: there is nothing to roll back. UnknownPolicy: no such version.
+            Unusable: it cannot be used any more; `to` may name another.
             Conflict: somebody changed the pointer in the same moment.
         """
         state = await read_state(self._store)
@@ -220,38 +233,39 @@ class PolicyVersions:
         cache: it cannot have changed.
 
         Raises:
-            UnknownPolicy: there is none. StoreError: it cannot be read, or is not valid.
+            UnknownPolicy: there is none. Unusable: it cannot be read, or is not valid.
         """
-        parts = reference(target)
-        if parts is None:
-            raise UnknownPolicy(f"{target[:80]!r} is not NAME@VERSION")
         if identity is not None and (known := self._cache.get((identity, target))) is not None:
             return known
-        (data,) = await self._store.documents([_path(*parts)])
-        if data is None:
-            raise UnknownPolicy(f"no version {target} has been published")
-        published = self._validated(target, data)
+        published = self._validated(target, await self._document(target))
         if identity is not None:
             self._cache[identity, target] = published
         return published
+
+    async def look_up(self, target: str) -> ListedVersion:
+        """A published version by `NAME@VERSION`, whether or not it can be used.
+
+        Raises:
+            UnknownPolicy: there is none.
+        """
+        return self._listed(target, await self._document(target))
 
     def forget(self) -> None:
         """Forget what was read: the store's contents are others, though under one identity."""
         self._cache.clear()
 
-    async def newest(self, name: str, count: int) -> list[PolicyVersion]:
-        """The newest versions of a policy, newest first; what cannot be read is left out."""
+    async def newest(self, name: str, count: int) -> list[ListedVersion]:
+        """The newest versions of a policy, newest first."""
         if name not in self._policies:
             raise UnknownPolicy(f"no policy is named {name[:64]!r}", param="policy")
-        latest = _number(await read_state(self._store), name)
-        numbers = range(latest, max(0, latest - count), -1)
-        versions = []
-        for data in await self._store.documents([_path(name, number) for number in numbers]):
-            try:
-                versions.append(PolicyVersion.model_validate_json(data or b""))
-            except ValidationError:
-                continue
-        return versions
+        number = await self._newest_number(await read_state(self._store), name)
+        numbers = range(number, max(0, number - count), -1)
+        documents = await self._store.documents([_path(name, number) for number in numbers])
+        return [
+            self._listed(f"{name}@{number}", data)
+            for number, data in zip(numbers, documents, strict=True)
+            if data is not None
+        ]
 
     async def history(self, count: int) -> list[dict[str, Any]]:
         """What changed, newest first: `at`, `action`, `what`, `before`, `author`, `key`, `note`."""
@@ -265,27 +279,54 @@ class PolicyVersions:
                 events.append(event)
         return events
 
+    async def _document(self, target: str) -> bytes:
+        parts = reference(target)
+        if parts is None:
+            raise UnknownPolicy(f"{target[:80]!r} is not NAME@VERSION")
+        (data,) = await self._store.documents([_path(*parts)])
+        if data is None:
+            raise UnknownPolicy(f"no version {target} has been published")
+        return data
+
+    async def _newest_number(self, state: StoreState, name: str) -> int:
+        """The number of a policy's newest version, 0 for none, whatever the pointer to it says."""
+        number = latest(state).get(name, 0)
+        while (await self._store.documents([_path(name, number + 1)]))[0] is not None:
+            number += 1
+        return number
+
+    def _listed(self, target: str, data: bytes) -> ListedVersion:
+        try:
+            return ListedVersion(target, self._validated(target, data).document)
+        except Unusable as error:
+            with suppress(ValidationError):
+                document = PolicyVersion.model_validate_json(data)
+                if document.reference == target:
+                    return ListedVersion(target, document, str(error))
+            return ListedVersion(target, None, str(error))
+
     def _validated(self, target: str, data: bytes) -> PublishedPolicy:
         try:
             document = PolicyVersion.model_validate_json(data)
-            if document.reference != target:
-                raise StoreError(
-                    f"{target}: the store holds {document.reference[:80]} in its place"
-                )
-            if document.policy not in self._policies:
-                raise StoreError(f"{target}: there is no such policy any more")
-            return PublishedPolicy(
-                document, build(self._policies, document.policy, document.params)
-            )
         except ValidationError as error:
-            raise StoreError(f"{target} cannot be used: {invalid_request(error).message}") from None
+            raise Unusable(f"{target} cannot be used: {invalid_request(error).message}") from None
+        if document.reference != target:
+            raise Unusable(f"{target}: the store holds {document.reference[:80]} in its place")
+        if document.policy not in self._policies:
+            raise Unusable(f"{target}: there is no such policy any more")
+        try:
+            policy = build(self._policies, document.policy, document.params)
+        except ValidationError as error:
+            wrong = invalid_request(error, "params", self._policies[document.policy])
+            raise Unusable(f"{target} cannot be used: {wrong.message}") from None
+        return PublishedPolicy(document, policy)
 
 
 def active(state: StoreState) -> str | None:
     """The active version's `NAME@VERSION`; None: the deployment file's default.
 
     Raises:
-        StoreError: the pointer holds something else.
+        Unusable: the pointer holds something else.
     """
     return _version(ACTIVE, state.pointers.get(ACTIVE, FILE.encode()))
 
@@ -301,27 +342,49 @@ def can_roll_back(state: StoreState) -> bool:
 
 
 def latest(state: StoreState) -> dict[str, int]:
-    """The number of each policy's newest version, for those that have any."""
-    names = [name.removeprefix(LATEST) for name in state.pointers if name.startswith(LATEST)]
-    return {name: _number(state, name) for name in names}
+    """The number of each policy's newest version, for those that have any that can be read."""
+    numbers = {}
+    for pointer in state.pointers:
+        if pointer.startswith(LATEST):
+            with suppress(Unusable):
+                name = pointer.removeprefix(LATEST)
+                numbers[name] = _number(state, name)
+    return numbers
+
+
+def unreadable_numbers(state: StoreState) -> dict[str, str]:
+    """Pointers that should hold the number of a newest version, and what they hold instead. The
+    next version that is published makes them right."""
+    unreadable = {}
+    for pointer in state.pointers:
+        if pointer.startswith(LATEST):
+            try:
+                _number(state, pointer.removeprefix(LATEST))
+            except Unusable as error:
+                unreadable[pointer] = str(error)
+    return unreadable
 
 
 def _earlier(state: StoreState) -> list[str | None]:
-    """What was active before, the latest first."""
-    return [_version(PREVIOUS, target) for target in state.pointers.get(PREVIOUS, b"").split()]
+    """What was active before, the latest first; what is no version is left out."""
+    earlier = []
+    for target in state.pointers.get(PREVIOUS, b"").split():
+        with suppress(Unusable):
+            earlier.append(_version(PREVIOUS, target))
+    return earlier
 
 
 def _version(pointer: str, data: bytes) -> str | None:
     target = data.decode(errors="replace")
     if target != FILE and reference(target) is None:
-        raise StoreError(f"{pointer} holds no version: {target[:80]!r}")
+        raise Unusable(f"{pointer} holds no version: {target[:80]!r}")
     return None if target == FILE else target
 
 
 def _number(state: StoreState, name: str) -> int:
     number = state.pointers.get(LATEST + name, b"0")
     if not number.isdigit() or len(number) > 9:
-        raise StoreError(f"{LATEST}{name} holds no number: {number[:20]!r}")
+        raise Unusable(f"{LATEST}{name} holds no number: {number[:20]!r}")
     return int(number)
 
 
@@ -330,8 +393,11 @@ def _path(name: str, version: int) -> str:
 
 
 def _activation(state: StoreState, target: str | None) -> list[PointerUpdate]:
-    before, earlier = active(state), _earlier(state)
-    return _pointers(state, target, earlier if before == target else [before, *earlier])
+    earlier = _earlier(state)
+    with suppress(Unusable):  # nobody can go back to that
+        if (before := active(state)) != target:
+            earlier = [before, *earlier]
+    return _pointers(state, target, earlier)
 
 
 def _pointers(

@@ -1,8 +1,8 @@
 """The configuration that a replica uses: the last valid one it has read, kept current.
 
 Requests read `current` and never wait for the store. A hint from the store, or half a second
-without one, starts a refresh; only a configuration that was read whole and is valid replaces the
-one before.
+without one, starts a refresh; only a configuration that was read whole replaces the one before.
+What this release cannot use of it is set aside by name, and holds up nothing else.
 """
 
 from __future__ import annotations
@@ -19,10 +19,17 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from orchestrator.background import stop
-from orchestrator.errors import StoreError, UnknownPolicy
-from orchestrator.experiments.runs import Run, Runs
+from orchestrator.errors import StoreError, UnknownPolicy, Unusable
+from orchestrator.experiments.runs import POINTER, Run, Runs
 from orchestrator.state.store import TIMEOUT_S, Store, StoreState
-from orchestrator.state.versions import PolicyVersions, PublishedPolicy, active, latest
+from orchestrator.state.versions import (
+    ACTIVE,
+    PolicyVersions,
+    PublishedPolicy,
+    active,
+    latest,
+    unreadable_numbers,
+)
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +45,16 @@ _REVISION: Final = re.compile(r"([0-9a-f]+):([0-9]{1,18})")  # the identity, and
 class Configuration:
     """What one revision of the store says. `active` None: the deployment file's default.
 
-    `latest` has the number of each policy's newest version, `experiments` each one's newest run;
-    `identity` names the store's contents.
+    `latest` has the number of each policy's newest version, `experiments` each one's newest run.
+    `set_aside` says why what it names is not in effect: where that is the active version, `active`
+    is the one that this replica read last. `identity` names the store's contents.
     """
 
     revision: str = ""
     active: PublishedPolicy | None = None
     latest: Mapping[str, int] = field(default_factory=dict)
     experiments: tuple[Run, ...] = ()
+    set_aside: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def identity(self) -> str:
@@ -75,6 +84,12 @@ class ConfigWatcher:
             registry=registry,
         )
         age.set_function(lambda: monotonic() - self._confirmed)
+        aside = Gauge(
+            "baton_config_set_aside",
+            "Published versions and experiments that are not in effect: they cannot be used here.",
+            registry=registry,
+        )
+        aside.set_function(lambda: len(self.current.set_aside))
 
     async def start(self) -> None:
         """Refresh once, within `FIRST_REFRESH_S`, and then follow the store in a task."""
@@ -91,15 +106,18 @@ class ConfigWatcher:
         """Read the configuration from the store.
 
         Raises:
-            StoreError: it cannot be read or is not valid; `current` stays and `error` says why.
+            StoreError: it cannot be read; `current` stays and `error` says why.
         """
         async with self._refreshing:
             try:
                 state = await self._store.state(self.current.revision)
                 if state is not None:
                     self._seen = state.revision
-                    self.current = await self._read(state)
+                    before, self.current = self.current, await self._read(state)
                     self._changes.inc()
+                    for name, why in self.current.set_aside.items():
+                        if before.set_aside.get(name) != why:
+                            log.warning("%s is not in effect: %s", name, why)
             except StoreError as error:
                 self._failed(str(error))
                 raise
@@ -111,13 +129,15 @@ class ConfigWatcher:
         if _went_back(self.current.revision, state.revision):  # an older backup was restored
             self._versions.forget()
             self._runs.forget()
-        target = active(state)
+        set_aside = unreadable_numbers(state)
         try:
+            target = active(state)
             published = None if target is None else await self._versions.find(target)
-        except UnknownPolicy as error:
-            raise StoreError(str(error)) from None
-        experiments = await self._runs.read(state)
-        return Configuration(state.revision, published, latest(state), experiments)
+        except (Unusable, UnknownPolicy) as error:
+            set_aside[ACTIVE], published = str(error), self.current.active
+        found = await self._runs.read(state)
+        set_aside |= {POINTER + name: why for name, why in found.set_aside.items()}
+        return Configuration(state.revision, published, latest(state), found.runs, set_aside)
 
     async def _follow(self) -> None:
         while True:

@@ -52,6 +52,12 @@ export function moment(seconds) {
     : `${at.toLocaleDateString("en", { day: "numeric", month: "short" })} ${time}`;
 }
 
+/** What is not in order with a list that the store holds; nothing where all is. */
+export function inTrouble({ degraded, not_in_effect: aside }) {
+  if (!degraded) return "";
+  return Object.keys(aside ?? {}).length ? `Not everything is in order: ${degraded}` : `The store is out of reach, and this may be old: ${degraded}`;
+}
+
 export function saveFile(name, text, type = "application/json") {
   const url = URL.createObjectURL(new Blob([text], { type }));
   h("a", { href: url, download: name }).click();

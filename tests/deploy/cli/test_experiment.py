@@ -13,6 +13,7 @@ import pytest
 from orchestrator.http.auth import Access, Keys
 from tests.deploy.cli.test_main import baton  # noqa: F401
 from tests.orchestrator.serving import HTTP, post, service, serving, until
+from tests.orchestrator.state.test_set_aside import spoiled
 
 DOCUMENT = """
 name: thresholds
@@ -30,6 +31,18 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.delenv("BATON_ADMIN_KEY", raising=False)
     with serving(service()) as address:
         yield address
+
+
+def test_what_is_not_in_effect_is_named_and_removed(baton: Any, url: str) -> None:  # noqa: F811
+    with serving(service(store=spoiled())) as address:
+        to = ("--url", address)
+        why = "old is not in effect: experiment/old/1 cannot be used: hue: unknown parameter"
+        assert why in baton("experiment", "list", *to).out
+        assert why in baton("experiment", "show", "old", *to).out
+        refused = baton("experiment", "stop", "old", *to)
+        assert (refused.status, "may be removed" in refused.err) == (1, True)
+        assert baton("experiment", "remove", "old", *to).out == "old is removed\n"
+        assert json.loads(baton("experiment", "list", "--json", *to).out)["data"] == []
 
 
 def test_an_experiment_from_start_to_stop(baton: Any, url: str, tmp_path: Path) -> None:  # noqa: F811

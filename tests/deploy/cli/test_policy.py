@@ -11,6 +11,7 @@ import pytest
 from orchestrator.http.auth import Access, Keys
 from tests.deploy.cli.test_main import baton  # noqa: F401
 from tests.orchestrator.serving import post, service, serving
+from tests.orchestrator.state.test_set_aside import spoiled
 
 NO_SERVICE = "http://127.0.0.1:9"
 
@@ -54,6 +55,22 @@ def test_publish_show_and_roll_back(baton: Any, url: str) -> None:  # noqa: F811
     history = json.loads(baton("policy", "history", "--json", *to).out)["data"]
     assert [event["what"] for event in history[:2]] == ["default", "bild@1"]
     assert "policy.rollback" in baton("policy", "history", *to).out
+
+
+def test_what_is_not_in_effect_is_named_and_left(baton: Any, url: str) -> None:  # noqa: F811
+    with serving(service(store=spoiled())) as address:
+        to = ("--url", address)
+        listed = baton("policy", "list", *to).out
+        answers = "specreason@1, not in effect: specreason, the deployment file's, answers"
+        assert answers in " ".join(listed.split())
+        assert "not everything is in order: policy/active is not in effect" in listed
+        for which in ("active", "specreason@1", "specreason"):
+            shown = baton("policy", "show", which, *to)
+            assert "not in effect: specreason@1 cannot be used" in " ".join(shown.out.split())
+        refused = baton("policy", "activate", "specreason@1", *to)
+        assert (refused.status, "params.gone: unknown parameter" in refused.err) == (1, True)
+        assert baton("policy", "publish", "specreason:threshold=7", *to).status == 0
+        assert "policy/active" not in baton("policy", "list", *to).out
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,7 @@ SERIES = {  # one that makes each alert fire, as promtool writes series
         'ray_baton_steps_total{author="small",accepted="false"} 0+90x90',
     ],
     "BatonConfigurationOld": ["ray_baton_config_age_seconds 0+60x90"],
+    "BatonNotInEffect": ["ray_baton_config_set_aside 0x70 1x20"],
     "BatonOutcomesLost": ['ray_baton_store_lost_total{kind="event"} 0x70 1x20'],
     "BatonArmStopped": ['ray_baton_experiment_arms_stopped_total{experiment="trial"} 0x70 1x20'],
 }

@@ -26,6 +26,7 @@ from tests.orchestrator.serving import (
     serving,
     until,
 )
+from tests.orchestrator.state.test_set_aside import spoiled
 from workers.scripted import Scripted
 
 pytestmark = pytest.mark.skipif(
@@ -530,6 +531,30 @@ def test_an_experiments_readout(
                 assert "strict 50 %, lenient 50 %" in (weights.get_attribute("aria-label") or "")
             audit(page)
             fits_narrow(page)
+
+
+def test_what_is_not_in_effect_is_named_on_every_tab_that_shows_it(browser: Browser) -> None:
+    why = "params.gone: unknown parameter"
+    with serving(service(store=spoiled())) as url, page_of(browser, f"{url}/ui#/policies") as page:
+        now = page.get_by_label("What the model baton means")
+        expect(now).to_contain_text("The model baton means specreason@1.")
+        expect(now).to_contain_text(why)
+        expect(now).to_contain_text("specreason, the deployment file's default, answers instead")
+        expect(page.locator(".policies > [role=alert]")).to_contain_text("policy/active is not in")
+        version = page.get_by_label("Versions").locator(".version")
+        expect(version).to_contain_text("not in effect")
+        expect(version.get_by_role("button", name="Activate")).to_have_count(0)
+        page.goto(f"{url}/ui#/experiments")
+        card = page.get_by_label("Experiment old")
+        expect(card).to_contain_text("not in effect")
+        expect(card).to_contain_text("hue: unknown parameter")
+        page.goto(f"{url}/ui#/health")
+        expect(page.locator(".glance")).to_contain_text("something that was published is not in")
+        assert HTTP.post(f"{url}/v1/experiments/old/remove", json={}).status_code == 200
+        assert HTTP.put(f"{url}/v1/policies/active", json={"version": None}).status_code == 200
+        page.goto(f"{url}/ui#/policies")
+        expect(page.get_by_label("What the model baton means")).not_to_contain_text(why)
+        expect(page.locator(".policies > [role=alert]")).to_be_empty()
 
 
 def test_health_says_well_or_ill_and_where(browser: Browser) -> None:

@@ -1,7 +1,7 @@
 // Running experiments: the readout as intervals, guardrails, the ramp, a bandit's weights.
 
 import { get, refusal } from "../api.js";
-import { h, moment, number, percent, plural, svg } from "../dom.js";
+import { h, inTrouble, moment, number, percent, plural, svg } from "../dom.js";
 import { plain } from "../richtext.js";
 
 const POLL_MS = 5000;
@@ -27,10 +27,11 @@ export class ExperimentsView {
 
   async load() {
     try {
-      const { data, degraded } = await get("v1/experiments");
-      const reports = await Promise.all(data.map((run) => get(`v1/experiments/${encodeURIComponent(run.id)}/report`).catch(() => null)));
-      this.trouble.textContent = degraded ? `The store is out of reach: ${degraded}` : "";
-      this.list.replaceChildren(...(data.length ? data.map((run, index) => this.card(run, reports[index])) : [empty()]));
+      const overview = await get("v1/experiments");
+      const { data } = overview;
+      const reports = await Promise.all(data.map((run) => run.experiment && get(`v1/experiments/${encodeURIComponent(run.id)}/report`).catch(() => null)));
+      this.trouble.textContent = inTrouble(overview);
+      this.list.replaceChildren(...(data.length ? data.map((run, index) => (run.experiment ? this.card(run, reports[index]) : unreadable(run))) : [empty()]));
     } catch (error) {
       if (error.wants) this.leave(); // nothing changes before a key is given
       this.trouble.replaceChildren(...refusal(error, () => this.enter()));
@@ -44,6 +45,7 @@ export class ExperimentsView {
     return h("section", { class: "card", "aria-label": `Experiment ${run.id}` },
       h("div", { class: "row" }, h("h2", {}, run.id),
         h("span", { class: `state ${run.status === "running" ? "running" : "cancelled"}` }, run.status),
+        run.trouble ? h("span", { class: "state failed" }, "not in effect") : null,
         h("span", { class: "hint" }, `run ${run.run}, since ${moment(run.state.started)}; ${percent(run.coverage)} of the units take part`)),
       experiment.note ? h("p", { class: "hint" }, plain(experiment.note)) : null,
       run.trouble ? h("p", { class: "bad" }, run.trouble) : null,
@@ -71,6 +73,14 @@ export class ExperimentsView {
         primary.map((one) => overTime(series, one.arm)),
         report.kind === "bandit" ? [h("figcaption", {}, "Weights of the arms"), weightsOverTime(series)] : null));
   }
+}
+
+/** An experiment of which nothing but its name is known. */
+function unreadable(run) {
+  return h("section", { class: "card", "aria-label": `Experiment ${run.id}` },
+    h("div", { class: "row" }, h("h2", {}, run.id), h("span", { class: "state failed" }, "not in effect")),
+    h("p", { class: "bad" }, run.trouble),
+    h("p", { class: "hint" }, "It gets no requests. ", h("code", {}, `baton experiment remove ${run.id}`), " removes it."));
 }
 
 function empty() {

@@ -43,6 +43,7 @@ export class HealthView {
     }
     const down = Object.entries(ready.workers).filter(([, well]) => !well).map(([name]) => name);
     if (!ready.ready) this.tell("failed", down.length ? `Ill: the ${down.join(" and the ")} pool does not answer.` : "Ill: a worker pool does not answer.");
+    else if (ready.degraded && ready.store) this.tell("cancelled", "It answers, but something that was published is not in effect: Policies and Experiments say what.");
     else if (ready.degraded) this.tell("cancelled", "It answers, but the store is out of reach: versions may be old, and outcomes wait.");
     else this.tell("finished", "Well: both models answer, and the store takes what is written.");
     this.draw(ready, series);
@@ -82,9 +83,10 @@ export class HealthView {
         ["HTTP errors, probes included", whole(responses(series))],
         ["drafts of the small model kept", kept(series)],
       ]),
-      card("Store", ready.degraded ? "failed" : "finished", ready.degraded ? "out of reach" : "answers", [
+      card("Store", ready.store ? "finished" : "failed", ready.store ? "answers" : "out of reach", [
         ["writes waiting", whole(sum("baton_store_waiting"))],
         ["writes lost", whole(sum("baton_store_lost_total"))],
+        ["published, not in effect", whole(sum("baton_config_set_aside"))],
         ["age of the configuration", age(sum("baton_config_age_seconds"))],
       ]));
   }

@@ -1,7 +1,7 @@
 // Published versions: what is active, how versions differ, publish, roll back.
 
 import { get, policySchemas, refusal, send } from "../api.js";
-import { field, h, moment, say } from "../dom.js";
+import { field, h, inTrouble, moment, say } from "../dom.js";
 import { parameterForm } from "../parameters.js";
 import { plain } from "../richtext.js";
 
@@ -37,7 +37,7 @@ export class PoliciesView {
       this.schemas = schemas;
       this.overview = overview;
       this.draw(active, lists.map((list) => list.data), history.data);
-      this.trouble.textContent = overview.degraded ? `The store is out of reach, and this may be old: ${overview.degraded}` : "";
+      this.trouble.textContent = inTrouble(overview);
     } catch (error) {
       this.trouble.replaceChildren(...refusal(error, () => this.enter()));
     }
@@ -47,6 +47,7 @@ export class PoliciesView {
     const { overview } = this;
     this.now.replaceChildren(
       h("p", {}, "The model ", h("code", {}, "baton"), " means ", h("strong", {}, active.version ? active.id : `${active.policy}, the deployment file's default`), "."),
+      active.trouble ? h("p", { class: "bad" }, `Not in effect: ${active.trouble}. ${overview.answering ?? `${overview.default}, the deployment file's default,`} answers instead; activate another version, or roll back.`) : "",
       active.note && active.version ? h("p", { class: "hint" }, plain(active.note)) : "",
       values(active.params, this.schemas[active.policy]),
       h("div", { class: "row" },
@@ -65,8 +66,10 @@ export class PoliciesView {
       versions.map((version, index) => h("div", { class: "version" },
         h("div", { class: "row" },
           h("strong", {}, version.id),
-          version.id === this.overview.active ? h("span", { class: "state finished" }, "active") : h("button", { class: "quiet", onclick: () => this.change("PUT", "v1/policies/active", { version: version.id }, `${version.id} is active`) }, "Activate"),
-          h("span", { class: "hint" }, moment(at(version.created)), version.author ? ` by ${version.author}` : "")),
+          version.id === this.overview.active ? h("span", { class: `state ${version.trouble ? "failed" : "finished"}` }, "active") : version.trouble ? null : h("button", { class: "quiet", onclick: () => this.change("PUT", "v1/policies/active", { version: version.id }, `${version.id} is active`) }, "Activate"),
+          version.trouble ? h("span", { class: "state failed" }, "not in effect") : null,
+          h("span", { class: "hint" }, version.created === null ? "" : moment(at(version.created)), version.author ? ` by ${version.author}` : "")),
+        version.trouble ? h("p", { class: "bad" }, version.trouble) : null,
         version.note ? h("p", { class: "hint" }, plain(version.note)) : null,
         difference(version, versions[index + 1], this.schemas[version.policy]))));
   }
