@@ -6,6 +6,7 @@ BatonError
 │   └── UnknownPolicy         no such policy or model name: HTTP 404
 ├── WorkerError               a worker's fault
 │   ├── WorkerUnavailable     cannot be reached or died: worth a retry elsewhere
+│   ├── Contradiction         what it sent contradicts itself
 │   ├── Overloaded            no room now: HTTP 503 with Retry-After
 │   ├── Spent                 a policy's cap forbids to ask the large model again
 │   └── Unsupported           this worker lacks a capability, which is named: HTTP 400
@@ -56,11 +57,20 @@ class UnknownPolicy(InvalidRequest):
 
 
 class WorkerError(BatonError):
-    """A worker failed; thrown into the policy, which may fall back."""
+    """A worker failed; thrown into the policy, which may fall back.
+
+    `worker` is the name of the one that was called, once that is known.
+    """
+
+    worker: str | None = None
 
 
 class WorkerUnavailable(WorkerError):
     """The worker cannot be reached or died; another replica may serve the same call."""
+
+
+class Contradiction(WorkerError):
+    """What the worker sent contradicts itself or its tokenizer: nothing of it is to be kept."""
 
 
 class Overloaded(WorkerError):

@@ -29,8 +29,14 @@ from cachetools import LRUCache, TLRUCache
 from starlette.datastructures import Headers
 from starlette.types import Message, Scope
 
-from orchestrator.http.admission import MOST_RETRY_AFTER_S
-from orchestrator.http.errors import LIMIT, NO_PLACE, RESET, RETRY_AFTER_S, no_place
+from orchestrator.http.errors import (
+    LIMIT,
+    MOST_RETRY_AFTER_S,
+    NO_PLACE,
+    RESET,
+    RETRY_AFTER_S,
+    no_place,
+)
 
 MOST_S: Final = 1.0  # for which a refusal is repeated, whatever it says
 TURNS_S: Final = 30.0  # for which turns are given ahead

@@ -26,9 +26,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.http.errors import RETRY_AFTER_S, HttpError, no_place
+from orchestrator.http.errors import MOST_RETRY_AFTER_S, RETRY_AFTER_S, HttpError, no_place
 
-MOST_RETRY_AFTER_S: Final = 59  # some of OpenAI's clients take no minute
 _WEIGHT: Final = 0.1  # of the newest request in the mean duration
 _FEWEST: Final = 8  # places over which the mean of those that end while most are taken is made
 _BUSY: Final = 0.75  # of the places are taken, where most are

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.background import stop
-from orchestrator.errors import InvalidRequest, Unsupported, describe
+from orchestrator.errors import InvalidRequest, Unsupported, WorkerError, describe
 from orchestrator.http.choice import Choice, MakeFormat
 from orchestrator.http.context import RequestContext
 from orchestrator.http.errors import http_error
@@ -192,7 +192,10 @@ class ChatResponse(Response):
             elif isinstance(error, InvalidRequest) and error.param == "messages":
                 error.param = self._context.body.question_name  # workers know messages alone
             body = http_error(error).body
-            self._record_failure(body["error"], events.failed)
+            failed = body["error"]
+            if isinstance(error, WorkerError) and error.worker is not None:
+                failed = failed | {"worker": error.worker}  # which clients have no use for
+            self._record_failure(failed, events.failed)
             if not self._started:
                 raise
             log.error("trace %s broke off: %s", self._context.trace_id, describe(error))

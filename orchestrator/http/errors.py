@@ -12,7 +12,7 @@ import json
 from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
 from math import ceil
-from typing import Any
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -32,6 +32,8 @@ from orchestrator.errors import (
     WorkerError,
 )
 
+MOST_RETRY_AFTER_S: Final = 59
+"""The longest time that a client is told to wait: some of OpenAI's clients take no minute."""
 RETRY_AFTER_S = 1
 """Seconds after which a refused client may try again; a step takes about that long."""
 NO_PLACE = ("x-ratelimit-remaining-requests", "0")
@@ -108,7 +110,7 @@ def http_error(error: BaseException) -> HttpError:
                 code="unsupported_policy",
             )
         case Overloaded():
-            after_s = max(RETRY_AFTER_S, ceil(error.retry_after_s or 0))
+            after_s = min(max(RETRY_AFTER_S, ceil(error.retry_after_s or 0)), MOST_RETRY_AFTER_S)
             return HttpError(
                 503,
                 "the workers have no room now; try again shortly",

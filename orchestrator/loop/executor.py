@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from time import perf_counter
@@ -20,6 +20,7 @@ from orchestrator.background import stop
 from orchestrator.errors import (
     BatonError,
     ContextLengthExceeded,
+    Contradiction,
     DeadlineExceeded,
     InvalidRequest,
     Overloaded,
@@ -247,7 +248,8 @@ class Executor:
                 began = perf_counter()  # how long a slow reader takes is not the worker's time
                 try:
                     async with self._within_deadline():
-                        item = await anext(stream, None)
+                        with _of(name):
+                            item = await anext(stream, None)
                 finally:
                     ms += (perf_counter() - began) * 1000
                 if item is None:
@@ -266,6 +268,8 @@ class Executor:
                     if self._stopped and answer is None:
                         answer = made()
         except (WorkerError, InvalidRequest) as error:
+            if shown and isinstance(error, Contradiction):
+                raise  # what was shown may be wrong, so nothing goes on behind it
             answer = error
             if shown and isinstance(error, WorkerError | ContextLengthExceeded):
                 log.warning("request %s: %s worker: %s", self._request, name, error)
@@ -364,6 +368,12 @@ class Executor:
     async def _call(
         self, action: Generate | Classify | Verify, seed: int, running: _Running | None = None
     ) -> Any:
+        with _of(action.worker):
+            return await self._called(action, seed, running)
+
+    async def _called(
+        self, action: Generate | Classify | Verify, seed: int, running: _Running | None
+    ) -> Any:
         worker = self._workers[action.worker]
         call = self._call_for(action.worker, action.transcript)
         if isinstance(action, Classify):
@@ -429,6 +439,16 @@ def deadline(
             raise DeadlineExceeded(f"no answer within {seconds:g} s") from None
 
     return block
+
+
+@contextmanager
+def _of(worker: WorkerName) -> Iterator[None]:
+    """Errors of a worker with its name."""
+    try:
+        yield
+    except WorkerError as error:
+        error.worker = worker
+        raise
 
 
 def _is_cut(generation: Generation, max_tokens: int) -> bool:

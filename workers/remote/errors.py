@@ -1,11 +1,12 @@
 """What a server's error responses stand for, among the errors of `orchestrator.errors`.
 
 Only a text that is too long is the client's fault. Whatever else a server refuses is a fault of
-this deployment, and the server's message is not passed on to the client.
+this deployment. A server's own words may hold an address or a key: no client sees them.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -16,10 +17,13 @@ from typing import Any, Literal
 from orchestrator.errors import (
     BatonError,
     ContextLengthExceeded,
+    Contradiction,
     Overloaded,
     WorkerError,
     WorkerUnavailable,
 )
+
+log = logging.getLogger(__name__)
 
 _TOO_LONG = re.compile(
     r"context.?(length|window|size)|maximum context|longer than the|too long", re.I
@@ -42,7 +46,7 @@ class Gap(WorkerUnavailable):
         self.what = what
 
 
-class Foreign(WorkerError):
+class Foreign(Contradiction):
     """The ids of tokens that a server returns are not those of the text beside them."""
 
 
@@ -74,7 +78,12 @@ def failure(status: int, headers: Mapping[str, str], body: Any, name: str) -> Ba
     if status == 408 or status > 500:
         return WorkerUnavailable(description)
     if code == "context_length_exceeded" or _TOO_LONG.search(message):
-        return ContextLengthExceeded(message, param="messages", code="context_length_exceeded")
+        log.info("%s", description)
+        return ContextLengthExceeded(
+            "the request is longer than the context of the model's server",
+            param="messages",
+            code="context_length_exceeded",
+        )
     return Declined(description)
 
 

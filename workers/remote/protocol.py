@@ -26,11 +26,11 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, Literal
 
-from orchestrator.errors import Unsupported, WorkerError, WorkerUnavailable
+from orchestrator.errors import Contradiction, Unsupported, WorkerError, WorkerUnavailable
 from orchestrator.grammar import holds, is_free
 from orchestrator.types import Classification, Constraint, Sampling, Usage
 from orchestrator.worker import Call
-from workers.remote.errors import Foreign, NoLogprobs
+from workers.remote.errors import NoLogprobs
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ScoreOutput
 from workers.top_logprobs import choices, likeliest, probability
@@ -172,7 +172,7 @@ def checked_answer(name: str) -> Iterator[None]:
     what an answer contradicts with the server's name."""
     try:
         yield
-    except (Foreign, NoLogprobs) as error:
+    except (Contradiction, NoLogprobs) as error:
         raise type(error)(f"{name}: {error}") from None
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {error}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import cast
 
+from orchestrator.errors import Contradiction
 from orchestrator.types import Author, Finish, Segment, StopCriteria, Transcript
 from orchestrator.worker import Delta
 from workers.remote.agreement import Agreement
@@ -23,6 +24,10 @@ from workers.text.detokenizer import Detokenizer, Stop
 from workers.text.retokenizer import Retokenizer
 from workers.text.tokenizer import Tokenizer
 from workers.top_logprobs import entropy, probability
+
+LEFT_OUT = 4
+"""Tokens at the end of a text that llama.cpp may count and not send: its end, and those of a
+character that was not completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +163,8 @@ class ResponseParser:
         )
         self._agreement = Agreement(tokenizer, unfinished_bytes)
         self._ahead = b""  # of our ids' bytes, what the server has not shown yet
-        self.made = 0
+        self.made = self._seen = 0
+        self._ended = self._silent_end = False  # by a token that was sent, or that was not
         self.entropy: float | None = None
         self.withheld = False
 
@@ -167,6 +173,7 @@ class ResponseParser:
         if not self._capabilities.reads_ids:
             return self._retokenizer.push(chunk.text) or self._server_finish(chunk)
         tokens, finish = chunk.tokens or (), None
+        self._seen += len(tokens)
         for place, token in enumerate(tokens, start=1):
             finish = self._token(token)
             if finish and (finish == "doubt" or place < len(tokens)):
@@ -175,6 +182,27 @@ class ResponseParser:
             raise Gap("ids")  # of a token that adds no text: llama.cpp sends one a chunk
         self._agreement.shown(chunk.text)
         return finish or self._server_finish(chunk)
+
+    def check_count(self, told: int) -> None:
+        """Compare all that the server sent with how many tokens it says that it made.
+
+        The token that ends a text may be sent or not, and counted or not. A text that is encoded
+        again may have a few tokens more or fewer than the model wrote.
+
+        Raises:
+            Contradiction: there is too little text, or too much.
+        """
+        if self._capabilities.reads_ids:
+            seen, more = self._seen, int(self._ended)
+            less = LEFT_OUT if self._capabilities.numbered else int(self._silent_end)
+        else:
+            seen = len(self._retokenizer.tokens)
+            less = more = 8 + max(told, seen) // 4
+        if not seen - more <= told <= seen + less:
+            raise Contradiction(
+                f"expected the {told} tokens that the server's usage counts, got {seen}: parts of "
+                "its stream are lost, or came twice; check the proxies before it"
+            )
 
     def take(self) -> Delta | None:
         """What has become final since the last time, if anything."""
@@ -241,7 +269,8 @@ class ResponseParser:
             best = max((*token.top.values(), -inf if token.logprob is None else token.logprob))
             if probability(best) < options.criteria.min_confidence:
                 return "doubt"
-        if token.id in options.stop_token_ids:
+        self._ended = token.id in options.stop_token_ids
+        if self._ended:
             closing = options.thinking and token.id == self._tokenizer.close_id
             return "think_end" if closing else "eos"
         left_out = self._left_out(token)  # of no known log-probability
@@ -249,6 +278,7 @@ class ResponseParser:
             return "doubt"
         for i in left_out:
             self.made += 1
+            self._seen += 1
             self._agreement.made(i)
             if finish := self._detokenizer.push(i, 0.0):
                 return finish
@@ -262,6 +292,7 @@ class ResponseParser:
             return "length"
         if chunk.finish != "stop":
             return None
+        self._silent_end = not isinstance(chunk.stop, str)
         if isinstance(chunk.stop, str) and self._capabilities.reads_ids:
             if chunk.stop in self._options.criteria.until:
                 return "until"

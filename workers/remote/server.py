@@ -15,6 +15,7 @@ import httpx
 
 from orchestrator.errors import (
     BatonError,
+    Contradiction,
     Overloaded,
     WorkerError,
     WorkerUnavailable,
@@ -176,7 +177,7 @@ class Server:
         if not isinstance(model, str) or not answer["choices"]:
             return before
         if before not in (None, model):
-            raise WorkerError(
+            raise Contradiction(
                 f"{self.name}: expected the answer of one model, got text of {before!r} and then "
                 f"of {model!r}; check what the server falls back to"
             )

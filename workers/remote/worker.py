@@ -163,7 +163,8 @@ class RemoteWorker:
                 top = capabilities.top if stop_token_ids else 1
                 body |= self._prompt_logprobs(capabilities, top)
             answer = await self.server.ask(capabilities.path, body, call.affinity)
-        usage = protocol.usage(answer, len(ids), 1, shared=shared)
+        with checked_answer(self.server.name):
+            usage = protocol.usage(answer, len(ids), 1, shared=shared)
         if capabilities.prompt == "chat" and usage.prompt != len(ids):
             raise self._lacks("a chat template that includes the thought in a judge's prompt")
         named = dict(zip(labels, chosen, strict=True))
@@ -397,6 +398,7 @@ class RemoteWorker:
         shared = bool(call.owner) and not capabilities.salts
         unfinished_bytes, finish = self.prompts.unfinished(call.transcript), None
         parser = ResponseParser(self.tokenizer, capabilities, options, unfinished_bytes)
+        whole = False  # whether all of the stream was read
         spent: Mapping[str, Any] = {}
         if options.remaining_tokens > 0:
             body |= options.stop_fields(self.tokenizer, capabilities)
@@ -414,6 +416,7 @@ class RemoteWorker:
                                 break  # it goes on, so it does not stop by itself
                             continue
                         finish = parser.push(chunk)
+                        whole = chunk.finish is not None
                     if finish is None and chunk.finish is not None:
                         raise WorkerUnavailable(f"{self.server.name} ended by {chunk.finish!r}")
                     if finish is None and (delta := parser.take()):
@@ -434,7 +437,11 @@ class RemoteWorker:
         made = parser.made or len(segment.tokens)
         if finish == "length":
             made = max(made, options.remaining_tokens)  # a text encoded again may have fewer tokens
-        usage = protocol.usage(spent, len(ids), made, shared=shared)
+        with checked_answer(self.server.name):
+            usage = protocol.usage(spent, len(ids), made, shared=shared)
+            counts = protocol.usage(spent, 0, 0)
+            if whole and counts.generated and counts.prompt == len(ids):  # counted as we count
+                parser.check_count(counts.generated)
         if options.remaining_tokens <= 0 or parser.withheld:
             usage = replace(usage, generated=0)  # it only prefilled, or not even that
         yield Generation(

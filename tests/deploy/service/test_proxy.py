@@ -30,8 +30,15 @@ from deploy.service.proxy import (
     middlewares,
 )
 from deploy.service.recent_refusals import RecentRefusals
-from orchestrator.http.admission import MOST_RETRY_AFTER_S
-from orchestrator.http.errors import LIMIT, NO_PLACE, RESET, HttpError, http_error, no_place
+from orchestrator.http.errors import (
+    LIMIT,
+    MOST_RETRY_AFTER_S,
+    NO_PLACE,
+    RESET,
+    HttpError,
+    http_error,
+    no_place,
+)
 from tests.orchestrator.serving import listening
 
 CHAT = "/v1/chat/completions"

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from orchestrator.errors import InvalidRequest, WorkerError
-from orchestrator.http.admission import MOST_RETRY_AFTER_S, Admission
-from orchestrator.http.errors import LIMIT, RESET, HttpError
+from orchestrator.http.admission import Admission
+from orchestrator.http.errors import LIMIT, MOST_RETRY_AFTER_S, RESET, HttpError
 from policies import POLICIES
 
 

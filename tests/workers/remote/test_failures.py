@@ -14,6 +14,7 @@ import pytest
 from orchestrator.errors import (
     ConfigError,
     ContextLengthExceeded,
+    Contradiction,
     Overloaded,
     WorkerError,
     WorkerUnavailable,
@@ -182,7 +183,8 @@ async def test_too_busy_and_told_when(status: int) -> None:
         assert caught.value.retry_after_s == 77
         assert len(behind.bodies) == 1  # longer than anybody waits
         error = http_error(caught.value)
-        assert (error.status, error.headers["retry-after"]) == (503, "77")
+        # No longer than for a place of ours: OpenAI's clients do not come again for more.
+        assert (error.status, error.headers["retry-after"]) == (503, "59")
 
 
 @pytest.mark.parametrize(
@@ -476,3 +478,159 @@ def test_what_is_no_address(url: str) -> None:
 def test_the_path_is_v1_unless_said() -> None:
     assert Server("http://x:1").name == Server("http://x:1/").name == "http://x:1/v1"
     assert Server("http://x:1/openai/v1/").name == "http://x:1/openai/v1"
+
+
+def stream(*choices: Any, usage: Any = None, **more: Any) -> Reply:
+    """A stream whose chunks have these choices, one each."""
+    datas = [{"choices": [choice], **more} for choice in choices]
+    datas += [{"choices": [], "usage": usage}] if usage is not None else []
+    return events(*(f"data: {json.dumps(data)}\n\n" for data in datas), "data: [DONE]\n\n")
+
+
+def said(text: str, finish: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"index": 0, "text": text, "finish_reason": finish, **more}
+
+
+def message(finish: str | None = "stop", **delta: Any) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "finish_reason": finish}
+
+
+TOKEN = json.loads(chunk(IDS[:1]).removeprefix("data: "))["choices"][0]
+
+
+def scored(logprob: Any) -> dict[str, Any]:
+    """A token whose log-probability is that."""
+    name = f"token_id:{IDS[0]}"
+    shown = {"tokens": [name], "token_logprobs": [logprob], "top_logprobs": [{name: logprob}]}
+    return {**TOKEN, "logprobs": shown}
+
+
+TEXT_ONLY = ServerCapabilities("text")
+LIES: dict[str, tuple[ServerCapabilities | None, Reply]] = {
+    "another model in mid-answer": (
+        TEXT_ONLY,
+        events(
+            *(
+                f"data: {json.dumps({'model': model, 'choices': [said('a')]})}\n\n"
+                for model in ("one", "other")
+            )
+        ),
+    ),
+    "above 0": (None, stream(scored(0.7), said("", "stop"))),
+    "NaN in quotes": (None, stream(scored("nan"), said("", "stop"))),
+    "a truth value": (None, stream(scored(True), said("", "stop"))),
+    "more than 1 together": (
+        None,
+        stream(
+            {
+                **TOKEN,
+                "logprobs": {
+                    "tokens": [f"token_id:{IDS[0]}"],
+                    "token_logprobs": [-0.1],
+                    "top_logprobs": [{f"token_id:{i}": -0.1 for i in IDS[:3]}],
+                },
+            },
+            said("", "stop"),
+        ),
+    ),
+    "an id that is half a number": (None, stream({**TOKEN, "token_ids": [IDS[0] + 0.5]})),
+    "ids of another vocabulary": (None, stream({**TOKEN, "token_ids": IDS[3:4]})),
+    "no text for an id that ends it": (
+        None,
+        stream({**TOKEN, "text": "Hello", "token_ids": [TOKENIZER.eos_id]}),
+    ),
+    "a refusal": (ServerCapabilities("chat"), stream(message(refusal="I can't."))),
+    "a call": (
+        ServerCapabilities("chat"),
+        stream(message(tool_calls=[{"index": 0, "function": {"name": "x"}}])),
+    ),
+    "a text that is a number": (TEXT_ONLY, stream(said("a"), {"index": 0, "text": 5})),
+    "a reason that is a number": (TEXT_ONLY, stream(said("a"), {**said("b"), "finish_reason": 1})),
+    "usage that is a list": (TEXT_ONLY, stream(said("a", "stop"), usage=[1, 2])),
+    "usage in words": (TEXT_ONLY, stream(said("a", "stop"), usage={"prompt_tokens": "many"})),
+    "endless usage": (
+        TEXT_ONLY,
+        events(
+            f"data: {json.dumps({'choices': [said('a', 'stop')]})}\n\n",
+            'data: {"choices": [], "usage": {"completion_tokens": 1e999}}\n\n',
+        ),
+    ),
+    "two choices of one number": (
+        TEXT_ONLY,
+        events(f"data: {json.dumps({'choices': [said('a'), said('b', 'stop')]})}\n\n"),
+    ),
+    "another choice alone": (TEXT_ONLY, stream({**said("a", "stop"), "index": 1})),
+    "deep": (TEXT_ONLY, events(f"data: {'[' * 100_000}\n\n")),
+    "deep at once": (TEXT_ONLY, http(200, '{"choices": ' + "[" * 100_000)),
+    "a line without an end": (TEXT_ONLY, events("data: " + "a" * (9 << 20))),
+    "a body without an end": (TEXT_ONLY, http(200, "[" + "1," * (4 << 20))),
+    "compressed": (
+        TEXT_ONLY,
+        http(200, b"\x1f\x8b", "text/event-stream", "content-encoding: gzip"),
+    ),
+    "latin-1": (
+        TEXT_ONLY,
+        http(200, b'data: {"choices": [{"text": "\xe9"}]}\n\n', "text/event-stream"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(LIES))
+async def test_what_contradicts_itself_is_an_error_that_names_the_server(name: str) -> None:
+    able, reply = LIES[name]
+    async with odd(reply, retries=0) as (_, worker):
+        worker._capabilities = able or worker._capabilities
+        with pytest.raises(WorkerError) as caught:
+            await write(worker)
+        assert worker.server.name in str(caught.value)
+
+
+@pytest.mark.parametrize("off", [-3, 2])
+async def test_tokens_that_are_lost_or_come_twice_do_not_fit_the_usage(off: int) -> None:
+    async with odd(well) as (behind, worker):
+        length = well.start  # type: ignore[attr-defined]
+        usage = {"prompt_tokens": length, "completion_tokens": len(IDS)}
+        shown = [IDS[0]] * off + IDS[max(0, -off) :]
+        parts = [json.loads(chunk([i]).removeprefix("data: "))["choices"][0] for i in shown]
+        behind.replies = [stream(*parts, said("", "stop"), usage=usage)]
+        with pytest.raises(Contradiction, match=f"{worker.server.name}: expected the {len(IDS)}"):
+            await write(worker)
+        worker._capabilities = TEXT_ONLY
+        usage["completion_tokens"] = 40
+        behind.replies = [stream(said("", "stop"), usage=usage)]
+        with pytest.raises(Contradiction, match="expected the 40 tokens"):
+            await write(worker)
+
+
+async def test_a_stream_is_utf8_with_or_without_a_mark_whatever_its_headers_say() -> None:
+    data = json.dumps({"choices": [said("é → 42", "stop")]}, ensure_ascii=False)
+    for kind in ("text/event-stream", "text/event-stream; charset=iso-8859-1"):
+        for mark in ("", "\ufeff"):
+            for end in ("\n", "\r\n", "\r"):
+                body = f"{mark}data: {data}{end}{end}data: [DONE]{end}{end}"
+                async with odd(http(200, body, kind), retries=0) as (_, worker):
+                    worker._capabilities = TEXT_ONLY
+                    assert whole(await write(worker)).segment.text == "é → 42"
+
+
+async def test_a_server_that_does_not_stream_is_read() -> None:
+    body = "\ufeff" + json.dumps({"choices": [said("It is 42.", "stop")]})
+    async with odd(http(200, body), retries=0) as (_, worker):
+        worker._capabilities = TEXT_ONLY
+        assert whole(await write(worker)).segment.text == "It is 42."
+
+
+async def test_choices_beside_the_first_are_left_aside() -> None:
+    choices = [{**said("no"), "index": 1}, said("yes"), {**said("no", "stop"), "index": 1}]
+    async with odd(stream(*choices, said("", "stop")), retries=0) as (_, worker):
+        worker._capabilities = TEXT_ONLY
+        assert whole(await write(worker)).segment.text == "yes"
+
+
+async def test_a_servers_own_words_reach_no_client() -> None:
+    words = "maximum context length is 10: ask ops@10.0.0.7 with key sk-123"
+    async with odd(refusal(400, words)) as (_, worker):
+        with pytest.raises(ContextLengthExceeded) as caught:
+            await write(worker)
+        assert "sk-123" not in str(caught.value)
+        assert "10.0.0.7" not in http_error(caught.value).message
