@@ -37,6 +37,7 @@ from orchestrator.loop.events import (
 from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message, Sampling, Step
 from orchestrator.worker import Worker
+from workers.remote.address import trusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,7 @@ class HttpClient:
             headers=authorization(API_KEYS),
             follow_redirects=False,
             trust_env=False,
+            verify=trusted(),
         )
 
     async def stream(self, question: str, candidate: Candidate) -> AsyncGenerator[Item, None]:

@@ -34,6 +34,7 @@ from deploy.evaluation.concurrency import map_concurrently
 from deploy.evaluation.evaluate import EvaluatedAnswer, Problem
 from deploy.evaluation.service_client import READ_KEYS
 from orchestrator.errors import ConfigError, WorkerUnavailable
+from workers.remote.address import trusted
 
 QUIET_S: Final = 20.0  # without requests, to measure the load at rest
 SETTLE_S: Final = 3.0  # until outcomes are in the store
@@ -121,7 +122,10 @@ def measure(
     """
     client = HttpClient(url, options)
     address, headers = base_address(url), authorization(READ_KEYS)
-    with httpx.Client(base_url=address, headers=headers, timeout=30.0, trust_env=False) as http:
+    http = httpx.Client(
+        base_url=address, headers=headers, timeout=30.0, trust_env=False, verify=trusted()
+    )
+    with http:
         first, scraped = _read(http, redis)
         if not first.cpu_s:
             raise ConfigError(

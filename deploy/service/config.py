@@ -35,11 +35,11 @@ from orchestrator.worker import SERVER_METHOD
 from policies import POLICIES
 from policies.judge import Judging
 from workers.embedded.checkpoints import EMBEDDED, GATE_FILE, JUDGE_FILE, folder_of, resolve
-from workers.remote.address import base
+from workers.remote.address import base, trusted
 from workers.text.thinking import parse_thinking
 from workers.vllm import is_lossy
 
-SERVERS = {"tokenizer", "api_key_env", "connect_s", "silence_s", "retries"}
+SERVERS = {"tokenizer", "api_key_env", "ca", "connect_s", "silence_s", "retries"}
 """Settings of a worker that go with a url."""
 OURS = {
     "engine", "engine_args", "tensor_parallel", "pipeline_parallel", "device", "replicas",
@@ -170,6 +170,11 @@ class WorkerSpec(Strict):
     api_key_env: str | None = Field(
         default=None, description="with url: the variable of the environment that holds its key"
     )
+    ca: str | None = Field(
+        default=None,
+        description="with url: a file of certificates (PEM) to trust beside the usual ones, such "
+        "as those of a company",
+    )
     connect_s: float = Field(default=5.0, gt=0, description="with url: to come to a connection")
     silence_s: float = Field(
         default=60.0, gt=0, description="with url: silence after which a call counts as lost"
@@ -236,7 +241,10 @@ class WorkerSpec(Strict):
             raise ValueError(f"{name}: is the server's own where a url is given")
         if self.url is not None:
             try:
-                base(self.url)
+                if base(self.url).startswith("https"):
+                    trusted(self.ca)
+                elif self.ca is not None:
+                    raise ConfigError(f"ca: goes with a url of https, not {self.url}")
             except ConfigError as error:
                 raise ValueError(str(error)) from None
         return self

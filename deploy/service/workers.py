@@ -102,6 +102,7 @@ def connect_worker(spec: WorkerSpec) -> RemoteWorker:
     server = Server(
         spec.url,
         key=spec.key(),
+        ca=spec.ca,
         connect_s=spec.connect_s,
         silence_s=spec.silence_s,
         retries=spec.retries,

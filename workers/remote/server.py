@@ -22,7 +22,7 @@ from orchestrator.errors import (
 )
 from workers.remote import errors as failures
 from workers.remote import protocol, sglang
-from workers.remote.address import base
+from workers.remote.address import base, trusted
 from workers.remote.body import ANSWER_BYTES, HEADERS, events, most_bytes, read
 from workers.retry import CircuitBreaker, CountedRetry
 
@@ -35,6 +35,8 @@ class Server:
     Args:
         url: its base (`http://host:8000/v1`); ConfigError if it is not one.
         key: sent as the bearer's token.
+        ca: a file of certificates (PEM) that are trusted beside the usual ones, those of
+            `SSL_CERT_FILE` or `SSL_CERT_DIR` if set; ConfigError if there is none in it.
         connect_s: seconds for a connection to open.
         silence_s: seconds of silence after which a call counts as lost.
         retries: tries of a call after the first.
@@ -45,12 +47,15 @@ class Server:
         url: str,
         *,
         key: str | None = None,
+        ca: str | None = None,
         connect_s: float = 5.0,
         silence_s: float = 60.0,
         retries: int = 2,
         breaker: CircuitBreaker | None = None,
     ) -> None:
         self.name = base(url)
+        # Making it takes a moment, and http has no use for it.
+        self._trusted = trusted(ca) if self.name.startswith("https") else False
         self._retries, self.breaker = retries, breaker or CircuitBreaker(self.name)
         self._headers = HEADERS | ({"authorization": f"Bearer {key}"} if key else {})
         self._timeout = httpx.Timeout(silence_s, connect=connect_s)
@@ -67,6 +72,7 @@ class Server:
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
                 follow_redirects=False,
                 trust_env=False,
+                verify=self._trusted,
             )
             self._home = loop, client
         return self._home[1]

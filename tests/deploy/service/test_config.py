@@ -111,6 +111,15 @@ def test_the_port_can_be_replaced() -> None:
         ({f"{ARGS}.workers.small": {"url": "http://x"}}, "workers.small: model is missing"),
         ({f"{ARGS}.workers.small": {"url": "x", "model": "m"}}, "workers.small: url: 'x' is not"),
         ({f"{ARGS}.workers.small.tokenizer": "t"}, "workers.small: tokenizer: goes with url"),
+        ({f"{ARGS}.workers.small.ca": "a.pem"}, "workers.small: ca: goes with url"),
+        (
+            {f"{ARGS}.workers.small": {"url": "https://x", "model": "m", "ca": "/no/a.pem"}},
+            "workers.small: ca: expected a file of certificates",
+        ),
+        (
+            {f"{ARGS}.workers.small": {"url": "http://x", "model": "m", "ca": "/no/a.pem"}},
+            "workers.small: ca: goes with a url of https",
+        ),
         ({f"{ARGS}.workers.small.silence_s": 0}, "workers.small.silence_s: "),
         ({f"{ARGS}.workers.small.patience_s": 0}, "workers.small.patience_s: "),
         (

@@ -574,6 +574,7 @@ def test_a_stream_that_breaks_off(raised: Exception, code: str) -> None:
         record = HTTP.get(f"{url}/v1/traces/{trace_id.removeprefix('chatcmpl-')}").json()
         assert record["status"] == "failed"
         assert record["error"]["code"] == code
+        assert record["error"].get("worker") == ("large" if code == "worker_unavailable" else None)
         assert record["reasoning_content"] == "A first thought."
     with serving(service(large=Scripted(lines=lines))) as url, client(url) as api:  # type: ignore[arg-type]
         stream = api.chat.completions.create(model="large-only", messages=ASKED, stream=True)

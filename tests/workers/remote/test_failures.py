@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from orchestrator.errors import (
     ConfigError,
@@ -136,12 +139,15 @@ class Odd:
 
 
 @asynccontextmanager
-async def odd(*replies: Reply, **options: Any) -> AsyncIterator[tuple[Odd, RemoteWorker]]:
+async def odd(
+    *replies: Reply, tls: ssl.SSLContext | None = None, **options: Any
+) -> AsyncIterator[tuple[Odd, RemoteWorker]]:
     """An odd server, and a remote worker that knows already what it can do."""
     behind = Odd(*replies)
-    listening = await asyncio.start_server(behind.serve, "127.0.0.1", 0)
+    listening = await asyncio.start_server(behind.serve, "127.0.0.1", 0, ssl=tls)
     behind.port = listening.sockets[0].getsockname()[1]
-    worker = RemoteWorker(Server(f"http://127.0.0.1:{behind.port}", **options), "m", TOKENIZER)
+    url = f"http{'s' if tls else ''}://127.0.0.1:{behind.port}"
+    worker = RemoteWorker(Server(url, **options), "m", TOKENIZER)
     worker._capabilities = ServerCapabilities("ids", ids=True, top=20)
     well.start = len(worker.prompts.transcript(QUESTION.transcript))  # type: ignore[attr-defined]
     try:
@@ -634,3 +640,36 @@ async def test_a_servers_own_words_reach_no_client() -> None:
             await write(worker)
         assert "sk-123" not in str(caught.value)
         assert "10.0.0.7" not in http_error(caught.value).message
+
+
+async def test_a_companys_own_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trusted where the setting or the environment names it, and by nobody else."""
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    authority, tls = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    theirs, other = str(tmp_path / "theirs.pem"), str(tmp_path / "other.pem")
+    authority.cert_pem.write_to_path(theirs)
+    trustme.CA().cert_pem.write_to_path(other)
+    for ca in (None, other):
+        async with odd(well, tls=tls, ca=ca, retries=0) as (_, worker):
+            with pytest.raises(WorkerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+                await write(worker)
+    async with odd(well, tls=tls, ca=theirs) as (_, worker):
+        assert whole(await write(worker)).segment.text == TEXT
+    monkeypatch.setenv("SSL_CERT_FILE", theirs)
+    for ca in (None, other):
+        async with odd(well, tls=tls, ca=ca) as (_, worker):
+            assert whole(await write(worker)).segment.text == TEXT
+
+
+def test_authorities_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("no certificate")
+    for name in (str(text), str(tmp_path / "missing.pem"), str(tmp_path)):
+        with pytest.raises(ConfigError, match="ca: expected a file of certificates"):
+            Server("https://x/v1", ca=name)
+    monkeypatch.setenv("SSL_CERT_FILE", str(text))
+    with pytest.raises(ConfigError, match="SSL_CERT_FILE"):
+        Server("https://x/v1")
+    Server("http://x/v1")
