@@ -18,12 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from orchestrator.experiments.documents import Name
 
 Text = Annotated[str, Field(max_length=256)]
+Tokens = Annotated[int, Field(ge=0, lt=2**53)]
 TimeName = Literal["ms", "first_step_ms"]
 TIMES: Final[tuple[TimeName, ...]] = ("ms", "first_step_ms")
 
 
 class _Event(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 class Exposure(_Event):
@@ -61,9 +62,9 @@ class Outcome(_Event):
     refused: bool = False
     ms: float | None = None
     first_step_ms: float | None = None
-    small_tokens: int = 0
-    large_tokens: int = 0
-    prompt_tokens: int = 0
+    small_tokens: Tokens = 0
+    large_tokens: Tokens = 0
+    prompt_tokens: Tokens = 0
     accepted: float | None = None
     agreement: bool | None = None
 

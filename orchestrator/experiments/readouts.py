@@ -8,11 +8,15 @@ find that at once, there are two.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
 
 from orchestrator.experiments.report import ExperimentReport
 from orchestrator.experiments.runs import Run
-from orchestrator.state.store import Store
+from orchestrator.state.foreign import json_object
+from orchestrator.state.store import Store, StreamEntry
 
 KEPT: Final = 2000
 """Readouts of one run; months of them."""
@@ -28,7 +32,10 @@ async def next_due(store: Store, run: Run, at: float) -> float:
     newest = await store.newest(run.readout_stream, 1)
     if not newest:
         return at
-    last: float = min(at, json.loads(newest[0].event)["at"])  # a clock may have been ahead
+    made = _readout(newest[0])
+    if made is None:
+        return at
+    last: float = min(at, made["at"])  # a clock may have been ahead
     return last + max(APART_S, SHARE * (last - run.state.started))
 
 
@@ -47,8 +54,36 @@ async def keep(store: Store, run: Run, report: ExperimentReport, at: float) -> N
     await store.append(run.readout_stream, [json.dumps(readout).encode()], keep=KEPT)
 
 
-async def read(store: Store, run: Run) -> list[dict[str, Any]]:
-    """At most `SHOWN` of the kept readouts, spread over all of them, oldest first."""
+async def read(
+    store: Store, run: Run, skip: Callable[[str, str], object] = lambda place, at: None
+) -> list[dict[str, Any]]:
+    """At most `SHOWN` of the kept readouts, spread over all of them, oldest first.
+
+    `skip` is called with the place of each entry that is none.
+    """
     entries = (await store.newest(run.readout_stream, KEPT))[::-1]
     step = max(1, -(-len(entries) // SHOWN))
-    return [json.loads(entry.event) for entry in entries[::-1][::step][::-1]]
+    shown = []
+    for entry in entries[::-1][::step][::-1]:
+        if (made := _readout(entry)) is None:
+            skip(run.readout_stream, entry.at)
+        else:
+            shown.append(made)
+    return shown
+
+
+class _Readout(BaseModel):
+    """What the plot asks of a readout."""
+
+    at: float
+    intervals: dict[str, list[float | None]]
+    weights: dict[str, float]
+
+
+def _readout(entry: StreamEntry) -> dict[str, Any] | None:
+    made = json_object(entry.event)
+    try:
+        _Readout.model_validate(made)
+    except ValidationError:
+        return None
+    return made

@@ -44,7 +44,7 @@ from orchestrator.http.responses_format import ResponsesFormat
 from orchestrator.http.responses_schema import ResponsesRequest
 from orchestrator.http.schemas import GenerationRequest, parse_request
 from orchestrator.http.service import Service, no_model
-from orchestrator.http.trace_routes import add_trace_routes, own_record, read_record
+from orchestrator.http.trace_routes import add_trace_routes, read_record
 from orchestrator.loop.actions import WorkerName
 from orchestrator.validation import body_path, first_error
 
@@ -161,7 +161,7 @@ def create_app(service: Service) -> FastAPI:
     async def feedback(request: Request) -> Response:
         body = await read_body(request, service.limits, Feedback)
         # Where the store is away, whose answer it was and which arm gave it are not known: 503.
-        record = await own_record(service, request, await read_record(service, body.trace_id))
+        _, record = await read_record(service, request, body.trace_id)
         key = request.state.key
         if await is_first_feedback(service.outbox, body, key, service.trace_ttl_s):
             event = reward(body, record, key)

@@ -44,12 +44,20 @@ async def is_first_feedback(
         before = None
     # Another request may have judged it while the store was asked.
     before = outbox.waiting(name) or before
-    if before is None:
+    if before is None or not _is_reward(before):
         outbox.put(name, value.encode(), ttl_s=ttl_s)
         return True
-    if before.decode() != value:
+    if before != value.encode():
         raise Conflict("this answer was judged already, and otherwise; the first judgement stands")
     return False
+
+
+def _is_reward(value: bytes) -> bool:
+    """Whether a value is a judgement: a store may hold anything."""
+    try:
+        return 0 <= float(value) <= 1
+    except ValueError:
+        return False
 
 
 def reward(feedback: Feedback, record: dict[str, Any], key: str | None) -> dict[str, Any]:

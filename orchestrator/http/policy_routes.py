@@ -105,7 +105,8 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/policies/history", **described("Who changed what, newest first", errors=(503,)))
     async def history(count: int = count) -> Response:
-        return JSONResponse({"object": "list", "data": await versions.history(count)})
+        changes = await versions.history(count, service.foreign.skip)
+        return JSONResponse({"object": "list", "data": changes})
 
     @app.get(
         "/v1/policies/{name}",

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import FastAPI, Query, Request
+from pydantic import BaseModel, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError
@@ -19,6 +19,7 @@ from orchestrator.http.errors import HttpError
 from orchestrator.http.openapi import described
 from orchestrator.http.rendering import OUTCOMES, OUTCOMES_OF, trace_id_of, trace_name
 from orchestrator.http.service import Service
+from orchestrator.state.foreign import json_object
 
 Json = dict[str, Any]
 SEARCHED: Final = 2000
@@ -26,7 +27,7 @@ SEARCHED: Final = 2000
 QUESTION: Final = 200
 """Characters of a question in the list."""
 
-_TRACE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_TRACE_ID: Final = r"[A-Za-z0-9._-]{1,128}"
 
 
 def add_trace_routes(app: FastAPI, service: Service) -> None:
@@ -62,7 +63,10 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
             stream = f"{OUTCOMES_OF}{request.state.key}"
         rows = []
         for entry in await service.store.newest(stream, SEARCHED):
-            row = json.loads(entry.event)
+            row = json_object(entry.event)
+            if row is None or not _is_listed(row):
+                service.foreign.skip(stream, entry.at)
+                continue
             if (
                 row["kind"] == "outcome"  # a store may hold rewards among them, of before
                 and all(row.get(name) == value for name, value in wanted.items())
@@ -84,37 +88,27 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
         **described("Everything on record about one request", errors=(404, 503)),
     )
     async def trace(trace_id: str, request: Request) -> Response:
-        found = await read_record(service, trace_id)
-        await own_record(service, request, found)
+        found, _ = await read_record(service, request, trace_id)
         return Response(found, media_type="application/json")
 
 
-async def own_record(service: Service, request: Request, found: bytes) -> Json:
-    """A record that whoever asks may know of.
+async def read_record(service: Service, request: Request, trace_id: str) -> tuple[bytes, Json]:
+    """A request's record, as it is kept and as JSON.
 
     Raises:
-        HttpError: 404, as if there were none: another key's request left it.
+        HttpError: 404, there is none, or no longer; or another key's request left it.
     """
-    record: Json = await asyncio.to_thread(json.loads, found)  # it may be long
+    trace_id, found = trace_id_of(trace_id), None
+    if re.fullmatch(_TRACE_ID, trace_id):
+        found = await service.outbox.get(trace_name(trace_id))
+    record = None if found is None else await _parsed(service, trace_id, found)
+    if found is None or record is None:
+        raise _no_trace()
     if record.get("key") != request.state.key and not service.access.sees_all(
         request.headers.get("authorization")
     ):
         raise _no_trace()
-    return record
-
-
-async def read_record(service: Service, trace_id: str) -> bytes:
-    """A request's record.
-
-    Raises:
-        HttpError: 404, there is none, or no longer.
-    """
-    trace_id, found = trace_id_of(trace_id), None
-    if _TRACE_ID.fullmatch(trace_id):
-        found = await service.outbox.get(trace_name(trace_id))
-    if found is None:
-        raise _no_trace()
-    return found
+    return found, record
 
 
 def _no_trace() -> HttpError:
@@ -129,5 +123,36 @@ async def _question(service: Service, trace_id: str) -> str | None:
         return None
     if found is None:
         return None
-    record: Mapping[str, str] = await asyncio.to_thread(json.loads, found)  # it may be long
-    return record["question"][:QUESTION]
+    record = await _parsed(service, trace_id, found)
+    return None if record is None else record["question"][:QUESTION]
+
+
+async def _parsed(service: Service, trace_id: str, found: bytes) -> Json | None:
+    """A record as JSON; None where it is none of Baton's."""
+    try:
+        record = await asyncio.to_thread(json.loads, found)  # it may be long
+    except (ValueError, RecursionError):
+        record = None
+    if isinstance(record, dict) and isinstance(record.get("question"), str):
+        return record
+    service.foreign.skip(trace_name(trace_id))
+    return None
+
+
+class _Outcome(BaseModel):
+    """What the list asks of an outcome."""
+
+    kind: Literal["outcome"]
+    trace_id: Annotated[str, Field(pattern=rf"^{_TRACE_ID}$")]
+    ms: float
+    large_tokens: int
+
+
+def _is_listed(row: Json) -> bool:
+    if row.get("kind") == "reward":
+        return True
+    try:
+        _Outcome.model_validate(row, strict=True)
+    except ValidationError:
+        return False
+    return True

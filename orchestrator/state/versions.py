@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from orchestrator.errors import Conflict, InvalidRequest, UnknownPolicy, Unusable
 from orchestrator.loop.policy import Policy
+from orchestrator.state.foreign import json_object
 from orchestrator.state.store import AUDIT, PointerUpdate, Store, StoreState, read_state
 from orchestrator.validation import invalid_request
 
@@ -267,15 +268,19 @@ class PolicyVersions:
             if data is not None
         ]
 
-    async def history(self, count: int) -> list[dict[str, Any]]:
-        """What changed, newest first: `at`, `action`, `what`, `before`, `author`, `key`, `note`."""
+    async def history(
+        self, count: int, skip: Callable[[str, str], object] = lambda place, at: None
+    ) -> list[dict[str, Any]]:
+        """What changed, newest first: `at`, `action`, `what`, `before`, `author`, `key`, `note`.
+
+        `skip` is called with the place of each entry that is no change.
+        """
         events = []
         for entry in await self._store.newest(AUDIT, count):
-            try:
-                event = json.loads(entry.event)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
+            event = json_object(entry.event)
+            if event is None:
+                skip(AUDIT, entry.at)
+            else:
                 events.append(event)
         return events
 

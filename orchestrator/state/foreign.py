@@ -1,0 +1,49 @@
+"""What lies in the store and is none of Baton's, since a store may hold anything: it is skipped."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any, Final
+
+from cachetools import LRUCache
+from prometheus_client import CollectorRegistry, Counter
+from pydantic_core import from_json
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED: Final = 10_000  # entries that were counted
+
+
+def json_object(data: bytes) -> dict[str, Any] | None:
+    """A JSON object that an answer may hold as it is; None for anything else."""
+    try:
+        value = from_json(data, allow_inf_nan=False)
+        json.dumps(value, allow_nan=False)  # 1e999 is infinite, too
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class Foreign:
+    """Counts what was skipped, each entry once, and names each place in the log once."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seen: LRUCache[tuple[str, str], None] = LRUCache(_REMEMBERED)
+        self._named: LRUCache[str, None] = LRUCache(_REMEMBERED)
+        self._count = Counter(
+            "baton_store_foreign",
+            "Entries of the store that are none of Baton's, and were skipped.",
+            ("kind",),
+            registry=registry,
+        )
+
+    def skip(self, place: str, at: str = "") -> None:
+        """Count the entry `at` this position of a stream, or the value of this name."""
+        if (place, at) in self._seen:
+            return
+        self._seen[place, at] = None
+        self._count.labels(place.partition("/")[0]).inc()
+        if place not in self._named:
+            self._named[place] = None
+            log.warning("%s holds entries that are none of Baton's: they are skipped", place)
