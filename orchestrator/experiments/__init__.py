@@ -8,6 +8,7 @@
 - `outcome_log`: exposures, outcomes and rewards, joined by request.
 - `metrics`: the metrics that arms are compared by.
 - `answer_equality`: whether two answers have the same value.
+- `answer_values`: the value that an answer writes.
 - `samples`: a metric's values by unit: mean, variance, the delta method for ratios.
 - `sequential`: confidence sequences, sample ratio mismatch, fixed-horizon tests.
 - `guardrails`: when an arm is stopped, and when the ramp takes its next step.

@@ -1,65 +1,73 @@
 r"""Equality of answers by value: 1/2, 0.50, 50 % and \frac{1}{2} are one answer.
 
-Plain numbers are compared exactly. Answers that take algebra to compare (roots, sets, equations)
-are left undecided, for a caller that has a computer algebra system.
+Plain numbers are compared exactly, and sequences item by item. What takes algebra to compare
+(roots, equations) is left undecided, for a caller that has a computer algebra system.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from fractions import Fraction
+from json import JSONDecoder
 from typing import Final
 
-_DIGITS: Final = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\d))?"
-_BLANKS: Final = r"[ \t\u00a0\u202f]*"  # a rule (---) or a list above is no sign of what follows
-_NUMBER: Final = rf"(?:(?<![\w)])[-+]{_BLANKS})?{_DIGITS}"
-_VALUE: Final = re.compile(rf"({_NUMBER})(?:\s*/\s*({_NUMBER}))?\s*(%)?")
-_FRACTION: Final = re.compile(
-    rf"(?:([-+]){_BLANKS})?\\[dt]?frac\s*(?:\{{([^{{}}]*)\}}\s*\{{([^{{}}]*)\}}|(\d)\s*(\d))"
+from orchestrator.experiments.answer_values import (
+    Expression,
+    Named,
+    Number,
+    Sequence,
+    Value,
+    Words,
+    found,
+    number,
+    read,
 )
-_WORD: Final = re.compile(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*\.?")
-_MAX_LENGTH: Final = 1000  # characters of a value; anything longer is no answer
 
+__all__ = ["Number", "boxed", "compare", "equal", "expected", "final", "number"]
 
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A value, and whether it was written with a percent sign."""
+_MOST_UNORDERED: Final = 100  # values that are compared in any order
 
-    value: Fraction
-    percent: bool = False
+_FORMULA: Final = re.compile(
+    r"\\\((.+?)\\\)|\\\[(.+?)\\\]|\$\$(.+?)\$\$|\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\d)", re.DOTALL
+)
 
-    def equals(self, other: Number) -> bool:
-        """A percentage may leave out its sign (50) or be written as a share (0.5)."""
-        if self.percent == other.percent:
-            return self.value == other.value
-        share, plain = (self, other) if self.percent else (other, self)
-        return plain.value in (share.value, share.value * 100)
+Algebra = Callable[[str, str], bool]
+"""Whether two expressions in LaTeX are equal."""
 
 
 def compare(text: str, answer: str) -> bool | None:
-    """Whether a text gives this answer; None where it takes algebra to decide."""
-    given, wanted = final(text), expected(answer)
-    if given.casefold() == wanted.casefold():
+    """Whether a text gives this answer; None if it takes algebra to decide."""
+    return equal(final(text), expected(answer))
+
+
+def equal(given: str, wanted: str, algebra: Algebra | None = None) -> bool | None:
+    """Whether two answers, without the texts around them, have one value; None as above."""
+    if " ".join(given.split()).casefold() == " ".join(wanted.split()).casefold():
         return True
-    if not given or _WORD.fullmatch(wanted):
-        return False  # a word is itself and nothing else, in whatever order its letters multiply
-    ours, theirs = number(given), number(wanted)
-    if ours is None or theirs is None:
-        return None
-    return ours.equals(theirs)
+    if not given.strip() or not wanted.strip():
+        return False
+    return _equal(read(given), read(wanted), algebra)
 
 
 def final(text: str) -> str:
-    r"""The answer in a text: its last `\boxed{}`, else its last number, else all of it."""
+    r"""The answer in a text: its last `\boxed{}`, number or formula, else all of it."""
     box = boxed(text)
     if box is not None:
         return box.strip()
-    plain = _plain(text)
-    if number(plain) is not None or not re.search(r"\s", text.strip()):
+    if number(text) is not None or not re.search(r"\s", text.strip()):
         return text.strip()
-    values = [match.group() for match in _VALUE.finditer(plain) if _value(match) is not None]
-    return values[-1].strip() if values and "\\" not in plain else text.strip()
+    begin, last = 0, text.strip()
+    for formula in _FORMULA.finditer(text):
+        content = next(group for group in formula.groups() if group is not None)
+        values = [*found(text[begin : formula.start()])]
+        result = re.split(r"=|\\approx", content)[-1].strip()
+        last = result if re.search(r"\d", result) else values[-1] if values else last
+        begin = formula.end()
+    rest = (
+        re.sub(r"\\[A-Za-z]*", " ", text[begin:]) if begin else text
+    )  # a formula that was cut off
+    return next(reversed([*found(rest)]), last)
 
 
 def expected(answer: str) -> str:
@@ -68,43 +76,130 @@ def expected(answer: str) -> str:
     return (answer.rpartition("####")[2] if box is None else box).strip()
 
 
-def number(text: str) -> Number | None:
-    """A text that is one number and nothing else, with or without a currency sign."""
-    match = _VALUE.fullmatch(_plain(text).strip().rstrip(".").removeprefix("$").strip())
-    return None if match is None else _value(match)
+def _equal(a: Value, b: Value, algebra: Algebra | None) -> bool | None:
+    match a, b:
+        case Number(), Number():
+            return a.equals(b)
+        case Words(), Words():
+            return a == b
+        case Number(), Words():
+            return any(b.lines == ((digits,),) for digits in a.unmarked)
+        case (Named(), Expression()) if b.is_relation:
+            return _by_algebra(a, b, algebra)
+        case (Expression(), Named()) if a.is_relation:
+            return _by_algebra(a, b, algebra)
+        case Named(), Named() if a.name != b.name:
+            return False
+        case Named(), _:
+            return _equal(a.value, b.value if isinstance(b, Named) else b, algebra)
+        case Sequence(), Sequence():
+            return _sequences(a, b, algebra)
+        case Sequence(decimal=Number() as decimal), Number():
+            return decimal.equals(b)
+        case Sequence(brackets="{}", items=(only,)), Number() | Words() | Expression():
+            return _equal(only, b, algebra)
+        case Number() | Words() | Expression(), Sequence(brackets="{}", items=(only,)):
+            return _equal(a, only, algebra)
+        case Expression(), Sequence() if not (a.is_set and b.brackets):
+            return False
+        case Expression(), Number() | Expression() | Sequence():
+            return _by_algebra(a, b, algebra)
+        case (
+            (Words(), Number())
+            | (Number() | Words(), Sequence() | Named() | Expression())
+            | (Sequence() | Words() | Expression(), Named())
+            | (Sequence(), Expression())
+        ):
+            return _equal(b, a, algebra)
+    return False
 
 
-def _value(match: re.Match[str]) -> Number | None:
-    above, below, percent = match.groups()
-    if len(match.group()) > _MAX_LENGTH:
-        return None
-    value = _exact(above)
-    if below is not None:
-        divisor = _exact(below)
-        if not divisor:
-            return None
-        value /= divisor
-    return Number(value / 100 if percent else value, percent is not None)
+def _by_algebra(a: Value, b: Value, algebra: Algebra | None) -> bool | None:
+    """What an algebra system says of two expressions whose units do not differ."""
+    units = [_unit(one) for one in (a, b)]
+    if all(units) and units[0] != units[1]:
+        return False
+    texts = [_latex(one, scaled=all(units)) for one in (a, b)]
+    if texts[0] == texts[1]:
+        return True
+    return None if algebra is None or not all(texts) else algebra(*texts)
 
 
-def _exact(text: str) -> Fraction:
-    return Fraction("".join(text.replace(",", "").split()))
+def _unit(value: Value) -> str:
+    match value:
+        case Number(mark=mark):
+            return "" if mark == "%" else mark
+        case Expression(unit=unit):
+            return unit
+    return ""
 
 
-def _plain(text: str) -> str:
-    """A text with LaTeX's spellings of a number as ASCII."""
-    text = text.replace("\N{MINUS SIGN}", "-").replace("{,}", ",").replace("\\%", "%")
-    for sign in ("\\,", "\\!", "\\;", "\\$"):
-        text = text.replace(sign, "")
-    text = text.strip()
-    if len(text) > 1 and text.startswith("$") and text.endswith("$"):
-        text = text.strip("$")
-    return _FRACTION.sub(_slash, text)
+def _latex(value: Value, *, scaled: bool) -> str:
+    """A value as an expression, in the first unit of its kind or as it was written."""
+    match value:
+        case Number(mark="clock" | "date"):
+            return ""
+        case Number():
+            plain = value.value if scaled or not _unit(value) else Fraction(value.unmarked[0])
+            return f"\\frac{{{plain.numerator}}}{{{plain.denominator}}}"
+        case Expression(text=text, factor=factor) if scaled and factor != 1:
+            return f"({text})\\cdot\\frac{{{factor.numerator}}}{{{factor.denominator}}}"
+        case Expression(text=text) | Sequence(text=text) | Named(text=text):
+            return text
+    return ""
 
 
-def _slash(match: re.Match[str]) -> str:
-    sign, above, below, *short = match.groups()
-    return f"{sign or ''}{above or short[0]}/{below or short[1]}"
+def _sequences(a: Sequence, b: Sequence, algebra: Algebra | None) -> bool | None:
+    """Item by item; sets, and bare values that are not words, in any order."""
+    kinds = {a.brackets, b.brackets}
+    if len(kinds - {""}) > 1:
+        return False
+    if kinds == {"{}"}:
+        a, b = _distinct(a, algebra), _distinct(b, algebra)
+    if len(a.items) != len(b.items):
+        return False
+    in_order = not kinds <= {"{}", ""} or (
+        kinds == {""} and any(isinstance(item, Words) for item in (*a.items, *b.items))
+    )
+    if in_order or len(a.items) > _MOST_UNORDERED:
+        return _all(_equal(x, y, algebra) for x, y in zip(a.items, b.items, strict=True))
+    verdicts = [[_equal(x, y, algebra) for y in b.items] for x in a.items]
+    if _pairs_up([[verdict is True for verdict in row] for row in verdicts]):
+        return True
+    return (
+        None
+        if _pairs_up([[verdict is not False for verdict in row] for row in verdicts])
+        else False
+    )
+
+
+def _pairs_up(fits: list[list[bool]]) -> bool:
+    """Whether each row has a column of its own that fits."""
+    taken: dict[int, int] = {}
+
+    def place(row: int, tried: set[int]) -> bool:
+        for column, fit in enumerate(fits[row]):
+            if fit and column not in tried:
+                tried.add(column)
+                if column not in taken or place(taken[column], tried):
+                    taken[column] = row
+                    return True
+        return False
+
+    return all(place(row, set()) for row in range(len(fits)))
+
+
+def _distinct(a: Sequence, algebra: Algebra | None) -> Sequence:
+    kept: list[Value] = []
+    for item in a.items:
+        if not any(_equal(item, other, algebra) for other in kept):
+            kept.append(item)
+    return Sequence(a.brackets, tuple(kept), a.text)
+
+
+def _all(verdicts: Iterable[bool | None]) -> bool | None:
+    found = set(verdicts)
+    return False if False in found else None if None in found else True
 
 
 def boxed(text: str) -> str | None:
@@ -112,9 +207,22 @@ def boxed(text: str) -> str | None:
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
-    depth, begin = 0, start + len("\\boxed{")
-    for end in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[end], 0)
+    content = text[start + len("\\boxed{") :]
+    if (end := _json_end(content)) is not None:
+        return content[:end]
+    depth = 0
+    for end, sign in enumerate(content):
+        depth += {"{": 1, "}": -1}.get(sign, 0)
         if depth < 0:
-            return text[begin:end]
-    return text[begin:]
+            return content[:end]
+    return content
+
+
+def _json_end(content: str) -> int | None:
+    """Where JSON ends that a box holds and nothing else: its texts may hold single braces."""
+    begin = len(content) - len(content.lstrip())
+    try:
+        _, end = JSONDecoder().raw_decode(content, begin)
+    except (ValueError, RecursionError):
+        return None
+    return end if content[end:].lstrip()[:1] == "}" and content[begin] in "{[" else None
