@@ -3,13 +3,15 @@
 In reading order:
 
 - `problems`: problem sets by name: files, generated ones, the external evaluation set.
-- `gym`: problems of reasoning-gym, with their scorers.
+- `gym`: problems of reasoning-gym.
+- `gym_answers`: its kinds that have several right answers, or want one in a certain form.
 - `candidates`: who takes part: policies with parameters, under a label.
 - `clients`: two clients with one interface: workers in this process, a service over HTTP.
 - `evaluate`: candidates take turns on problems; answers are timed and graded.
 - `grading`: whether an answer is right: numbers at once, algebra in a process of its own.
 - `json_lines`: a file of rows that outlives whatever breaks a run off.
 - `evaluation_log`: an evaluation's rows in a file; a run that stopped goes on from there.
+- `regrade`: recorded answers graded again.
 - `intervals`: means, quantiles, confidence intervals, McNemar's exact test.
 - `summary`: from results to rows, one for each policy and budget.
 - `tables`: rows in the terminal and in Markdown.

@@ -1,18 +1,19 @@
-"""Is this answer right? Numbers at once, everything else by math-verify in a process of its own.
+"""Is this answer right? Numbers at once, everything else in a process of its own.
 
-Computer algebra can hang in ways that no thread can end, so it runs in a pool of processes: one
-that does not answer in time is killed, and its answer counts as wrong. The pool starts with the
-first answer that needs it; plain numbers never do.
+Computer algebra, and scorers of others, can hang in ways that no thread can end. They run in a pool
+of processes: one that does not answer in time is killed, and its answer counts as wrong. The pool
+starts with the first answer that needs it; plain numbers never do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from orchestrator.experiments.answer_equality import compare, expected, final
+from orchestrator.experiments.answer_equality import compare, equal, expected, final
 
 if TYPE_CHECKING:
     from pebble import ProcessPool
@@ -24,7 +25,7 @@ LONGEST = 2000  # characters of an answer that algebra is tried on
 
 @runtime_checkable
 class Scored(Protocol):
-    """A problem with a scorer of its own, for answers that no value describes."""
+    """A problem that knows its right answers, where no value describes them."""
 
     def accepts(self, answer: str) -> bool: ...
 
@@ -46,9 +47,7 @@ class Grader:
         """Whether a text answers a problem."""
         if not isinstance(problem, Scored):
             return await self.same(text, problem.answer)
-        if problem.accepts(final(text)):
-            return True
-        return bool(problem.answer) and compare(text, problem.answer) is True
+        return await self._in_time(_accepted, problem, final(text))
 
     async def same(self, text: str, answer: str) -> bool:
         """Whether a text gives this answer."""
@@ -58,7 +57,11 @@ class Grader:
         given, wanted = final(text), expected(answer)
         if len(given) > LONGEST or len(wanted) > LONGEST:
             return False
-        future = self._opened().schedule(algebra, args=(given, wanted), timeout=self._timeout_s)
+        return await self._in_time(algebra, given, wanted)
+
+    async def _in_time(self, judge: Callable[..., bool], *given: Any) -> bool:
+        """A verdict of a process of the pool; False if it takes too long."""
+        future = self._opened().schedule(judge, args=given, timeout=self._timeout_s)
         try:
             return await asyncio.wrap_future(cast("Future[bool]", future))
         except TimeoutError:
@@ -96,12 +99,33 @@ def _prepare() -> None:
     logging.disable(logging.CRITICAL)
 
 
+def _accepted(problem: Scored, answer: str) -> bool:
+    return problem.accepts(answer)
+
+
 def algebra(given: str, wanted: str) -> bool:
-    """math-verify's verdict; it reads boxes surely, and bare LaTeX only between dollar signs."""
+    """Whether two answers are equal, their expressions by math-verify."""
+    return equal(given, wanted, _verified) is True
+
+
+def _verified(given: str, wanted: str) -> bool:
+    r"""math-verify's verdict; it reads boxes surely, and bare LaTeX only between dollar signs.
+
+    By default \sqrt{2} equals 1.414214, and x > 5 equals (5, \infty) in this order alone.
+    """
     from math_verify import parse, verify
 
     gold, ours = (
         parse(f"\\boxed{{{text}}}", parsing_timeout=None, raise_on_error=False)
         for text in (wanted, given)
     )
-    return bool(verify(gold, ours, timeout_seconds=None, raise_on_error=False))
+    return bool(
+        verify(
+            gold,
+            ours,
+            float_rounding=12,
+            allow_set_relation_comp=True,
+            timeout_seconds=None,
+            raise_on_error=False,
+        )
+    )
