@@ -280,6 +280,11 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	  --policies large-only --speculation $(REAL_METHOD) --rows $(REAL)/speculation/rows.jsonl
 	@$(REAL_PAGE)
 
+regrade-real: $(STAMP) ## grade the answers of docs/real-pair.md again, without asking the models
+	@$(REAL_UNPACKED)
+	@$(BIN)/python -m deploy.evaluation.regrade $(REAL)
+	@$(REAL_PAGE)
+
 # Where a pass over several tokens costs hardly more than one, speculation gains more than on the machine of the page.
 REAL_TIMES ?= small-only,bild:rollback=1.5
 REAL_TIMES_METHOD ?= chain:gamma=12:threshold=0.6
