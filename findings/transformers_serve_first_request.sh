@@ -18,21 +18,23 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-SIZE = 256
+LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 torch.manual_seed(1)
 config = LlamaConfig(
-    vocab_size=SIZE, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=512, eos_token_id=1,
-    bos_token_id=None, pad_token_id=0, initializer_range=0.3,
+    vocab_size=len(LETTERS) + 1, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=512,
+    eos_token_id=len(LETTERS), bos_token_id=None, initializer_range=0.3,
 )
-LlamaForCausalLM(config).save_pretrained("model")
-words = {"<pad>": 0, "<end>": 1} | {f"▁w{i}": i for i in range(2, SIZE)}
-tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-tokenizer.decoder = decoders.Metaspace()
-PreTrainedTokenizerFast(
-    tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>"
-).save_pretrained("model")
+model = LlamaForCausalLM(config)
+readable = [i for i, letter in enumerate(LETTERS) if letter.isascii() and letter.isalpha()]
+with torch.no_grad():  # it writes letters alone
+    model.lm_head.weight[[i for i in range(config.vocab_size) if i not in readable]] = 0
+    model.lm_head.weight *= 20
+model.save_pretrained("model")
+tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(LETTERS)}, []))
+tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+tokenizer.decoder = decoders.ByteLevel()
+PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained("model")
 PYTHON
 venv/bin/python make_model.py
 
@@ -45,15 +47,15 @@ import urllib.request
 
 port, first, *options = sys.argv[1:]
 url = f"http://127.0.0.1:{port}"
-SAMPLED = json.dumps({"do_sample": True, "temperature": 3.0, "max_new_tokens": 12})
+SAMPLED = json.dumps({"do_sample": True, "temperature": 50.0, "max_new_tokens": 12})
 ASKS = {
     "greedy": {"temperature": 0},
-    "sampled": {"temperature": 3.0, "generation_config": SAMPLED},
+    "sampled": {"temperature": 50.0, "generation_config": SAMPLED},
 }
 
 
 def text(**fields):
-    body = {"model": sys.argv[3], "prompt": "w2 w3 w5", "max_tokens": 12, **fields}
+    body = {"model": sys.argv[3], "prompt": "two three", "max_tokens": 12, **fields}
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
@@ -70,10 +72,10 @@ for _ in range(240):
 once = text(**ASKS[first], seed=1)
 greedy = [text(**ASKS["greedy"]) for _ in range(3)]
 sampled = [text(**ASKS["sampled"], seed=seed) for seed in range(3)]
-word = greedy[0].split()[1]
+word = greedy[0][2:4]
 stopped = text(**ASKS["greedy"], stop=[word])
 print(json.dumps({
-    "greedy": len(set(greedy)), "sampled": len({*sampled, greedy[0]}), "stopped": word not in stopped
+    "greedy": len(set(greedy)), "sampled": len({*sampled, greedy[0]}), "stopped": len(stopped) < len(greedy[0])
 }))
 PYTHON
 
@@ -91,8 +93,10 @@ asked() {  # asked FIRST OPTIONS...: what a fresh server gives, whose first requ
 }
 
 plain=$(asked sampled)
-greedy=$(asked greedy --continuous-batching)
-sampled=$(asked sampled --continuous-batching)
+# Blocks and tokens are named since the cache would take most of this machine's memory.
+batching=(--continuous-batching --cb-block-size 32 --cb-num-blocks 64 --cb-max-batch-tokens 256)
+greedy=$(asked greedy "${batching[@]}")
+sampled=$(asked sampled "${batching[@]}")
 venv/bin/pip list 2>/dev/null | grep -E '^(torch|transformers) '
 echo "texts of 3 greedy requests; of 3 seeds and a greedy one; whether \`stop\` counts"
 echo "plain, first request sampled:               $plain"
@@ -100,4 +104,4 @@ echo "continuous batching, first request greedy:  $greedy"
 echo "continuous batching, first request sampled: $sampled"
 [ "$plain" = '{"greedy": 1, "sampled": 4, "stopped": true}' ]
 [ "$greedy" = '{"greedy": 1, "sampled": 1, "stopped": false}' ]
-[ "$sampled" = '{"greedy": 3, "sampled": 4, "stopped": false}' ]
+[[ "$sampled" == '{"greedy": 3, "sampled": 4, '* ]]
