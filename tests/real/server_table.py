@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -120,7 +119,9 @@ class ServerTrial:
             self._call(self._transcript.extend(self._draft)), query
         )
         best = max(range(len(DIGITS)), key=lambda i: judged.probabilities[i])
-        shown = f"{DIGITS[best]} with {judged.probabilities[best]:.3f}, outside {judged.outside:.3f}"
+        shown = (
+            f"{DIGITS[best]} with {judged.probabilities[best]:.3f}, outside {judged.outside:.3f}"
+        )
         return f"{shown}, {len(judged.nll)} log-probabilities" if judged.nll else shown
 
     def _call(self, transcript: Transcript) -> Call:
@@ -172,6 +173,8 @@ async def table(worker: RemoteWorker, name: str) -> list[str]:
         except BatonError as error:
             lines.append(f"{what}: {type(error).__name__}: {error}")
             cells.append("refused" if isinstance(error, Unsupported) else "fails")
+            if what == "probe":
+                break
     return [*lines, f"| {' | '.join([name, *cells])} |"]
 
 
