@@ -53,6 +53,7 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 HOT = ((100.0, 1), (2.0, 1), (2.0, 2), (2.0, 3))
 """(temperature, seed) by which a server that samples writes another text than the likeliest; some
 take no more than OpenAI's 2, where a model may be sure of it."""
+TIES = 2  # greedy texts that may differ by rounding errors, as they do beside other requests
 ROUNDING = 0.15
 """Nats by which one model's log-probabilities may differ between two of its paths: bfloat16 has
 logits of 16 to 32 in steps of 0.125."""
@@ -68,7 +69,8 @@ async def probe(
         WorkerError: it cannot be reached, or has no such model.
     """
     requests, ids = RequestBuilder(prompts), prompts.transcript(TRACE)
-    refused: Exception | None = None
+    reasons: list[str] = []  # why an answer is none that we can use
+    declined: Declined | None = None
     absent: Absent | None = None
     broke: Broke | None = None
     for form in ("ids", "text", "chat"):
@@ -76,7 +78,7 @@ async def probe(
         try:
             prompt = requests.body(form, ids, TRACE)
         except Unsupported as error:
-            refused = error
+            reasons.append(str(error))
             continue
         for wish in _wishes(form):
             try:
@@ -87,17 +89,18 @@ async def probe(
                 absent = error
                 break
             except Declined as error:  # it may accept fewer fields
-                refused = error
+                declined = error
                 continue
             except Broke as error:  # likewise, though it may also be out of order
                 broke = error
                 continue
+            broke = None  # it answers, so it was a field that it lacks
             read = (answer.get("usage") or {}).get("prompt_tokens")
             if form == "chat" and read != len(ids):
-                refused = Unsupported("it does not continue the last message of a chat")
+                reasons.append("it does not continue the last message of a chat")
                 break
             if form == "text" and read is not None and read != len(ids):
-                refused = Unsupported(
+                reasons.append(
                     f"it reads a prompt of {len(ids)} tokens as {read}: it puts a template of its "
                     "own around a text, or the tokenizer is not the served model's"
                 )
@@ -109,25 +112,29 @@ async def probe(
                 top=_top(wish) if logprobs else 0,
                 numbered=bool(shown := shown_bytes(answer)),
             )
+            if form == "chat" and not logprobs and _repeats(prompt, chunk):
+                reasons.append("it repeats the message of a chat that it continues")
+                break
             _check_vocabulary(shown, prompts)
             if capabilities.ids and not capabilities.numbered:
                 least = await _takes_min_tokens(ask, capabilities, {**prompt, **ONE})
                 capabilities = replace(capabilities, min_tokens=least)
             capabilities = _streamed(capabilities, chunks, prompts)
-            draws = await _draws(ask, capabilities, prompt, chunks, vocabulary)
+            greedy = "".join(chunk.text for chunk in chunks).strip()
+            await _check_greedy(ask, capabilities, prompt, greedy, vocabulary)
+            if prompts.tokenizer.thinks and not capabilities.reads_ids:
+                stops = await _stops(ask, capabilities, prompt, greedy, vocabulary)
+                capabilities = replace(capabilities, stops=stops)
+            draws = await _draws(ask, capabilities, prompt, greedy, vocabulary)
             capabilities = replace(capabilities, draws=draws)
             return await _more(ask, capabilities, ids, vocabulary, logprobs)
     if broke is not None:
         raise broke
-    if refused is None and absent is not None:
+    if not (reasons or declined) and absent is not None:
         raise absent
-    why = (
-        refused
-        if isinstance(refused, Unsupported)
-        else "it refuses every request that was tried; check its log and the model's name"
-    )
-    log.info("the server refused: %s", refused)
-    raise Unsupported(f"the model's server cannot continue a text: {why}")
+    why = reasons or ["it refuses every request that was tried; check its log and the model's name"]
+    log.info("the server refused: %s", declined)
+    raise Unsupported(f"the model's server cannot continue a text: {'; '.join(why)}")
 
 
 async def _read(
@@ -169,27 +176,77 @@ def lacking(
     return replace(capabilities, missing=what, min_tokens=least)
 
 
+async def _several(
+    ask: Ask, capabilities: ServerCapabilities, body: Mapping[str, Any], vocabulary: Vocabulary
+) -> str | None:
+    """The text of several tokens, not streamed; None where the server refuses."""
+    answer = await _tried(ask, capabilities, {**SEVERAL, **body})
+    chunk = None if answer is None else parse_chunk(answer, vocabulary)
+    return None if chunk is None else chunk.text.strip()
+
+
+def _is_greedy(text: str, greedy: str) -> bool:
+    """Whether a whole answer is the `greedy` text of a stream. In a chat llama.cpp's repeats the
+    message that it continues before it."""
+    return text == greedy or bool(greedy and text.endswith(greedy))
+
+
+async def _check_greedy(
+    ask: Ask,
+    capabilities: ServerCapabilities,
+    prompt: Mapping[str, Any],
+    greedy: str,
+    vocabulary: Vocabulary,
+) -> None:
+    """Refuses a server that samples at temperature 0.
+
+    So does `transformers serve --continuous-batching`, if its process was first asked to sample.
+    """
+    for _ in range(TIES + 1):
+        text = await _several(ask, capabilities, prompt, vocabulary)
+        if text is None or _is_greedy(text, greedy):
+            return
+    raise Unsupported(
+        "the model's server writes other texts each time at temperature 0, so it samples by "
+        "settings of its own; start it again, or serve the model by another server"
+    )
+
+
+async def _stops(
+    ask: Ask,
+    capabilities: ServerCapabilities,
+    prompt: Mapping[str, Any],
+    greedy: str,
+    vocabulary: Vocabulary,
+) -> bool:
+    """Whether it stops at a stop string: the first word of what it writes anyhow."""
+    word, *rest = greedy.split()[:2] or [""]
+    if not rest:
+        return True  # nothing shows the contrary
+    text = await _several(ask, capabilities, {**prompt, "stop": [word]}, vocabulary)
+    _, found, more = (text or "").partition(word)
+    return not (found and more.strip())
+
+
 async def _draws(
     ask: Ask,
     capabilities: ServerCapabilities,
     prompt: Mapping[str, Any],
-    likeliest: Sequence[Chunk],
+    greedy: str,
     vocabulary: Vocabulary,
 ) -> Literal["temperature", "generation_config"] | None:
-    """The field that makes it sample, if any: it then writes another text than the likeliest."""
-    greedy = "".join(chunk.text for chunk in likeliest).strip()
+    """The field that makes it sample, if any: it then writes another text than `greedy`."""
 
     async def samples(greedily: bool | None) -> bool | None:
         """Whether it does; None where it refuses. `greedily`: by `generation_config`, too."""
         differs: bool | None = None
         for temperature, seed in HOT:
-            body = {**prompt, **SEVERAL, "temperature": temperature, "seed": seed}
+            body = {**prompt, "temperature": temperature, "seed": seed}
             if greedily is not None:
                 body |= generation_config(Sampling(0.0 if greedily else temperature))
-            if (answer := await _tried(ask, capabilities, body)) is None:
+            if (text := await _several(ask, capabilities, body, vocabulary)) is None:
                 continue
-            chunk = parse_chunk(answer, vocabulary)
-            differs = chunk is not None and chunk.text.strip() != greedy
+            differs = not _is_greedy(text, greedy)
             if differs or temperature > 2:
                 break
         return differs
@@ -199,6 +256,13 @@ async def _draws(
     if await samples(None):  # by the checkpoint's settings beside ours, if it can be told so
         return "generation_config" if await samples(True) is False else "temperature"
     return "generation_config" if await samples(False) else None
+
+
+def _repeats(prompt: Mapping[str, Any], chunk: Chunk | None) -> bool:
+    """Whether a whole answer of a chat begins with the message that it continues. Without
+    log-probabilities it is all that shows a judge's choice."""
+    continued = prompt["messages"][-1]["content"].strip()
+    return chunk is not None and chunk.text.strip().startswith(continued)
 
 
 def _check_vocabulary(shown: Mapping[int, bytes], prompts: PromptRenderer) -> None:

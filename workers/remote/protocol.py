@@ -66,6 +66,7 @@ class ServerCapabilities:
         a proxy passes on.
     draws: the field that makes it sample; "generation_config" also takes `do_sample` there
         (`transformers serve`). None: it writes the same at any temperature.
+    stops: it stops at stop strings, which ends a thought where its streams have no ids.
     min_tokens: it lets no text end before so many tokens.
     prompt_logprobs: the field that asks for those of the prompt, where it has them; "sglang": its
         own path gives them (`workers.remote.sglang`), and of named tokens.
@@ -81,6 +82,7 @@ class ServerCapabilities:
     min_tokens: bool = False
     missing: Literal["ids", "logprobs"] | None = None
     draws: Literal["temperature", "generation_config"] | None = "temperature"
+    stops: bool = True
 
     @property
     def reads_ids(self) -> bool:

@@ -55,7 +55,7 @@ from workers.remote.errors import Gap
 from workers.remote.probe import lacking, probe
 from workers.remote.protocol import ServerCapabilities, Vocabulary, checked_answer
 from workers.remote.request_builder import RequestBuilder
-from workers.remote.response_parser import ParserOptions, ResponseParser
+from workers.remote.response_parser import ParserOptions, ResponseParser, closing_marker
 from workers.remote.server import Server
 from workers.reporting import ms_since
 from workers.streams import merge_deltas, resume_generation
@@ -401,6 +401,8 @@ class RemoteWorker:
         whole = False  # whether all of the stream was read
         spent: Mapping[str, Any] = {}
         if options.remaining_tokens > 0:
+            if closing_marker(self.tokenizer, options.thinking) and not capabilities.stops:
+                raise self._lacks("an end at a stop string, by which the end of a thought is seen")
             body |= options.stop_fields(self.tokenizer, capabilities)
             body |= {"stream": True, "stream_options": {"include_usage": True}}
             events = self.server.events(capabilities.path, body, call.affinity)

@@ -107,6 +107,11 @@ PLAIN = ServerBehavior(
 UNTOLD = replace(PLAIN, strict=False, token_ids=False, named_ids=False)
 MUTE = ServerBehavior(max_logprobs=0, token_ids=False, strict=True, stops_at_controls=True)
 CHAT = ServerBehavior(completions=False, allows=False)
+# As its source at 0.33.0-rc2 has it; Ollama itself was not run.
+OLLAMA = replace(
+    CHAT, completions=True, prompt_ids=False, wraps=True, token_ids=False, named_ids=False,
+    stops_at_controls=True, tells_context=False,
+)  # fmt: skip
 WAYS: dict[str, tuple[ServerBehavior, ServerCapabilities]] = {
     "vllm": (ServerBehavior(), VLLM),
     "old-vllm": (OLD_VLLM, replace(VLLM, lookups=False, min_tokens=False)),
@@ -123,6 +128,17 @@ WAYS: dict[str, tuple[ServerBehavior, ServerCapabilities]] = {
         replace(CHAT, lacks="ids"),
         ServerCapabilities("chat", ids=True, top=20, missing="ids"),
     ),
+    # sglang-router 0.3.2 and smg 1.13.0 before vLLM
+    "router": (
+        ServerBehavior(prompt_ids=False, tells_context=False),
+        replace(VLLM, prompt="text", lookups=False, prompt_logprobs=None),
+    ),
+    # llama.cpp (xllamacpp 2026.10.11549), where only its chat can be reached
+    "repeating-chat": (
+        replace(CHAT, repeats=True),
+        ServerCapabilities("chat", ids=True, top=20, min_tokens=True),
+    ),
+    "ollama": (OLLAMA, ServerCapabilities("chat", top=20)),
     "plain-chat": (
         replace(CHAT, token_ids=False, max_logprobs=0, stops_at_controls=True),
         ServerCapabilities("chat"),

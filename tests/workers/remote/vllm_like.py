@@ -39,6 +39,7 @@ class ServerBehavior:
 
     completions: bool = True
     prompt_ids: bool = True  # takes token ids as a prompt
+    wraps: bool = False  # puts its chat template around a text, as Ollama does
     token_ids: bool = True  # returns ids in fields of their own
     named_ids: bool = True  # returns ids inside its log-probabilities
     max_logprobs: int = 20
@@ -52,12 +53,14 @@ class ServerBehavior:
     tells_context: bool = True
     key: str | None = None
     strict: bool = False  # refuses fields that are not OpenAI's
-    breaks: bool = False  # and more log-probabilities than it has, as if it had broken down
+    breaks: bool = False  # and what else it does not have, as if it had broken down
     stops_at_controls: bool = False  # stop strings are looked for in what is not shown, too
     lacks: Literal["ids", "logprobs"] | None = None  # in its streams, as behind LiteLLM's proxy,
     lacks_after: int = 0  # from which token on
     foreign: bool = False  # its ids are another vocabulary's
-    samples: Literal["temperature", "generation_config"] | None = "temperature"
+    samples: Literal["temperature", "generation_config", "always"] | None = "temperature"
+    stops: bool = True  # reads stop strings
+    repeats: bool = False  # in whole answers, the message of a chat that it continues
 
 
 OPENAIS = {
@@ -132,9 +135,13 @@ class VllmLike:
         body = await self.body(request)
         prompt, hf = body["prompt"], self.hf
         if isinstance(prompt, str):
+            if self.behavior.wraps:
+                asked = [{"role": "user", "content": prompt}]
+                prompt = hf.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
             prompt = hf(prompt)["input_ids"]
         elif not self.behavior.prompt_ids:
-            raise Refusal(400, "prompt must be a string.", "prompt")
+            status = 500 if self.behavior.breaks else 400
+            raise Refusal(status, "prompt must be a string.", "prompt")
         return await self.respond(body, prompt, chat=False)
 
     async def chat(self, request: Request) -> Response:
@@ -244,6 +251,8 @@ class VllmLike:
                 positions.append(step[1])
         choice = self.choice(body, made.ids, positions, made.text, chat, "message")
         choice |= {"finish_reason": made.finish, "stop_reason": made.stop}
+        if chat and self.behavior.repeats:
+            choice["message"]["content"] = body["messages"][-1]["content"] + made.text
         if self.behavior.prompt_logprobs and (top := body.get("prompt_logprobs")):
             choice["prompt_logprobs"] = await self.prompt_logprobs(prompt, top)
         if body.get("echo"):
@@ -294,7 +303,9 @@ class VllmLike:
             behavior.samples == "generation_config" and not config["do_sample"]
         ):
             sampling = GREEDY
-        stops = body.get("stop") or []
+        elif behavior.samples == "always":
+            sampling = Sampling(9.0)
+        stops = (body.get("stop") or []) if behavior.stops else []
         while made.finish is None:
             request = LogProbsRequest(RequestHandle(self.worker.engine.lease_s), prompt + made.ids)
             logprobs = (await self.worker.engine.answer(request))[-1]
