@@ -24,9 +24,10 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal
 
-from orchestrator.grammar import TYPES, fits, properties_of, value_form
+from orchestrator.grammar import fits
 from orchestrator.http.body import FINITE_JSON
 from orchestrator.http.context import RequestContext
+from orchestrator.json_schema import TYPES, properties_of, value_form
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.stop_strings import overlap
 from orchestrator.types import ArgumentFormat, CallFormat, ToolCall

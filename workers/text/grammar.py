@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.grammar import LIMITS, first_line, lark
+from orchestrator.grammar import LIMITS, lark, reason
 from orchestrator.types import Constraint, Transcript
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ class Matcher:
         """
         bits = np.frombuffer(self._state.compute_bitmask(), dtype=np.uint8)
         if self._state.is_error():
-            raise InvalidRequest(f"the grammar fails: {first_line(self._state.get_error())}")
+            raise InvalidRequest(f"the grammar fails: {reason(self._state.get_error())}")
         found = np.unpackbits(bits, bitorder="little")[: self._size].astype(bool)
         allowed = np.zeros(self._size, dtype=bool)
         allowed[: len(found)] = found
@@ -94,7 +94,7 @@ class GrammarCompiler:
             self._vocabulary = LLTokenizer(TokenizerWrapper(_Vocabulary(self._tokenizer)))
         state = LLMatcher(self._vocabulary, grammar, limits=LIMITS, log_level=0)
         if state.is_error():
-            raise InvalidRequest(first_line(state.get_error()))
+            raise InvalidRequest(reason(state.get_error()))
         return state
 
 

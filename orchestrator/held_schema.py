@@ -1,0 +1,481 @@
+"""The part of a JSON Schema that a grammar can hold an answer to, and what it cannot.
+
+The library llguidance makes a grammar of a schema. It ignores or misreads some of what schemas say,
+and of the rest its messages name no place. So a schema is brought into the form that the library
+reads right: what asks for nothing is left out, what can be said in other words is, and what no
+grammar can hold is left out and named.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import ceil, floor
+from typing import Any, Final
+
+from jsonschema_rs import Draft202012Validator, ValidationError, meta
+from llguidance import LLMatcher, LLParserLimits
+
+from orchestrator.json_schema import TYPES, changed, inner, modern
+from orchestrator.rust_patterns import rust_pattern
+from orchestrator.schema_overlap import Overlap, parts
+
+LIMITS: Final = LLParserLimits(max_items_in_row=4000, initial_lexer_fuel=2_000_000)
+_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_EXACT: Final = 2**53 - 1
+_LARGEST: Final = 2**63
+_FARTHEST: Final = 10**18  # a bound of fractions
+_MOST_ITEMS: Final = 10_000  # that a bound may name
+_MOST_MULTIPLES: Final = 512  # that are listed
+_MOST_PARTS: Final = 1 << 14  # of a schema, each reference followed
+_NAMES: Final = {
+    "uuid": "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
+    "date": "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])$",
+}
+"""Formats of names: days that every month has."""
+_NUMBER: Final = {
+    "type",
+    "multipleOf",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+}
+_IN_PLACE: Final = ("$ref", "const", "enum", "allOf", "anyOf", "oneOf")
+_ANYTHING: Final[tuple[Any, ...]] = (True, {})
+_UNHELD: Final = dict.fromkeys(
+    (
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains"),
+        *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
+    ),
+    "no grammar can hold an answer to it",
+) | {"uniqueItems": "no grammar can keep the items of a list apart"}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What of a JSON Schema an answer can be held to.
+
+    Attributes:
+        schema: for the grammars' library; its references name entries of `$defs`.
+        faults: what is not in it: its place in the schema, and why.
+    """
+
+    schema: Any
+    faults: tuple[str, ...]
+
+
+@lru_cache(maxsize=64)  # agents send their tools with every turn; one has 512 KiB at most
+def held(source: str) -> Held:
+    """What of a schema, which is given as JSON, an answer can be held to."""
+    return _Reader(modern(json.loads(source))).whole()
+
+
+def json_rule(schema: Any) -> str:
+    """The body of a rule: JSON that matches a schema."""
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": _LAYOUT}
+    return f"%json {json.dumps(schema)}"
+
+
+@lru_cache(maxsize=64)
+def fault_of(grammar: str) -> str:
+    """What is wrong with a grammar; empty for nothing."""
+    return _fault_of(grammar)
+
+
+def _fault_of(grammar: str) -> str:
+    fault = LLMatcher.validate_grammar(grammar, limits=LIMITS)
+    return "" if fault.startswith("WARNING") else reason(fault)
+
+
+def reason(text: str) -> str:
+    """What one of the library's messages says, which goes on with a picture of the grammar."""
+    lines = text.strip().split("\n")
+    said = [line for line in lines if line.startswith("error: ")] or lines[:1]
+    return said[0].removeprefix("error: ").rpartition("JSON schema: ")[2][:300]
+
+
+class _Reader:
+    """A modern schema on its way into what the library reads right."""
+
+    def __init__(self, schema: Any) -> None:
+        self._defs: dict[str, Any] = schema.get("$defs", {}) if isinstance(schema, dict) else {}
+        self._overlap = Overlap(self._defs)
+        self._faults = list[str]()
+        self._root = schema
+        if self._defs:
+            self._root = {name: one for name, one in schema.items() if name != "$defs"}
+
+    def whole(self) -> Held:
+        self._root = self._valid(self._root, "")
+        for name, one in self._defs.items():
+            self._defs[name] = self._valid(one, f"$defs.{name}")
+        found = self._schema(self._root, "")
+        defs = {name: self._schema(one, f"$defs.{name}") for name, one in self._defs.items()}
+        if self._size() > _MOST_PARTS:
+            self._faults.append(f"with what it refers to it has more than {_MOST_PARTS} parts")
+            return Held({}, tuple(self._faults))
+        if _fault_of(f"start: {json_rule(_whole(found, defs))}"):
+            found = self._mended(found, "")
+            defs = {name: self._mended(one, f"$defs.{name}") for name, one in defs.items()}
+            if fault := _fault_of(f"start: {json_rule(_whole(found, defs))}"):
+                return Held({}, (*self._faults, fault))
+        return Held(_whole(found, defs), tuple(self._faults))
+
+    def _size(self) -> int:
+        """How many parts it has, if what it refers to stood in each place: a value may be compared
+        with all of them."""
+        sizes: dict[str, int] = {}
+
+        def of(schema: Any) -> int:
+            if not isinstance(schema, dict):
+                return 1
+            name = str(schema.get("$ref")).removeprefix("#/$defs/")
+            size = 1 + sum(of(one) for _, one in inner(schema))
+            if name in self._defs:
+                if name not in sizes:
+                    sizes[name] = 1  # within itself
+                    sizes[name] = of(self._defs[name])
+                size += sizes[name]
+            return size
+
+        return of(self._root)
+
+    def _leave_out(self, schema: dict[str, Any], place: str, keyword: str, why: str) -> None:
+        if keyword in schema:
+            del schema[keyword]
+            self._faults.append(f"{_joined(place, keyword)}: {why}")
+
+    def _valid(self, schema: Any, place: str) -> Any:
+        """A schema without what is no JSON Schema."""
+        if not isinstance(schema, dict | bool):
+            self._faults.append(
+                f"{place or 'schema'}: expected a JSON Schema, got {str(schema)[:40]}"
+            )
+            return True
+        if isinstance(schema, bool):
+            return schema
+        found = dict(schema)
+        while error := _error_of(found):
+            keyword, why = str(error.instance_path[0]), error.message[:200]
+            if keyword == "type":
+                why = f"expected one or more of {', '.join(TYPES.values())}, got {found['type']!r}"
+            self._leave_out(found, place, keyword, why)
+        return changed(found, lambda one, at: self._valid(one, _joined(place, at)))
+
+    def _schema(self, schema: Any, place: str) -> Any:
+        """A schema without what no grammar can hold."""
+        if not isinstance(schema, dict):
+            return schema
+        if schema.get("not") in _ANYTHING:
+            return False
+        found = dict(schema)
+        for idle in (_idle_logic, _idle_counts):
+            idle(found)
+        self._names(found, place)
+        self._evaluated(found)
+        for keyword, why in _UNHELD.items():
+            self._leave_out(found, place, keyword, why)
+        self._bounds(found, place)
+        if "pattern" in found:
+            found["pattern"] = rust_pattern(found["pattern"])
+        if "patternProperties" in found:
+            named = found["patternProperties"].items()
+            found["patternProperties"] = {rust_pattern(name): one for name, one in named}
+        self._reference(found, place)
+        self._one_of(found, place)
+        found = changed(found, lambda one, at: self._schema(one, _joined(place, at)))
+        return self._numbers(_ordered(_dependents(found)), place)
+
+    def _names(self, found: dict[str, Any], place: str) -> None:
+        """Say what the names of an object must match by its properties."""
+        if "propertyNames" not in found:
+            return
+        given = found["propertyNames"]
+        names: dict[str, Any] = {}
+        for one in parts(given, self._defs):
+            if isinstance(one, dict):
+                names |= one
+        names = {name: one for name, one in names.items() if name not in ("$ref", "allOf")}
+        if given is True or names.get("type", "string") == "string":
+            names.pop("type", None)
+        if "pattern" in names:
+            names.pop("format", None)
+        others = found.get("additionalProperties", True)
+        listed = [names["const"]] if "const" in names else names.get("enum")
+        if not names and given is not False:
+            del found["propertyNames"]
+        elif "patternProperties" in found or (found.get("properties") and others not in _ANYTHING):
+            why = "no grammar can hold an answer to it beside other properties"
+            self._leave_out(found, place, "propertyNames", why)
+        elif listed is not None and names.keys() <= {"const", "enum"}:
+            own = found.get("properties", {})
+            of_each = {name: own.get(name, others) for name in listed if isinstance(name, str)}
+            found |= {"properties": of_each, "additionalProperties": False}
+            del found["propertyNames"]
+        elif not found.get("properties") and (pattern := _pattern_of(names)):
+            found |= {"patternProperties": {pattern: others}, "additionalProperties": False}
+            del found["propertyNames"]
+        else:
+            why = "a grammar can hold names to one pattern, a length, a uuid, a date, or a list"
+            self._leave_out(found, place, "propertyNames", why)
+
+    def _evaluated(self, found: dict[str, Any]) -> None:
+        """Say what is no property of any part as what is no property of the whole."""
+        rest = {name: one for name, one in found.items() if not name.startswith("unevaluated")}
+        every = [one for one in parts(rest, self._defs) if isinstance(one, dict)]
+        if any(one.keys() & {"anyOf", "oneOf", "if", "dependentSchemas"} for one in every):
+            return
+        if "unevaluatedProperties" in found and not any(
+            one.keys() & {"patternProperties", "additionalProperties", "unevaluatedProperties"}
+            for one in every
+        ):
+            names = {name: True for one in every for name in one.get("properties", {})}
+            found["properties"] = names | found.get("properties", {})
+            found["additionalProperties"] = found.pop("unevaluatedProperties")
+        if "unevaluatedItems" in found and len(every) == 1 and "contains" not in found:
+            found.setdefault("items", found.pop("unevaluatedItems"))
+
+    def _bounds(self, found: dict[str, Any], place: str) -> None:
+        """Leave out bounds that a grammar has no room for, or would not keep."""
+        for name in ("minItems", "maxItems"):
+            if found.get(name, 0) > _MOST_ITEMS:
+                why = f"a grammar can count no more than {_MOST_ITEMS} items"
+                self._leave_out(found, place, name, why)
+        if found.get("minProperties", 0) > len(found.get("required", ())) + 1:
+            why = "a grammar lets a name stand twice: list the required ones"
+            self._leave_out(found, place, "minProperties", why)
+
+    def _reference(self, found: dict[str, Any], place: str) -> None:
+        ref = found.get("$ref", "")
+        if ref and ref.removeprefix("#/$defs/") not in self._defs:
+            why = f"expected a reference to a part of the schema, got {ref[:80]}"
+            self._leave_out(found, place, "$ref", why)
+        elif ref and ref in self._loops(ref):
+            self._leave_out(found, place, "$ref", f"{ref[:80]} refers to itself")
+
+    def _loops(self, ref: str) -> set[str]:
+        """What a reference refers to in its turn, about the same value."""
+        found, left = set[str](), [self._defs[ref.removeprefix("#/$defs/")]]
+        while left:
+            one = left.pop()
+            if not isinstance(one, dict):
+                continue
+            left += [each for name in ("allOf", "anyOf", "oneOf") for each in one.get(name, ())]
+            other = one.get("$ref", "")
+            if other.removeprefix("#/$defs/") in self._defs and other not in found:
+                found.add(other)
+                left.append(self._defs[other.removeprefix("#/$defs/")])
+        return found
+
+    def _one_of(self, found: dict[str, Any], place: str) -> None:
+        """Say by `anyOf` what excludes each other."""
+        if "oneOf" not in found:
+            return
+        choices = found["oneOf"]
+        for i, one in enumerate(choices):
+            for k in range(i):
+                if "oneOf" in found and not self._overlap.apart(choices[k], one):
+                    why = f"[{k}] and [{i}] may both match, as far as can be seen: try anyOf"
+                    self._leave_out(found, place, "oneOf", why)
+        found.pop("oneOf", None)
+        if "anyOf" in found:
+            found["allOf"] = [*found.get("allOf", ()), {"anyOf": choices}]
+        else:
+            found["anyOf"] = choices
+
+    def _numbers(self, found: dict[str, Any], place: str) -> Any:
+        """Bound whole numbers, whose digits might never end, and list negative multiples."""
+        given = found.get("type", sorted(set(TYPES.values()) - {"integer"}))
+        kinds = [given] if isinstance(given, str) else list(given)
+        if "multipleOf" in found:
+            step = Fraction(str(found["multipleOf"]))
+            if step == 1:
+                kinds = ["integer" if kind == "number" else kind for kind in kinds]
+                found["type"] = kinds = list(dict.fromkeys(kinds))
+            if "number" not in kinds and ("integer" not in kinds or (1 / step).denominator == 1):
+                del found["multipleOf"]
+        low, high = _limits(found)
+        if "multipleOf" in found and (low is None or low < 0):
+            return self._multiples(found, kinds, place)
+        if not found.keys() & {"enum", "const"}:
+            if "integer" in kinds:
+                _bound_digits(found, low, high)
+            elif "number" in kinds:
+                _bound_doubles(found)
+        for name in ("const", "enum", *sorted(_NUMBER)):
+            if name in found and not _is_exact(found[name], name):
+                why = f"{str(found[name])[:40]} is beyond the numbers that stay exact"
+                self._leave_out(found, place, name, why)
+        return found
+
+    def _multiples(self, found: dict[str, Any], kinds: list[str], place: str) -> Any:
+        """Multiples of a number, some below 0: the library has no room for their sign."""
+        low, high = _limits(found)
+        step = Fraction(str(found["multipleOf"]))
+        if (
+            low is None
+            or high is None
+            or (high - low) / step > _MOST_MULTIPLES
+            or found.keys() - _NUMBER
+        ):
+            why = (
+                "a grammar can hold no numbers below 0 to it: give a minimum of 0 or more, or "
+                f"bounds with at most {_MOST_MULTIPLES} multiples between them"
+            )
+            self._leave_out(found, place, "multipleOf", why)
+            return self._numbers(found, place)
+        every = (step * k for k in range(ceil(low / step), floor(high / step) + 1))
+        values = [
+            int(one) if one.denominator == 1 else float(one)
+            for one in every
+            if one.denominator == 1 or "number" in kinds
+        ]
+        valid = Draft202012Validator({name: one for name, one in found.items() if name != "type"})
+        listed = {"enum": [value for value in values if valid.is_valid(value)]}
+        others = [kind for kind in kinds if kind not in ("integer", "number")]
+        return {"anyOf": [listed, {"type": others}]} if others else listed
+
+    def _mended(self, schema: Any, place: str) -> Any:
+        """A schema without what the library refuses, wherever that stands in it."""
+        if not isinstance(schema, dict) or not _alone(schema):
+            return schema
+        found = changed(schema, lambda one, at: self._mended(one, _joined(place, at)))
+        keywords = [name for name in found if name != "type"]
+        for keyword in keywords:
+            if why := _alone({name: found[name] for name in found if name in ("type", keyword)}):
+                self._leave_out(found, place, keyword, why)
+        for keyword in keywords:
+            rest = {name: one for name, one in found.items() if name != keyword}
+            if (why := _alone(found)) and not _alone(rest):
+                self._leave_out(found, place, keyword, why)
+        return found
+
+
+def _whole(schema: Any, defs: Mapping[str, Any]) -> Any:
+    return {**schema, "$defs": defs} if defs and isinstance(schema, dict) else schema
+
+
+def _joined(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
+
+
+def _alone(schema: Any) -> str:
+    """What is wrong with a schema, whatever it refers to."""
+    return _fault_of(f"start: {json_rule(_without_references(schema, ''))}")
+
+
+def _without_references(schema: Any, _place: str) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    rest = {name: one for name, one in schema.items() if name != "$ref"}
+    return changed(rest, _without_references)
+
+
+def _error_of(schema: dict[str, Any]) -> ValidationError | None:
+    """What of a schema, those within it aside, is none; None for nothing."""
+    try:
+        meta.validate(changed(schema, lambda _one, _at: True))
+    except ValidationError as error:
+        return error
+    return None
+
+
+def _idle_logic(found: dict[str, Any]) -> None:
+    """Leave out what asks for nothing."""
+    if found.get("not") is False:
+        del found["not"]
+    if "if" not in found or all(found.get(name, True) in _ANYTHING for name in ("then", "else")):
+        for name in ("if", "then", "else"):
+            found.pop(name, None)
+    if "contains" not in found or (found.get("minContains") == 0 and "maxContains" not in found):
+        for name in ("contains", "minContains", "maxContains"):
+            found.pop(name, None)
+    for name in ("unevaluatedItems", "unevaluatedProperties"):
+        if found.get(name) in _ANYTHING:
+            del found[name]
+
+
+def _idle_counts(found: dict[str, Any]) -> None:
+    """Leave out what asks for nothing."""
+    if not found.get("uniqueItems") or found.get("maxItems", 2) < 2:
+        found.pop("uniqueItems", None)
+    if found.get("minProperties", 0) <= len(found.get("required", ())):
+        found.pop("minProperties", None)
+
+
+def _pattern_of(names: Mapping[str, Any]) -> str:
+    """The regular expression that some names must match; empty where one says too little."""
+    if names.keys() == {"pattern"}:
+        return str(names["pattern"])
+    if names.keys() == {"format"}:
+        return _NAMES.get(names["format"], "")
+    if names.keys() <= {"minLength", "maxLength"}:
+        return f"^[\\s\\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+    return ""
+
+
+def _dependents(found: dict[str, Any]) -> dict[str, Any]:
+    """Say what depends on a property by a choice: it is not there, or the rest holds."""
+    choices = {name: {"required": one} for name, one in found.pop("dependentRequired", {}).items()}
+    every = [*choices.items(), *found.pop("dependentSchemas", {}).items()]
+    if every:
+        both = [{"anyOf": [{"properties": {name: False}}, one]} for name, one in every]
+        found["allOf"] = [*found.get("allOf", ()), *both]
+    return found
+
+
+def _ordered(found: dict[str, Any]) -> dict[str, Any]:
+    """The library reads keywords in their order, and those apart that stand on both sides of a
+    choice or a reference."""
+    choices = {name: one for name, one in found.items() if name in _IN_PLACE}
+    others = {name: one for name, one in found.items() if name not in _IN_PLACE}
+    first = next((name for name in found if name != "type"), "")
+    return choices | others if first in _IN_PLACE else others | choices
+
+
+def _limits(schema: Mapping[str, Any]) -> tuple[Fraction | None, Fraction | None]:
+    """The least and the largest number that a schema's bounds name."""
+    low = [schema[name] for name in ("minimum", "exclusiveMinimum") if name in schema]
+    high = [schema[name] for name in ("maximum", "exclusiveMaximum") if name in schema]
+    return (
+        max((Fraction(str(one)) for one in low), default=None),
+        min((Fraction(str(one)) for one in high), default=None),
+    )
+
+
+def _bound_digits(found: dict[str, Any], low: Fraction | None, high: Fraction | None) -> None:
+    """Keep whole numbers within those that stay exact, where the bounds leave some of these."""
+    if (low is None or low < -_EXACT) and (high is None or high > -_EXACT):
+        found.pop("exclusiveMinimum", None)
+        found["minimum"] = -_EXACT
+    if (high is None or high > _EXACT) and (low is None or low < _EXACT):
+        found.pop("exclusiveMaximum", None)
+        found["maximum"] = _EXACT
+
+
+def _bound_doubles(found: dict[str, Any]) -> None:
+    """Leave out bounds that every number keeps, and bring others into the library's reach."""
+    for names, sign in (("minimum", "exclusiveMinimum"), -1), (("maximum", "exclusiveMaximum"), 1):
+        for name in names:
+            if found.get(name, 0) * sign >= sys.float_info.max:
+                del found[name]
+            elif found.get(name, 0) * sign >= _FARTHEST:
+                found[name] = sign * _EXACT
+
+
+def _is_exact(value: Any, keyword: str) -> bool:
+    """Whether the library, which reads numbers as doubles, keeps a value as it is."""
+    if isinstance(value, list):
+        return all(_is_exact(one, keyword) for one in value)
+    if isinstance(value, dict):
+        return all(_is_exact(one, keyword) for one in value.values())
+    if not isinstance(value, int):
+        return True
+    bound = keyword not in ("const", "enum")
+    return abs(value) < (_LARGEST if bound else 2**1000) and int(float(value)) == value

@@ -1,0 +1,279 @@
+"""What a JSON Schema says, in one dialect.
+
+Tools write JSON Schema by its drafts (4 to 2020-12) and by OpenAPI. `modern` puts all of them into
+the draft 2020-12: remarks are left out, tuples are `prefixItems`, `nullable` is a choice, and each
+reference names an entry of `$defs`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+from orchestrator.rust_patterns import conjuncts, without_bare_classes
+
+_UNIONS: Final = ("anyOf", "oneOf")
+_LISTS: Final = {"prefixItems", "allOf", *_UNIONS}
+_NAMED: Final = {"properties", "patternProperties", "dependentSchemas", "$defs"}
+_INNER: Final = {
+    *("items", "contains", "unevaluatedItems", "additionalProperties", "propertyNames"),
+    *("unevaluatedProperties", "not", "if", "then", "else"),
+}
+_COUNTS: Final = {
+    *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+    *("minContains", "maxContains"),
+}
+_KEYWORDS: Final = {
+    *_LISTS,
+    *(_NAMED - {"$defs"}),
+    *_INNER,
+    *_COUNTS,
+    *(
+        "$ref",
+        "$dynamicRef",
+        "$recursiveRef",
+        "type",
+        "enum",
+        "const",
+        "required",
+        "dependentRequired",
+        "uniqueItems",
+    ),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("pattern", "format"),
+}
+"""Those that may make a value invalid; every other one is a remark, or points somewhere."""
+FORMATS: Final = (
+    *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
+)
+"""Those that ask for something; by the draft 2020-12 every one is a remark."""
+_MOST_BRANCHES: Final = 512  # of a schema, looked at for each property
+TYPES: Final[Mapping[type, str]] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+"""What a JSON Schema calls the type of a value."""
+
+
+def modern(schema: Any) -> Any:
+    """The same schema by the draft 2020-12, without remarks."""
+    return _Dialect(schema).whole()
+
+
+def inner(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas that stand right in a modern one, each with its place."""
+    for name, one in schema.items():
+        if name in _LISTS and isinstance(one, list):
+            yield from ((f"{name}[{i}]", each) for i, each in enumerate(one))
+        elif name in _NAMED and isinstance(one, dict):
+            yield from ((f"{name}.{key}", each) for key, each in one.items())
+        elif name in _INNER:
+            yield name, one
+
+
+def changed(schema: dict[str, Any], change: Callable[[Any, str], Any]) -> dict[str, Any]:
+    """A modern schema, each of those that stand right in it changed by what it is and its place."""
+    found = dict(schema)
+    for name, one in schema.items():
+        if name in _LISTS and isinstance(one, list):
+            found[name] = [change(each, f"{name}[{i}]") for i, each in enumerate(one)]
+        elif name in _NAMED and isinstance(one, dict):
+            found[name] = {key: change(each, f"{name}.{key}") for key, each in one.items()}
+        elif name in _INNER:
+            found[name] = change(one, name)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ValueForm:
+    """What a JSON Schema says of a value, whichever of its branches holds.
+
+    Attributes:
+        types: those that it names; none where it, or one of its branches, names none.
+        listed: the values that it names one by one.
+        closed: whether there are no others.
+    """
+
+    types: frozenset[str]
+    listed: Sequence[Any]
+    closed: bool
+
+
+def value_form(schema: Any, root: Any) -> ValueForm:
+    """What a JSON Schema says of a value; `root`: the schema that its references point into."""
+    types, listed, free, closed = set[str](), list[Any](), False, True
+    for one in _branches(schema, root):
+        named = one.get("type")
+        named = named if isinstance(named, list) else [named]
+        kinds = {kind for kind in named if isinstance(kind, str)}
+        values = one["enum"] if isinstance(one.get("enum"), list) else None
+        if "const" in one:
+            values = [one["const"]]
+        elif values is None and kinds == {"null"}:
+            values = [None]
+        kinds = kinds or {TYPES[type(value)] for value in values or ()}
+        types |= kinds | ({"integer"} if "number" in kinds else set())
+        listed += values or ()
+        free, closed = free or not kinds, closed and values is not None
+    return ValueForm(frozenset() if free else frozenset(types), listed, closed)
+
+
+def _branches(schema: Any, root: Any) -> list[dict[str, Any]]:
+    """The schemas of which a value matches one, each reference followed once; of very many, the
+    first, and one that says nothing."""
+    found, left, seen = list[dict[str, Any]](), [schema], set[str]()
+    for _ in range(_MOST_BRANCHES):
+        if not left:
+            return found
+        one = left.pop()
+        one = one if isinstance(one, dict) else {}
+        if one.get("nullable") is True:  # OpenAPI 3.0
+            found.append({"type": "null"})
+        ref, inner = one.get("$ref"), next((one[name] for name in _UNIONS if name in one), None)
+        every = one.get("allOf")
+        if one.keys() & {"type", "enum", "const"}:
+            found.append(one)
+        elif isinstance(ref, str):
+            left += [] if ref in seen else [target_of(root, ref)[1]]
+            seen.add(ref)
+        elif isinstance(inner, list):
+            left += reversed(inner)
+        elif isinstance(every, list) and (saying := [each for each in every if _names(each)]):
+            left += reversed(saying)
+        else:
+            found.append(one)
+    return [*found, {}]
+
+
+def _names(schema: Any) -> bool:
+    """Whether a schema says of which type a value is."""
+    return isinstance(schema, dict) and bool(
+        schema.keys() & {"type", "enum", "const", "$ref", "allOf", *_UNIONS}
+    )
+
+
+def properties_of(schema: Any) -> dict[str, Any]:
+    """The properties that a JSON Schema names."""
+    named = schema.get("properties") if isinstance(schema, dict) else None
+    return named if isinstance(named, dict) else {}
+
+
+class _Dialect:
+    """A schema on its way into the draft 2020-12."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        draft = str(root.get("$schema")) if isinstance(root, dict) else ""
+        # Up to the draft 7, a reference hides what stands beside it.
+        self._hides = bool(re.search(r"draft-0[3-7]/", draft))
+        self._names: dict[str, str] = {}
+        self._defs: dict[str, Any] = {}
+
+    def whole(self) -> Any:
+        found = self._schema(self._root)
+        return {**found, "$defs": self._defs} if self._defs else found
+
+    def _schema(self, schema: Any, _place: str = "") -> Any:
+        if not isinstance(schema, dict):
+            return schema
+        if self._hides and "$ref" in schema:
+            schema = {"$ref": schema["$ref"]}
+        found = {
+            name: one
+            for name, one in schema.items()
+            if name in _KEYWORDS and (one is not None or name == "const")
+        }
+        self._tuple(schema, found)
+        self._dependencies(schema, found)
+        for name, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+            if isinstance(given := found.get(name), bool):  # the draft 4 and OpenAPI 3.0
+                del found[name]
+                if given and bound in found:
+                    found[name] = found.pop(bound)
+        for name in found.keys() & _COUNTS:
+            if isinstance(found[name], float) and found[name].is_integer():
+                found[name] = int(found[name])
+        if isinstance(required := found.get("required"), bool):  # the draft 3
+            del found["required"]
+        elif isinstance(required, list):
+            found["required"] = list({json.dumps(one): one for one in required}.values())
+        if found.get("format") not in FORMATS:
+            found.pop("format", None)
+        if isinstance(found.get("pattern"), str):
+            found["pattern"], *ahead = conjuncts(without_bare_classes(found["pattern"]))
+            if ahead:
+                found["allOf"] = [*found.get("allOf", ()), *({"pattern": one} for one in ahead)]
+        if isinstance(found.get("$ref"), str):
+            found["$ref"] = self._named(found["$ref"])
+        found = changed(found, self._schema)
+        if schema.get("nullable") is True:  # OpenAPI 3.0
+            return {"anyOf": [found, {"type": "null"}]}
+        return found
+
+    def _tuple(self, schema: dict[str, Any], found: dict[str, Any]) -> None:
+        """A tuple, up to the draft 2019-09."""
+        if isinstance(schema.get("items"), list):
+            found["prefixItems"] = found.pop("items")
+            if "additionalItems" in schema:
+                found["items"] = schema["additionalItems"]
+
+    def _dependencies(self, schema: dict[str, Any], found: dict[str, Any]) -> None:
+        """What depends on a property, up to the draft 7."""
+        if isinstance(named := schema.get("dependencies"), dict):
+            for name, one in named.items():
+                kind = "dependentRequired" if isinstance(one, list) else "dependentSchemas"
+                found[kind] = {**found.get(kind, {}), name: one}
+
+    def _named(self, ref: str) -> str:
+        """The reference to that entry of `$defs` that stands for what another one points to."""
+        if ref not in self._names:
+            found, target = target_of(self._root, ref)
+            if not found:
+                return ref
+            name = re.sub(r"[^\w.-]+", "_", unquote(ref).rpartition("/")[2]) or "root"
+            while name in self._defs:
+                name += "_"
+            self._names[ref] = name
+            self._defs[name] = True  # its name is taken while it is read
+            self._defs[name] = self._schema(target)
+        return f"#/$defs/{self._names[ref]}"
+
+
+def target_of(root: Any, ref: str) -> tuple[bool, Any]:
+    """Whether a reference points to something within a schema (RFC 6901, or by its name), and to
+    what."""
+    if not ref.startswith("#") or (len(ref) > 1 and ref[1] != "/"):
+        return next(((True, one) for one in _all(root) if _is_called(one, ref)), (False, None))
+    for part in unquote(ref[1:]).split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(root, list) and part.isdecimal() and int(part) < len(root):
+            root = root[int(part)]
+        elif isinstance(root, dict) and part in root:
+            root = root[part]
+        else:
+            return False, None
+    return True, root
+
+
+def _all(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object in a value of JSON."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            yield one
+        left += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+
+
+def _is_called(schema: dict[str, Any], ref: str) -> bool:
+    names = [f"#{schema.get('$anchor')}", schema.get("$id"), schema.get("id")]
+    return ref in names or ref.removesuffix("#") in names

@@ -1,0 +1,84 @@
+"""Regular expressions as JSON Schema has them, in the notation of the grammars' library."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+_SPACE: Final = r"\t\n\v\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+
+
+_TOKEN: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[()|]", re.DOTALL)
+
+
+def without_bare_classes(pattern: str) -> str:
+    """A pattern in which JavaScript's `[^]` and `[]` (any letter, and none) are written out."""
+    bare = {"[^]": r"[\s\S]", "[]": r"[^\s\S]"}
+    return _TOKEN.sub(lambda found: bare.get(found[0], found[0]), pattern)
+
+
+def conjuncts(pattern: str) -> list[str]:
+    """Patterns all of which a text must match, in place of one that begins by looking ahead.
+
+    `^(?=.*[0-9]).{8,}$` asks for a digit, and for eight characters or more."""
+    ahead = list[str]()
+    rest = pattern
+    while rest.startswith("^(?=") and (end := _end_of_group(rest, 4)):
+        ahead.append(f"^(?:{rest[4:end]})")
+        rest = f"^{rest[end + 1 :]}"
+    alternatives = any(depth == 0 and letter == "|" for _, letter, depth in _brackets(rest, 0))
+    return [pattern] if alternatives else [rest, *ahead]
+
+
+def _end_of_group(pattern: str, begin: int) -> int:
+    """Where a group ends whose content begins at a place; 0: nowhere."""
+    return next((at for at, letter, depth in _brackets(pattern, begin) if depth < 0), 0)
+
+
+def _brackets(pattern: str, begin: int) -> Iterator[tuple[int, str, int]]:
+    """Brackets and bars from a place on, and in how many groups each stands."""
+    depth = 0
+    for found in _TOKEN.finditer(pattern, begin):
+        letter = found[0]
+        if letter in "()|":
+            depth -= letter == ")"
+            yield found.start(), letter, depth
+            depth += letter == "("
+
+
+def rust_pattern(pattern: str) -> str:
+    """A regular expression of JavaScript (ECMA-262), which is that of JSON Schema, in the notation
+    of Rust's."""
+    found, inside, at = list[str](), False, 0
+    while at < len(pattern):
+        one = pattern[at]
+        if one == "\\" and at + 1 < len(pattern):
+            one = pattern[at : at + 2]
+            found.append(_escape_of(pattern, at, inside=inside))
+            at += one == r"\c" and found[-1].startswith(r"\x")
+        elif inside:
+            inside = one != "]"
+            # Rust's classes hold others, and operators.
+            doubled = one == "-" and pattern[at - 1] == "-"
+            found.append(f"\\{one}" if one in "[&~" or doubled else one)
+        elif one == "[":
+            inside = True
+            found.append(one)
+        else:
+            found.append(r"[^\n\r\u2028\u2029]" if one == "." else one)
+        at += len(one)
+    return "".join(found)
+
+
+def _escape_of(pattern: str, at: int, *, inside: bool) -> str:
+    letter = pattern[at + 1]
+    if letter == "s":
+        return _SPACE if inside else f"[{_SPACE}]"
+    if letter == "S":
+        return f"[^{_SPACE}]"
+    if letter == "c" and pattern[at + 2 : at + 3].isalpha():
+        return f"\\x{ord(pattern[at + 2]) % 32:02x}"
+    if letter == "b" and inside:
+        return r"\x08"
+    return r"\x00" if letter == "0" else f"\\{letter}"

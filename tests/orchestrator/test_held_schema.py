@@ -1,0 +1,207 @@
+"""Answers held to JSON Schemas, against another library's validator, both ways.
+
+`BATON_SCHEMAS=2000 python -m pytest -s tests/orchestrator/test_held_schema.py` draws so many
+schemas, asks for more values of those that tools emit, and prints how many there were.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.grammar import check, fits, holds, tool_rules
+from orchestrator.held_schema import held
+from orchestrator.types import Constraint
+from tests.orchestrator.drawn_schemas import drawn_schema
+from tests.orchestrator.schema_samples import compared, laid_out, lets_through, matcher
+
+DRAWN = int(os.environ.get("BATON_SCHEMAS", "60"))
+EMITTED = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "emitted_schemas.jsonl").read_text().splitlines()
+]
+"""What tools make of models of ours: the tool and its version, the model's name, the dialect."""
+
+
+def test_schemas_as_tools_emit_them() -> None:
+    found = Counter[str]()
+    for i, row in enumerate(EMITTED):
+        try:
+            rng, walks = random.Random(i), 1 + DRAWN // 100
+            found += compared(row["schema"], row["dialect"], rng, walks)
+        except AssertionError as error:
+            raise AssertionError(f"{row['tool']}, {row['name']}: {error}") from error
+    print(f"{len(EMITTED)} emitted: {dict(found)}")
+    assert found["refused"] <= 22
+    assert found["written"] > 100
+
+
+def test_schemas_by_random_choices() -> None:
+    found = Counter[str]()
+    for seed in range(DRAWN):
+        rng = random.Random(seed)
+        try:
+            found += compared(drawn_schema(rng), "2020-12", rng, 3)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    print(f"{DRAWN} drawn: {dict(found)}")
+    assert found["accepted"] > DRAWN // 2
+
+
+NUMBERS = {"type": "object", "properties": {"kind": {"const": "n"}, "n": {"type": "integer"}}}
+TEXTS = {"type": "object", "properties": {"kind": {"const": "t"}, "t": {"type": "string"}}}
+UNION = {
+    "oneOf": [{"$ref": "#/$defs/n"}, {"$ref": "#/$defs/t"}],
+    "discriminator": {"propertyName": "kind"},
+    "$defs": {"n": {**NUMBERS, "required": ["kind"]}, "t": {**TEXTS, "required": ["kind"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"type": "integer", "multipleOf": 5, "minimum": -100, "maximum": 0}, [-15, 0], [-14, 5]),
+        ({"type": "integer", "multipleOf": 5, "minimum": -30, "maximum": -2}, [-15, -5], [0, -2]),
+        ({"type": ["number", "null"], "multipleOf": 0.5, "minimum": -1, "exclusiveMaximum": 1},
+         [-0.5, 0.5, None], [1, 0.25]),
+        ({"multipleOf": 1, "type": "number"}, [-3, 4], [0.5]),
+        ({"type": "object", "propertyNames": {"type": "string"},
+          "additionalProperties": {"type": "number"}}, [{}, {"a b": 1.5}], [{"a": "x"}]),
+        ({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "required": ["b"],
+          "additionalProperties": {"type": "boolean"}}, [{"a": True, "b": False}], [{"b": 1}, {}]),
+        ({"type": "object", "propertyNames": {"$ref": "#/$defs/n"}, "$defs": {"n": {"const": "a"}}},
+         [{"a": 1}], [{"b": 1}]),
+        ({"type": "object", "propertyNames": {"pattern": "^[a-z]$"},
+          "additionalProperties": {"type": "integer"}}, [{"a": 1}], [{"A": 1}, {"a": "x"}]),
+        ({"type": "object", "propertyNames": {"minLength": 1, "maxLength": 2}},
+         [{"ab": 1}, {"\n": 1}], [{"": 1}, {"abc": 1}]),
+        ({"type": "string", "format": "password", "writeOnly": True}, ["any thing"], [1]),
+        ({"type": "object", "minProperties": 0, "uniqueItems": False, "unevaluatedProperties": {},
+          "dependentRequired": {}, "if": {"const": 1}, "not": False, "x-order": 5}, [{"a": 1}], []),
+        (UNION, [{"kind": "n", "n": 1}, {"kind": "t"}], [{"kind": "x"}, {"kind": "n", "n": "a"}]),
+        ({"oneOf": [{"type": "integer", "maximum": 3}, {"type": "integer", "minimum": 5}]},
+         [3, 5], [4]),
+        ({"const": {"a": 1, "b": [2.0, {"c": None, "d": 1}]}},
+         [{"b": [2, {"d": 1, "c": None}], "a": 1.0}], [{"a": 1}]),
+        ({"items": [{"type": "integer"}, {"type": "string"}], "additionalItems": False,
+          "minItems": 2}, [[1, "a"]], [[1, 2], [1, "a", 3], [1]]),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", "type": "array",
+          "items": [{"type": "integer"}]}, [[1, "a"], []], [["a"]]),
+        ({"type": "number", "minimum": 0, "exclusiveMinimum": True}, [0.5], [0]),
+        ({"type": "string", "nullable": True, "maxLength": 1}, [None, "a"], ["ab", 1]),
+        ({"type": "integer", "format": "int64", "minimum": -(2**63), "maximum": 2**63 - 1},
+         [0, -(2**53) + 1], [0.5]),
+        ({"type": "array", "prefixItems": [{"type": "string"}], "unevaluatedItems": False},
+         [["a"], []], [["a", 1]]),
+        ({"allOf": [{"type": "object", "properties": {"a": {"type": "string"}}}],
+          "properties": {"b": {}}, "unevaluatedProperties": False},
+         [{"a": "x"}, {"b": 1}], [{"c": 1}, {"a": 1}]),
+        ({"type": "object", "properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}},
+         [{"a": 1, "b": 2}, {"b": 1}], [{"a": 1}]),
+        ({"type": "object", "patternProperties": {"^x": {"type": "integer"}}, "anyOf":
+          [{"required": ["xa"]}], "additionalProperties": False}, [{"xa": 1}], [{"xb": 1}]),
+        ({"$ref": "#/components/schemas/a~1b%20c",
+          "components": {"schemas": {"a/b c": {"type": "integer"}}}}, [1], ["x"]),
+        ({"$id": "T", "type": "object", "properties": {"next": {"$ref": "T"}},
+          "additionalProperties": False}, [{"next": {"next": {}}}], [{"next": 1}]),
+        ({"type": "string", "enum": None, "minLength": 1.0, "pattern": None}, ["a"], [""]),
+        ({"type": "string", "pattern": "^(?=.*[0-9])(?=.*[a-z]).{3,}$"}, ["ab1"], ["a1", "abc"]),
+        ({"type": "string", "pattern": "^[[&~]--$"}, ["[--", "&--"], ["a--", "--"]),
+        ({"type": "string", "pattern": r"^[^]\cA\s$"}, ["a\x01\ufeff", "\n\x01 "], ["a\x01b"]),
+    ],
+)  # fmt: skip
+def test_what_a_schema_says_is_held_to(schema: Any, valid: list[Any], invalid: list[Any]) -> None:
+    source = json.dumps(schema)
+    assert held(source).faults == ()
+    form, state = Constraint("json_schema", source), matcher(source)
+    for value in valid:
+        assert holds(form, json.dumps(value, separators=(",", ":")))
+        assert fits(value, schema)
+        assert lets_through(state, laid_out(value, schema)), value
+    for value in invalid:
+        assert not holds(form, json.dumps(value))
+        assert not lets_through(state, laid_out(value, schema)), value
+
+
+def inside(schema: Any) -> Any:
+    """A schema as that of a property in a list of a definition."""
+    entry = {"type": "object", "properties": {"good": {"type": "integer"}, "bad": schema}}
+    rows = {"type": "array", "items": {"$ref": "#/$defs/entry"}}
+    return {"type": "object", "properties": {"rows": rows}, "$defs": {"entry": entry}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "fault", "rest"),
+    [
+        ({"type": "integer", "multipleOf": 5}, "multipleOf: .*below 0", {"type": "integer"}),
+        ({"type": "integer", "multipleOf": 5, "maximum": -2}, "multipleOf: .*below 0", None),
+        ({"type": "number", "multipleOf": 0.07, "minimum": 0}, "multipleOf: .*digits", None),
+        ({"type": "string", "pattern": "a(?!b)"}, "pattern: look-around.* is not supported",
+         {"type": "string"}),
+        ({"type": "string", "pattern": "(", "maxLength": 3}, "pattern: unclosed group",
+         {"type": "string", "maxLength": 3}),
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems: ",
+         None),
+        ({"not": {"type": "null"}, "type": ["string", "null"]}, "not: no grammar",
+         {"type": ["string", "null"]}),
+        ({"if": {"const": 1}, "then": {"minimum": 5}}, "if: no grammar", {}),
+        ({"type": "bigint"}, "type: expected one or more of string, .*got 'bigint'", {}),
+        ({"minimum": "3", "type": "integer"}, 'minimum: "3" is not of type "number"', None),
+        ({"$ref": "https://a.b/c"}, r"\$ref: expected a reference .*got https://a.b/c", {}),
+        ({"$ref": "#/$defs/entry/properties/bad"}, r"\$ref: .* refers to itself", {}),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf: .*may both match.*anyOf",
+         {"anyOf": [{"type": "integer"}, {"type": "number"}]}),
+        ({"type": "object", "minProperties": 3}, "minProperties: .*stand twice",
+         {"type": "object"}),
+        ({"type": "array", "maxItems": 10**9}, "maxItems: ", {"type": "array"}),
+        ({"type": "integer", "minimum": 2**60}, "minimum: ", None),
+        ({"const": 2**53 + 1}, "const: 9007199254740993 is beyond", {}),
+        ({"type": "object", "properties": {"a": 5}}, "properties.a: expected a JSON Schema",
+         {"type": "object", "properties": {"a": True}}),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_held_to_is_named_with_its_place_and_left_out_of_the_rest(
+    schema: Any, fault: str, rest: Any
+) -> None:
+    whole = inside(schema)
+    found = held(json.dumps(whole))
+    with pytest.raises(InvalidRequest, match=rf"p: \$defs\.entry\.properties\.bad\.{fault}"):
+        check(Constraint("json_schema", json.dumps(whole)), "p")
+    properties = found.schema["$defs"]["entry"]["properties"]
+    assert properties["good"]["type"] == "integer"
+    if rest is not None:
+        plain = held(json.dumps({"properties": {"bad": rest}})).schema["properties"]["bad"]
+        assert properties["bad"] == plain
+    tool = {"name": "t", "parameters": whole, "strict": False, "place": "tools[0]"}
+    rules = tool_rules([tool], required=False, parallel=True, answer=None)
+    assert json.loads(rules.source)["tools"][0][1] == found.schema
+    with pytest.raises(InvalidRequest, match=r"tools\[0\]: \$defs\.entry\.properties\.bad"):
+        tool_rules([{**tool, "strict": True}], required=False, parallel=True, answer=None)
+
+
+def test_two_keywords_that_no_value_matches_together_are_named() -> None:
+    schema = {"type": "string", "pattern": "^a{5}$", "maxLength": 3}
+    whole = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    assert held(json.dumps({**whole, "required": []})).faults == ()  # it is never written
+    with pytest.raises(InvalidRequest, match=r"p: properties\.a\.pattern: .*empty"):
+        check(Constraint("json_schema", json.dumps(whole)), "p")
+
+
+def test_a_schema_that_doubles_with_each_reference_is_refused() -> None:
+    links = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
+    schema = {"$ref": "#/$defs/a0", "$defs": {**links, "a40": {"type": "integer"}}}
+    with pytest.raises(InvalidRequest, match="more than 16384 parts"):
+        check(Constraint("json_schema", json.dumps(schema)), "p")
+
+
+def test_arguments_of_a_tool_are_an_object_whatever_its_schema_says() -> None:
+    tool = {"name": "t", "parameters": {"properties": {}}, "strict": True, "place": "p"}
+    rules = tool_rules([tool], required=False, parallel=True, answer=None)
+    assert json.loads(rules.source)["tools"][0][1]["type"] == "object"
