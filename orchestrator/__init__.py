@@ -4,6 +4,10 @@ Rooms and modules in reading order:
 
 - `persistent`: a sequence that grows by sharing, for what a request accumulates.
 - `types`: the types the whole system shares: messages, segments, transcripts.
+- `json_schema`: what a JSON Schema says, in one dialect.
+- `rust_patterns`: regular expressions of JSON Schema in the notation of the grammars' library.
+- `schema_overlap`: whether two branches of a schema exclude each other.
+- `held_schema`: the part of a schema that a grammar can hold an answer to, and what it cannot.
 - `grammar`: what an answer must match, as a grammar.
 - `worker`: the port behind which models live: generate, classify, verify.
 - `errors`: everything Baton raises on purpose.

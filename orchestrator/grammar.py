@@ -85,8 +85,8 @@ def tool_rules(
 
     Args:
         tools: name, JSON Schema of the arguments (`parameters`) and `strict` of each, and its
-            `place` in the request. A schema that no text can be held to stands for any object,
-            unless it is `strict`; so do all that are not, where they are too large together.
+            `place` in the request. What of a schema no text can be held to is left out, unless it
+            is `strict`. All that are not stand for any object, where they are too large together.
         required: whether it must.
         parallel: whether it may make several calls.
         answer: JSON Schema, as JSON, of an answer without calls; None: any text.

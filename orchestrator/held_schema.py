@@ -32,6 +32,7 @@ _FARTHEST: Final = 10**18  # a bound of fractions
 _MOST_ITEMS: Final = 10_000  # that a bound may name
 _MOST_MULTIPLES: Final = 512  # that are listed
 _MOST_PARTS: Final = 1 << 14  # of a schema, each reference followed
+_MOST_LEVELS: Final = 400  # the library takes 5 KB of the stack for each
 _NAMES: Final = {
     "uuid": "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
     "date": "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])$",
@@ -117,9 +118,8 @@ class _Reader:
             self._defs[name] = self._valid(one, f"$defs.{name}")
         found = self._schema(self._root, "")
         defs = {name: self._schema(one, f"$defs.{name}") for name, one in self._defs.items()}
-        if self._size() > _MOST_PARTS:
-            self._faults.append(f"with what it refers to it has more than {_MOST_PARTS} parts")
-            return Held({}, tuple(self._faults))
+        if why := self._too_large():
+            return Held({}, (*self._faults, why))
         if _fault_of(f"start: {json_rule(_whole(found, defs))}"):
             found = self._mended(found, "")
             defs = {name: self._mended(one, f"$defs.{name}") for name, one in defs.items()}
@@ -127,24 +127,42 @@ class _Reader:
                 return Held({}, (*self._faults, fault))
         return Held(_whole(found, defs), tuple(self._faults))
 
-    def _size(self) -> int:
+    def _too_large(self) -> str:
+        """Why there is no room for what it refers to; empty where there is."""
+        if self._levels() > _MOST_LEVELS:
+            return f"with what it refers to it is more than {_MOST_LEVELS} levels deep"
+        if self._size(self._root, {}) > _MOST_PARTS:
+            return f"with what it refers to it has more than {_MOST_PARTS} parts"
+        return ""
+
+    def _levels(self) -> int:
+        """How deep the library goes, which reads what a schema refers to where it first does."""
+        deepest, left, seen = 0, [(self._root, 1)], set[str]()
+        while left:
+            one, level = left.pop()
+            deepest = max(deepest, level)
+            if isinstance(one, dict):
+                each = [below for _, below in inner(one)]
+                name = _name_of(one)
+                if name in self._defs and name not in seen:
+                    seen.add(name)
+                    each.append(self._defs[name])
+                left += [(below, level + 1) for below in reversed(each)]
+        return deepest
+
+    def _size(self, schema: Any, sizes: dict[str, int]) -> int:
         """How many parts it has, if what it refers to stood in each place: a value may be compared
-        with all of them."""
-        sizes: dict[str, int] = {}
-
-        def of(schema: Any) -> int:
-            if not isinstance(schema, dict):
-                return 1
-            name = str(schema.get("$ref")).removeprefix("#/$defs/")
-            size = 1 + sum(of(one) for _, one in inner(schema))
-            if name in self._defs:
-                if name not in sizes:
-                    sizes[name] = 1  # within itself
-                    sizes[name] = of(self._defs[name])
-                size += sizes[name]
+        with all of them. Known are the `sizes` of definitions."""
+        size = 1
+        if not isinstance(schema, dict):
             return size
-
-        return of(self._root)
+        for _, one in inner(schema):
+            size += self._size(one, sizes)
+        name = _name_of(schema)
+        if name in self._defs and name not in sizes:
+            sizes[name] = 1  # within itself
+            sizes[name] = self._size(self._defs[name], sizes)
+        return size + sizes.get(name, 0)
 
     def _leave_out(self, schema: dict[str, Any], place: str, keyword: str, why: str) -> None:
         if keyword in schema:
@@ -253,24 +271,24 @@ class _Reader:
 
     def _reference(self, found: dict[str, Any], place: str) -> None:
         ref = found.get("$ref", "")
-        if ref and ref.removeprefix("#/$defs/") not in self._defs:
+        if ref and _name_of(found) not in self._defs:
             why = f"expected a reference to a part of the schema, got {ref[:80]}"
             self._leave_out(found, place, "$ref", why)
-        elif ref and ref in self._loops(ref):
+        elif ref and _name_of(found) in self._reached(_name_of(found)):
             self._leave_out(found, place, "$ref", f"{ref[:80]} refers to itself")
 
-    def _loops(self, ref: str) -> set[str]:
-        """What a reference refers to in its turn, about the same value."""
-        found, left = set[str](), [self._defs[ref.removeprefix("#/$defs/")]]
+    def _reached(self, name: str) -> set[str]:
+        """The definitions that one refers to about the same value, in its turn too."""
+        found, left = set[str](), [self._defs[name]]
         while left:
             one = left.pop()
             if not isinstance(one, dict):
                 continue
-            left += [each for name in ("allOf", "anyOf", "oneOf") for each in one.get(name, ())]
-            other = one.get("$ref", "")
-            if other.removeprefix("#/$defs/") in self._defs and other not in found:
+            left += [each for union in ("allOf", "anyOf", "oneOf") for each in one.get(union, ())]
+            other = _name_of(one)
+            if other in self._defs and other not in found:
                 found.add(other)
-                left.append(self._defs[other.removeprefix("#/$defs/")])
+                left.append(self._defs[other])
         return found
 
     def _one_of(self, found: dict[str, Any], place: str) -> None:
@@ -309,7 +327,7 @@ class _Reader:
             elif "number" in kinds:
                 _bound_doubles(found)
         for name in ("const", "enum", *sorted(_NUMBER)):
-            if name in found and not _is_exact(found[name], name):
+            if name in found and not _is_exact(found[name]):
                 why = f"{str(found[name])[:40]} is beyond the numbers that stay exact"
                 self._leave_out(found, place, name, why)
         return found
@@ -319,10 +337,11 @@ class _Reader:
         low, high = _limits(found)
         step = Fraction(str(found["multipleOf"]))
         if (
-            low is None
+            found.keys() - _NUMBER
+            or low is None
             or high is None
+            or max(-low, high) > _EXACT
             or (high - low) / step > _MOST_MULTIPLES
-            or found.keys() - _NUMBER
         ):
             why = (
                 "a grammar can hold no numbers below 0 to it: give a minimum of 0 or more, or "
@@ -359,6 +378,11 @@ class _Reader:
 
 def _whole(schema: Any, defs: Mapping[str, Any]) -> Any:
     return {**schema, "$defs": defs} if defs and isinstance(schema, dict) else schema
+
+
+def _name_of(schema: Mapping[str, Any]) -> str:
+    """The definition that a schema refers to."""
+    return str(schema.get("$ref", "")).removeprefix("#/$defs/")
 
 
 def _joined(place: str, name: str) -> str:
@@ -469,13 +493,12 @@ def _bound_doubles(found: dict[str, Any]) -> None:
                 found[name] = sign * _EXACT
 
 
-def _is_exact(value: Any, keyword: str) -> bool:
+def _is_exact(value: Any) -> bool:
     """Whether the library, which reads numbers as doubles, keeps a value as it is."""
     if isinstance(value, list):
-        return all(_is_exact(one, keyword) for one in value)
+        return all(_is_exact(one) for one in value)
     if isinstance(value, dict):
-        return all(_is_exact(one, keyword) for one in value.values())
+        return all(_is_exact(one) for one in value.values())
     if not isinstance(value, int):
         return True
-    bound = keyword not in ("const", "enum")
-    return abs(value) < (_LARGEST if bound else 2**1000) and int(float(value)) == value
+    return abs(value) < _LARGEST and int(float(value)) == value

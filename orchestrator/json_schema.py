@@ -175,12 +175,15 @@ class _Dialect:
         draft = str(root.get("$schema")) if isinstance(root, dict) else ""
         # Up to the draft 7, a reference hides what stands beside it.
         self._hides = bool(re.search(r"draft-0[3-7]/", draft))
-        self._names: dict[str, str] = {}
-        self._defs: dict[str, Any] = {}
+        self._names: dict[str, str] = {}  # of what references point to
+        self._targets: dict[str, Any] = {}
 
     def whole(self) -> Any:
-        found = self._schema(self._root)
-        return {**found, "$defs": self._defs} if self._defs else found
+        found, defs = self._schema(self._root), dict[str, Any]()
+        while len(defs) < len(self._targets):  # each may refer to more
+            name = list(self._targets)[len(defs)]
+            defs[name] = self._schema(self._targets[name])
+        return {**found, "$defs": defs} if defs else found
 
     def _schema(self, schema: Any, _place: str = "") -> Any:
         if not isinstance(schema, dict):
@@ -240,11 +243,10 @@ class _Dialect:
             if not found:
                 return ref
             name = re.sub(r"[^\w.-]+", "_", unquote(ref).rpartition("/")[2]) or "root"
-            while name in self._defs:
+            while name in self._targets:
                 name += "_"
             self._names[ref] = name
-            self._defs[name] = True  # its name is taken while it is read
-            self._defs[name] = self._schema(target)
+            self._targets[name] = target
         return f"#/$defs/{self._names[ref]}"
 
 

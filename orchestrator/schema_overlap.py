@@ -15,6 +15,7 @@ from jsonschema_rs import Draft202012Validator, RegexOptions
 from orchestrator.json_schema import TYPES
 
 _MOST_STEPS: Final = 20_000
+_DEEPEST: Final = 16
 _MOST_ITEMS: Final = 32  # of lists that are compared
 _KINDS: Final = {kind for kind in TYPES.values() if kind != "integer"}
 _BOUNDS: Final = {
@@ -48,13 +49,19 @@ class Overlap:
     """Compares schemas whose references name `defs`, up to a number of steps."""
 
     def __init__(self, defs: Mapping[str, Any]) -> None:
-        self._defs, self._steps = defs, _MOST_STEPS
+        self._defs, self._steps, self._depth = defs, _MOST_STEPS, 0
 
     def apart(self, one: Any, other: Any) -> bool:
         """Whether plainly no value matches both of two schemas."""
         self._steps -= 1
-        if self._steps < 0:
+        if self._steps < 0 or self._depth == _DEEPEST:
             return False
+        self._depth += 1
+        found = self._apart(one, other)
+        self._depth -= 1
+        return found
+
+    def _apart(self, one: Any, other: Any) -> bool:
         whole = [list(parts(each, self._defs)) for each in (one, other)]
         if any(False in each for each in whole):
             return True

@@ -23,7 +23,8 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 class FunctionTool(BaseModel):
     """A function that may be called. With `strict` a schema that no text can be held to is refused;
-    else it stands for any object. Servers (`url`) are not asked to hold calls to schemas."""
+    else what of it none can be held to is left out. Servers (`url`) are not asked to hold calls to
+    schemas."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     name: ToolName

@@ -201,6 +201,24 @@ def test_a_schema_that_doubles_with_each_reference_is_refused() -> None:
         check(Constraint("json_schema", json.dumps(schema)), "p")
 
 
+@pytest.mark.parametrize("kind", ["properties", "anyOf", "allOf"])
+def test_a_schema_that_is_too_deep_with_its_references_is_refused(kind: str) -> None:
+    """The library ends the process where its stack ends."""
+    links: dict[str, Any] = {"a1500": {"type": "object"}}
+    for i in range(1500):
+        below = {"$ref": f"#/$defs/a{i + 1}"}
+        links[f"a{i}"] = {kind: {"x": below} if kind == "properties" else [below]}
+    with pytest.raises(InvalidRequest, match="more than 400 levels deep"):
+        check(Constraint("json_schema", json.dumps({"$ref": "#/$defs/a0", "$defs": links})), "p")
+
+
+@pytest.mark.parametrize("schema", [{"const": -(2**63)}, {"type": "integer", "minimum": -(2**63),
+    "maximum": -(2**63) + 9}, {"enum": [2**63]}])  # fmt: skip
+def test_numbers_that_the_library_has_no_room_for_are_refused(schema: Any) -> None:
+    with pytest.raises(InvalidRequest, match="beyond the numbers that stay exact"):
+        check(Constraint("json_schema", json.dumps(schema)), "p")
+
+
 def test_arguments_of_a_tool_are_an_object_whatever_its_schema_says() -> None:
     tool = {"name": "t", "parameters": {"properties": {}}, "strict": True, "place": "p"}
     rules = tool_rules([tool], required=False, parallel=True, answer=None)
