@@ -25,7 +25,7 @@ from deploy.service.config import Args, MethodSpec, WorkerSpec
 from deploy.service.workers import WITH_VLLM
 from orchestrator.errors import ConfigError
 from orchestrator.validation import error_text, unknown
-from workers.embedded.checkpoints import MODELS, folder_of
+from workers.embedded.checkpoints import MODELS, TOKENIZER, folder_of
 from workers.model.families import check_family
 from workers.text.generation_config import sampling_defaults
 from workers.text.thinking import parse_thinking
@@ -181,13 +181,14 @@ def _fits(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
 
 def _thinking(data: Any, path: tuple[str | int, ...], spec: WorkerSpec) -> Iterator[Finding]:
     """How a user's own model marks its thought, where its tokenizer lies on this machine."""
-    folder = spec.folder()
-    if folder is None or folder.parent == MODELS or not (folder / "tokenizer.json").is_file():
+    folder = folder_of(spec.source, TOKENIZER)
+    if folder is None or folder.parent == MODELS or not (folder / TOKENIZER).is_file():
         return
     try:
         tokenizer = load_tokenizer(folder, thinking=parse_thinking(spec.thinking))
     except ConfigError as error:
-        yield finding(data, (*path, "model"), str(error))
+        named = "tokenizer" if spec.tokenizer else "model"
+        yield finding(data, (*path, named), str(error))
         return
     where = "thinking" if "thinking" in spec.model_fields_set else "model"
     yield finding(data, (*path, where), f"thinking: {_said_of(tokenizer)}", "note")

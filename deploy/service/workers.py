@@ -91,7 +91,7 @@ def connect_worker(spec: WorkerSpec) -> RemoteWorker:
     Raises:
         ConfigError: there is no such tokenizer, or the key is missing.
     """
-    from workers.embedded.checkpoints import resolve
+    from workers.embedded.checkpoints import TOKENIZER, resolve
     from workers.remote.server import Server
     from workers.remote.worker import RemoteWorker
     from workers.text.thinking import parse_thinking
@@ -107,6 +107,6 @@ def connect_worker(spec: WorkerSpec) -> RemoteWorker:
         silence_s=spec.silence_s,
         retries=spec.retries,
     )
-    name = resolve(spec.tokenizer or spec.model)
+    name = resolve(spec.tokenizer or spec.model, TOKENIZER)
     tokenizer = load_tokenizer(name, thinking=parse_thinking(spec.thinking))
     return RemoteWorker(server, spec.model, tokenizer, context=spec.max_len)

@@ -1,4 +1,7 @@
-"""Where a checkpoint lies: a folder, a GGUF file, the Hugging Face hub, or beside this file."""
+"""Where a checkpoint lies: a folder, a GGUF file, the Hugging Face hub, or beside this file.
+
+A folder is known by one file: `CONFIG` of a model, `TOKENIZER` if no more than that is read.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from orchestrator.errors import ConfigError
 from workers.text.gguf_tokenizer import is_gguf
 
 MODELS = Path(__file__).parent
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 EMBEDDED = "embedded:"
 DRAFT = "embedded:draft"
 """A weak draft model of the pair's vocabulary, which is trained on its own."""
@@ -17,8 +21,11 @@ GATE_FILE = "gate.json"
 """Beside a large model's weights: a calibration file with the gates learned for small models."""
 
 
-def resolve(model: str | Path) -> Path | str:
+def resolve(model: str | Path, needs: str = CONFIG) -> Path | str:
     """The folder or GGUF file a name stands for, or the Hugging Face id it is.
+
+    Args:
+        needs: the file that makes a folder one of these.
 
     Raises:
         ConfigError: a folder that holds no checkpoint, a file or an embedded model that does not
@@ -40,22 +47,23 @@ def resolve(model: str | Path) -> Path | str:
         return file
     if name.startswith((".", "/", "~")):
         folder = Path(name).expanduser()
-        if not (folder / "config.json").is_file():
-            raise ConfigError(f"{folder} is no model folder: it has no config.json")
+        if not any((folder / file).is_file() for file in (needs, CONFIG)):
+            kind = "model" if needs == CONFIG else "tokenizer"
+            raise ConfigError(f"{folder} is no {kind} folder: it has no {needs}")
         return folder
-    return Path(name) if name and (Path(name) / "config.json").is_file() else name
+    return Path(name) if name and (Path(name) / needs).is_file() else name
 
 
-def place_of(model: str | None) -> Path | None:
+def place_of(model: str | None, needs: str = CONFIG) -> Path | None:
     """Where a checkpoint lies, if that is on this machine: its folder, or its GGUF file."""
     try:
-        place = resolve(model or "")
+        place = resolve(model or "", needs)
     except ConfigError:
         return None  # who loads it says what is wrong
     return place if isinstance(place, Path) else None
 
 
-def folder_of(model: str | None) -> Path | None:
+def folder_of(model: str | None, needs: str = CONFIG) -> Path | None:
     """Where a checkpoint lies, if that is a folder of this machine."""
-    place = place_of(model)
+    place = place_of(model, needs)
     return place if place is not None and place.is_dir() else None

@@ -1,9 +1,8 @@
 """A checkpoint's tokenizer from its files: in a folder, on the Hugging Face hub, or in a GGUF file.
 
 The files are those that transformers reads: `tokenizer.json` and the special tokens and chat
-templates beside it. A checkpoint with other files in its place (vocab.json and merges.txt, or a
-SentencePiece model) needs a converter, which the caller passes. No code of a checkpoint is ever
-run.
+templates beside it. A checkpoint with other files in its place (vocab.json and merges.txt) needs a
+converter, which the caller passes. No code of a checkpoint is ever run.
 """
 
 from __future__ import annotations
@@ -29,6 +28,9 @@ FILES = (
     "generation_config.json",
 )  # fmt: skip
 
+SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+"""Files of SentencePiece: what transformers makes of them encodes white space otherwise."""
+
 Convert = Callable[[str, Path], None]
 """(folder or Hugging Face id, folder to write to): writes the tokenizer as `FILES`."""
 
@@ -50,7 +52,16 @@ def load_tokenizer(
             write_tokenizer(model, Path(converted))
             return _load(Path(converted), model, thinking)
     folder = checkpoint_folder(model)
-    if convert is not None and not (folder / "tokenizer.json").is_file():
+    if (folder / "tokenizer.json").is_file():
+        return _load(folder, model, thinking)
+    if found := [name for name in SENTENCEPIECE if (folder / name).is_file()]:
+        raise ConfigError(
+            f"{model} has {found[0]} and no tokenizer.json, and what transformers makes of that "
+            "encodes white space otherwise than the model was trained with: put the tokenizer.json "
+            "of the same checkpoint beside it (most are on the Hugging Face hub), or name a GGUF "
+            "file of the checkpoint"
+        )
+    if convert is not None:
         with TemporaryDirectory() as converted:
             convert(str(model), Path(converted))
             return _load(Path(converted), model, thinking)
@@ -97,7 +108,7 @@ def checkpoint_folder(model: str | Path) -> Path:
 
     name = str(model)
     try:
-        return Path(snapshot_download(name, allow_patterns=list(FILES)))
+        return Path(snapshot_download(name, allow_patterns=[*FILES, *SENTENCEPIECE]))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{name} is neither a folder nor a model of the Hugging Face hub that can be read "

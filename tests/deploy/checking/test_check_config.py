@@ -11,8 +11,11 @@ import pytest
 
 from deploy.checking.files import check
 from deploy.launch import workers
+from deploy.service.config import WorkerSpec
+from deploy.service.workers import connect_worker
 from orchestrator.errors import ConfigError
 from tests.deploy.conftest import BATON, ROOT
+from workers.text.tokenizer_files import load_tokenizer
 
 OVERLAYS = ("cpu-demo", "gpu", "high-availability")
 FILES = ("local.yaml", "gpu.yaml", "remote.yaml")
@@ -293,6 +296,29 @@ def test_how_a_model_thinks_is_said(setting: str, said: str, tmp_path: Path) -> 
     report = check(str(file))
     assert said in "\n".join(map(str, report.findings))
     assert report.ok == ("qwen" not in setting and "Plan}" not in setting)
+
+
+def test_a_folder_with_a_tokenizer_alone(tmp_path: Path) -> None:
+    embedded, folder = ROOT / "workers" / "embedded" / "small", tmp_path / "tokenizer"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(embedded / name, folder)
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "http_options: {host: 127.0.0.1}\n"
+        "applications:\n- name: baton\n  route_prefix: /\n  import_path: deploy.app:build\n"
+        "  args:\n    store: memory\n    workers:\n      small: {model: 'embedded:small'}\n"
+        f"      large: {{url: 'http://127.0.0.1:9/v1', model: m, tokenizer: '{folder}'}}\n"
+    )
+    report = check(str(file))
+    assert report.ok
+    assert "thinking: deepseek_r1" in "\n".join(map(str, report.findings))
+    spec = WorkerSpec(url="http://127.0.0.1:9/v1", model="m", tokenizer=str(folder))
+    assert connect_worker(spec).prompts.tokenizer.hash == load_tokenizer(embedded).hash
+    (folder / "tokenizer.json").write_text("{}")
+    broken = "\n".join(map(str, check(str(file)).findings))
+    assert "large.tokenizer:" in broken
+    assert "tokenizer.json cannot be read" in broken
 
 
 def test_stdin_and_what_is_no_file(tmp_path: Path) -> None:

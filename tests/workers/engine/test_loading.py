@@ -106,6 +106,19 @@ async def test_a_stored_model_answers_as_in_transformers(case: str, tmp_path: Pa
     assert whole[prompt.shape[1] - 1 : -1].argmax(-1).tolist() == list(made)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model"])
+def test_a_sentencepiece_model_alone_is_refused(tmp_path: Path, name: str) -> None:
+    """transformers 5.23 makes a vocabulary of it whose ids of white space are others."""
+    save(tmp_path, make_tokenizer(), make_model())
+    load_tokenizer(str(tmp_path))
+    (tmp_path / name).write_bytes(b"")  # beside a tokenizer.json it is not read
+    load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.json").unlink()
+    for open_one in (load_tokenizer, tokenizer_files.load_tokenizer):
+        with pytest.raises(ConfigError, match=rf"{name} and no tokenizer\.json.*GGUF"):
+            open_one(str(tmp_path))
+
+
 def test_a_tokenizer_without_tokenizer_json_is_converted(tmp_path: Path) -> None:
     made = make_tokenizer()
     save(tmp_path, made, make_model("qwen3", vocabulary=len(made)))
