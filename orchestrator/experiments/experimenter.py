@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from time import monotonic
 from typing import Any, Final
 
 import numpy as np
@@ -41,7 +42,7 @@ from orchestrator.experiments.outcome_log import (
     comparable,
 )
 from orchestrator.experiments.report import ExperimentReport, report
-from orchestrator.experiments.runs import BuiltArm, Run, Runs, outcome_stream
+from orchestrator.experiments.runs import BuiltArm, Run, RunKey, Runs, outcome_stream
 from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
 from orchestrator.state.outbox import EVENTS_KEPT, Outbox
 from orchestrator.state.store import Store
@@ -110,10 +111,10 @@ class Experimenter:
     ) -> None:
         self._store, self.runs, self._outbox, self._shadows = store, runs, outbox, shadows
         self._current, self._refresh = current, refresh
-        self._readers: dict[str, _Reader] = {}
-        self._decided: dict[str, _Decision] = {}  # by stream, the last one
-        self._due: dict[str, float] = {}  # by stream, when its next readout is
-        self._reports: LRUCache[str, _MadeReport] = LRUCache(REPORTS)  # by stream
+        self._readers: dict[RunKey, _Reader] = {}
+        self._decided: dict[RunKey, _Decision] = {}  # the last one
+        self._due: dict[RunKey, float] = {}  # when its next readout is
+        self._reports: LRUCache[RunKey, _MadeReport] = LRUCache(REPORTS)
         self._task: asyncio.Task[None] | None = None
         self._exposures = Counter(
             "baton_experiment_exposures",
@@ -201,14 +202,14 @@ class Experimenter:
             UnknownPolicy: no experiment of this name. StoreError: the store is down.
         """
         run = await self.runs.find(name)
-        reader = self._readers.get(run.stream) or _reader(run)
+        reader = self._readers.get(run.key) or _reader(run)
         await reader.read(self._store)
         return run, await self._report(run, reader)
 
     async def _report(self, run: Run, reader: _Reader) -> ExperimentReport:
         """The readout of what was read; those who ask for it while nothing is new share one."""
         of = (run.experiment, run.state, reader.events, reader.position)
-        made = self._reports.get(run.stream)
+        made = self._reports.get(run.key)
         if made is None or made.of != of or made.failed:
             requests, unreadable = reader.outcomes.requests, reader.outcomes.unreadable
             making = asyncio.to_thread(
@@ -216,7 +217,7 @@ class Experimenter:
             )
             # Ray ends what a request began with that request, which it knows by the context.
             made = _MadeReport(of, asyncio.create_task(making, context=Context()))
-            self._reports[run.stream] = made
+            self._reports[run.key] = made
         return await asyncio.shield(made.task)
 
     async def update(self) -> None:
@@ -227,20 +228,20 @@ class Experimenter:
             StoreError: the store is down.
         """
         running = [run for run in self._current() if run.live]
-        streams = {run.stream for run in running}
-        known: dict[str, Any]
+        keys = {run.key for run in running}
+        known: dict[RunKey, Any]
         for known in (self._readers, self._decided, self._due):
-            for stream in known.keys() - streams:
-                del known[stream]
+            for key in known.keys() - keys:
+                del known[key]
         for run in running:
             self._stops.labels(run.name)  # also of replicas that have answered nothing yet
-            reader = self._readers.setdefault(run.stream, _reader(run))
+            reader = self._readers.setdefault(run.key, _reader(run))
             await reader.read(self._store)
             if run.experiment.adaptive:
                 await self._decide(run, reader)
         for run in running:
             try:
-                await self._keep_readout(run, time.time())
+                await self._keep_readout(run, self._readers[run.key].now)
             except StoreError:
                 raise
             except Exception:  # a picture that is missing must not end what others wait for
@@ -248,28 +249,28 @@ class Experimenter:
 
     async def _decide(self, run: Run, reader: _Reader) -> None:
         """Decide anew where it is time to; what could not be carried out is decided once more."""
-        at = time.time()
-        if not _calls_for_decision(run, self._decided.get(run.stream), reader, at):
+        at = reader.now
+        if not _calls_for_decision(run, self._decided.get(run.key), reader, at):
             return
-        decision = self._decided[run.stream] = _Decision(at, reader.events, _stage(run))
+        decision = self._decided[run.key] = _Decision(at, reader.events, _stage(run))
         requests, whole = reader.outcomes.requests, not reader.forgotten
         state, action = await asyncio.to_thread(_decide, run, requests, at, whole)
         if state != run.state:
-            del self._decided[run.stream]
+            del self._decided[run.key]
             if await self._change(run, state, action):
-                self._decided[run.stream] = decision
+                self._decided[run.key] = decision
 
     async def _keep_readout(self, run: Run, at: float) -> None:
-        if at < self._due.get(run.stream, 0.0):
+        if at < self._due.get(run.key, 0.0):
             return
-        self._due[run.stream] = at + readouts.APART_S
+        self._due[run.key] = at + readouts.APART_S
         due = await readouts.next_due(self._store, run, at)
         if due <= at:
             newest, analysis = await self.report(run.name)
             if newest.number == run.number:
                 await readouts.keep(self._store, newest, analysis, at)
             due = at + readouts.APART_S
-        self._due[run.stream] = due
+        self._due[run.key] = due
 
     async def _change(self, run: Run, state: ExperimentState, action: str) -> bool:
         try:
@@ -330,10 +331,14 @@ class _MadeReport:
 
 
 class _Reader:
-    """The events of one run, read from its stream as they come; `events` counts them."""
+    """The events of one run, read from its stream as they come; `events` counts them.
 
-    def __init__(self, stream: str, outcomes: OutcomeLog) -> None:
+    `after`: a time that has passed, by the store's clock.
+    """
+
+    def __init__(self, stream: str, outcomes: OutcomeLog, after: float = 0.0) -> None:
         self.outcomes, self.events = outcomes, 0
+        self._ahead = after - monotonic()  # of the store's clock, at the least
         self.forgotten = False  # requests, by the store or here
         self.position = ""  # of the last event
         self._stream = stream
@@ -345,24 +350,32 @@ class _Reader:
             before = self.events
             while entries := await store.read(self._stream, after=self.position, count=BATCH):
                 for entry in entries:
-                    self.outcomes.add(entry.event)
+                    self.outcomes.add(entry.event, entry.time)
                 self.events += len(entries)
                 self.position = entries[-1].at
+                self._ahead = max(self._ahead, entries[-1].time - monotonic())
                 await asyncio.sleep(0)  # requests go first
             # So many at once are all that the stream holds: there may have been more before them.
             self.forgotten |= self.events - before >= EVENTS_KEPT or self.outcomes.count > KEPT
             self.outcomes.forget(KEPT)
 
     @property
+    def now(self) -> float:
+        """The time by the store's clock, or a little earlier: it is known from the events. This
+        machine's own may differ from those by which others stopped an arm or took a step."""
+        return monotonic() + self._ahead
+
+    @property
     def since(self) -> float | None:
         """When the first request that is known came; None where none was forgotten."""
         if not self.forgotten:
             return None
-        return min((one.exposure.at for one in self.outcomes.requests), default=time.time())
+        return min((one.exposure.at for one in self.outcomes.requests), default=self.now)
 
 
 def _reader(run: Run) -> _Reader:
-    return _Reader(run.stream, OutcomeLog(run.experiment.counts_rewards_of))
+    after = max(run.state.started, run.state.step_since)
+    return _Reader(run.stream, OutcomeLog(run.experiment.counts_rewards_of), after)
 
 
 def _forced(live: Sequence[Run], forced: str, request: str) -> Enrollment:
@@ -387,7 +400,7 @@ def _calls_for_decision(run: Run, last: _Decision | None, reader: _Reader, at: f
         if at >= due and (last.at < due or last.stage != _stage(run)):
             return True
     news = reader.events - last.events
-    late = not 0 <= at - last.at < WAIT_S  # below 0 where the clock was set back
+    late = at - last.at >= WAIT_S
     return news > 0 and (late or news >= NEWS * reader.outcomes.count)
 
 
@@ -406,7 +419,7 @@ def _decide(
     if stopped:
         return stop_arms(state, stopped, at), "guardrail"
     units = {
-        name: len({one.exposure.unit for one in own if one.exposure.at >= state.step_since})
+        name: len({one.exposure.unit for one in own if one.exposure.at > state.step_since})
         for name, own in analysed.by_arm.items()
     }
     higher = next_ramp_step(experiment, state, units, at)

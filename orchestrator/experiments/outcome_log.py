@@ -24,13 +24,16 @@ TIMES: Final[tuple[TimeName, ...]] = ("ms", "first_step_ms")
 
 
 class _Event(BaseModel):
+    """`at`: seconds since 1970, by the clock of the replica that recorded the event; in an
+    `OutcomeLog` by the store's, since those of replicas may differ."""
+
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 class Exposure(_Event):
     """An arm took effect. `unit` is a digest; `probability` that with which the arm was drawn.
 
-    `at` is in seconds since 1970. A forced exposure is recorded and never analysed.
+    A forced exposure is recorded and never analysed.
     """
 
     kind: Literal["exposure"] = "exposure"
@@ -134,13 +137,13 @@ class OutcomeLog:
         self._requests: OrderedDict[str, RequestRecord] = OrderedDict()
         self._early: OrderedDict[str, list[Event]] = OrderedDict()  # before their exposure
 
-    def add(self, line: bytes) -> None:
-        """Add one event as the store has it."""
+    def add(self, line: bytes, at: float) -> None:
+        """Add one event as the store has it; `at` is when it came there, by the store's clock."""
         event = load(line)
         if event is None:
             self.unreadable += 1
         else:
-            self.add_event(event)
+            self.add_event(event.model_copy(update={"at": at}))
 
     def add_event(self, event: Event) -> None:
         """Add one event."""

@@ -28,14 +28,14 @@ SHARE: Final = 1 / 120
 
 
 async def next_due(store: Store, run: Run, at: float) -> float:
-    """When the next readout is due, in seconds since 1970; `at` is now."""
+    """When the next readout is due; `at` is now, both by the store's clock."""
     newest = await store.newest(run.readout_stream, 1)
     if not newest:
         return at
     made = _readout(newest[0])
     if made is None:
         return at
-    last: float = min(at, made["at"])  # a clock may have been ahead
+    last: float = min(at, made["at"])  # where it was read before the newest events are
     return last + max(APART_S, SHARE * (last - run.state.started))
 
 

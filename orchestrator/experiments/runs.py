@@ -15,7 +15,6 @@ anything.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -52,6 +51,9 @@ _TRIES: Final = 20
 _SWEPT: Final = 100  # former runs whose streams are dropped, again where events came late
 
 
+RunKey = tuple[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltArm:
     """An arm's policy, its name and version (0: not published), and the large worker's method."""
@@ -67,7 +69,8 @@ class Run:
     """One run of an experiment at one revision of the store; `arms` are its built policies.
 
     `error` says why it gets no requests here, even if it runs: the deployment has changed since. An
-    experiment of which an arm cannot be built any more has no `arms`.
+    experiment of which an arm cannot be built any more has no `arms`. `contents` names those of the
+    store that it is in.
     """
 
     number: int
@@ -76,6 +79,12 @@ class Run:
     arms: Mapping[str, BuiltArm]
     pointer: bytes
     error: str | None = None
+    contents: str = ""
+
+    @property
+    def key(self) -> RunKey:
+        """What tells it from a run of the same name and number, from before the store was wiped."""
+        return self.contents, self.stream
 
     @property
     def name(self) -> str:
@@ -127,6 +136,7 @@ class Runs:
         self._store, self._versions = store, versions
         self._policies, self._defaults, self._methods = policies, defaults, methods
         self._cache: LRUCache[tuple[str, str], Run] = LRUCache(_CACHED)
+        self._forgotten = 0  # how often
 
     async def start(self, experiment: Experiment, info: AuditInfo) -> Run:
         """Start an experiment, again if it was stopped.
@@ -154,13 +164,13 @@ class Runs:
             last = next((run for run in runs if run.name == experiment.name), None)
             experiment = _with_secret(experiment, last)
             number = 1 if last is None else last.number + 1
-            while (await self._store.documents([_path(experiment.name, number)]))[0] is not None:
-                number += 1  # of one that was removed
-            state = initial_state(time.time())
+            while await self._is_taken(experiment.name, number):
+                number += 1
+            state = initial_state(await self._store.time())
             run = Run(number, experiment, state, arms, _pointer(number, state))
             path, document = _path(run.name, number), experiment.model_dump_json().encode()
             try:
-                await self._store.commit(
+                revision = await self._store.commit(
                     create={path: document},
                     update=[
                         PointerUpdate(POINTER + run.name, before, run.pointer),
@@ -171,8 +181,14 @@ class Runs:
             except Conflict:
                 continue
             await self._drop_streams(experiment.name, before=number)
-            return run
+            return replace(run, contents=self._contents(revision))
         raise Conflict("too many start experiments at the same time; try again")
+
+    async def _is_taken(self, name: str, number: int) -> bool:
+        """Whether a run had this number: it was removed, or its events came to a wiped store."""
+        (document,) = await self._store.documents([_path(name, number)])
+        events = await self._store.newest(outcome_stream(name, number), 1)
+        return document is not None or bool(events)
 
     async def stop(self, name: str, info: AuditInfo) -> Run:
         """Stop an experiment; all requests get the default again.
@@ -185,7 +201,7 @@ class Runs:
             run = await self.find(name)
             if not run.live:
                 raise Conflict(f"the experiment {name} does not run")
-            ended = run.state.model_copy(update={"ended": time.time()})
+            ended = run.state.model_copy(update={"ended": await self._store.time()})
             try:
                 return await self.change(run, ended, "stop", info)
             except Conflict:
@@ -265,13 +281,13 @@ class Runs:
 
     async def read(self, seen: StoreState) -> FoundRuns:
         """Every experiment's newest run."""
-        identity = seen.revision.partition(":")[0]
+        contents = self._contents(seen.revision)
         runs, unreadable = [], {}
         for pointer, data in seen.pointers.items():
             if pointer.startswith(POINTER):
                 name = pointer.removeprefix(POINTER)
                 try:
-                    runs.append(await self._run(identity, name, data))
+                    runs.append(await self._run(contents, name, data))
                 except (Unusable, InvalidRequest) as error:  # no name for a document, perhaps
                     unreadable[name] = f"{error}; it gets no requests, and may be removed"
         runs.sort(key=lambda run: (run.state.started, run.name))
@@ -280,19 +296,24 @@ class Runs:
     def forget(self) -> None:
         """Forget what was read: the store's contents are others, though under one identity."""
         self._cache.clear()
+        self._forgotten += 1
 
-    async def _run(self, identity: str, name: str, data: bytes) -> Run:
+    def _contents(self, revision: str) -> str:
+        identity = revision.partition(":")[0]
+        return f"{identity}/{self._forgotten}" if identity else ""
+
+    async def _run(self, contents: str, name: str, data: bytes) -> Run:
         try:
             pointer = _Pointer.model_validate_json(data)
         except ValidationError as error:
             message = invalid_request(error).message
             raise Unusable(f"{POINTER}{name} cannot be used: {message}") from None
         path = _path(name, pointer.run)
-        if (known := self._cache.get((identity, path))) is None:
+        if (known := self._cache.get((contents, path))) is None:
             known = await self._load(name, pointer.run, path)
-            if identity:
-                self._cache[identity, path] = known
-        return replace(known, state=pointer.state, pointer=data)
+            if contents:
+                self._cache[contents, path] = known
+        return replace(known, state=pointer.state, pointer=data, contents=contents)
 
     async def _load(self, name: str, number: int, path: str) -> Run:
         (document,) = await self._store.documents([path])

@@ -13,7 +13,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from time import monotonic
+from time import monotonic, time
 
 from orchestrator.errors import Conflict
 from orchestrator.state.store import (
@@ -36,12 +36,13 @@ class MemoryStore:
         count: int = 1000,
         size: int = 64 << 20,
         clock: Callable[[], float] = monotonic,
+        wall_clock: Callable[[], float] = time,
     ) -> None:
         self._documents: dict[str, bytes] = {}
         self._pointers: dict[str, bytes] = {}
         self._identity, self._commits = secrets.token_hex(8), 0
         self._streams: dict[str, list[StreamEntry]] = defaultdict(list)
-        self._last_position = 0
+        self._wall_clock, self._last_ms, self._last_number = wall_clock, 0, 0
         self._values: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
         self._count, self._size, self._bytes = count, size, 0
         self._clock = clock
@@ -99,9 +100,10 @@ class MemoryStore:
 
     def _add(self, stream: str, events: Sequence[bytes], keep: int) -> None:
         entries = self._streams[stream]
+        now_ms = self._now_ms()
         for event in events:
-            self._last_position += 1
-            entries.append(StreamEntry(f"{self._last_position}-0", event))
+            self._last_number += 1
+            entries.append(StreamEntry(f"{now_ms}-{self._last_number}", event))
         if len(entries) > keep + keep // 8:  # all that are too many at once: the others move up
             del entries[: len(entries) - keep]
 
@@ -119,6 +121,13 @@ class MemoryStore:
         check(*streams)
         for stream in streams:
             self._streams.pop(stream, None)
+
+    async def time(self) -> float:
+        return self._now_ms() / 1000
+
+    def _now_ms(self) -> int:
+        self._last_ms = max(self._last_ms, int(self._wall_clock() * 1000))
+        return self._last_ms
 
     async def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
         check(name)
@@ -144,5 +153,5 @@ class MemoryStore:
 
 
 def _position(at: str) -> tuple[int, int]:
-    time, _, number = at.partition("-")
-    return int(time or 0), int(number or 0)
+    ms, _, number = at.partition("-")
+    return int(ms or 0), int(number or 0)

@@ -65,10 +65,16 @@ class PointerUpdate:
 
 @dataclass(frozen=True, slots=True)
 class StreamEntry:
-    """An event of a stream. `at` is its position, greater than that of every event before it."""
+    """An event of a stream. `at` is its position, greater than that of every event before it: the
+    store's time when the event came, in ms since 1970, and a number."""
 
     at: str
     event: bytes
+
+    @property
+    def time(self) -> float:
+        """When the event came by the store's clock, in seconds since 1970."""
+        return int(self.at.partition("-")[0]) / 1000
 
 
 class Store(Protocol):
@@ -124,6 +130,13 @@ class Store(Protocol):
 
     async def drop(self, *streams: str) -> None:
         """Forget all events of these streams."""
+        ...
+
+    async def time(self) -> float:
+        """The store's clock, in seconds since 1970; it never goes back.
+
+        Times of different machines are compared by it alone: their own clocks may differ.
+        """
         ...
 
     async def put(self, name: str, value: bytes, *, ttl_s: float) -> None:

@@ -47,7 +47,7 @@ def test_events_survive_the_store(event: Exposure | Outcome | Reward) -> None:
 )
 def test_garbage_in_the_store_is_counted_and_passed_over(line: bytes) -> None:
     outcomes = OutcomeLog()
-    outcomes.add(line)
+    outcomes.add(line, 1.0)
     assert (outcomes.unreadable, outcomes.requests) == (1, [])
 
 
@@ -57,7 +57,7 @@ def test_events_come_in_any_order_and_more_than_once(
 ) -> None:
     outcomes = OutcomeLog()
     for event in (*order, *order):
-        outcomes.add(dump(event))
+        outcomes.add(dump(event), event.at)
     (found,) = outcomes.requests
     assert (found.exposure, found.outcome, found.reward) == (EXPOSED, ENDED, 0.5)
     assert found.shadows == {"s": SHADOW}
@@ -71,11 +71,11 @@ def test_the_first_reward_of_each_key_counts() -> None:
         EXPOSED,
         JUDGED.model_copy(update={"key": "one", "reward": 0.0}),
     ):
-        outcomes.add(dump(event))
+        outcomes.add(dump(event), event.at)
     (found,) = outcomes.requests
     assert found.reward == 1.0
     for reward in (0.5, 0.0):
-        outcomes.add(dump(JUDGED.model_copy(update={"key": "boss", "reward": reward})))
+        outcomes.add(dump(JUDGED.model_copy(update={"key": "boss", "reward": reward})), 1.0)
     assert found.rewards == {"one": 1.0, "boss": 0.5}
     assert found.reward == 0.75
 
@@ -83,8 +83,8 @@ def test_the_first_reward_of_each_key_counts() -> None:
 def test_rewards_count_of_those_who_are_trusted_to_judge() -> None:
     outcomes = OutcomeLog(lambda key: key == "boss")
     for key, reward in (("one", 0.0), (None, 0.0), ("boss", 1.0)):
-        outcomes.add(dump(JUDGED.model_copy(update={"key": key, "reward": reward})))
-    outcomes.add(dump(EXPOSED))
+        outcomes.add(dump(JUDGED.model_copy(update={"key": key, "reward": reward})), 1.0)
+    outcomes.add(dump(EXPOSED), 1.0)
     assert [one.rewards for one in outcomes.requests] == [{"boss": 1.0}]
     assert outcomes.unreadable == 0
 
@@ -92,7 +92,7 @@ def test_rewards_count_of_those_who_are_trusted_to_judge() -> None:
 def test_a_reward_without_a_key_is_read() -> None:
     outcomes = OutcomeLog()
     for line in (dump(EXPOSED), b'{"kind":"reward","trace_id":"t","at":4.0,"reward":0.5}'):
-        outcomes.add(line)
+        outcomes.add(line, 1.0)
     assert [one.reward for one in outcomes.requests] == [0.5]
 
 
