@@ -8,6 +8,7 @@ Rooms and modules in reading order:
 - `rust_patterns`: regular expressions of JSON Schema in the notation of the grammars' library.
 - `schema_overlap`: whether two branches of a schema exclude each other.
 - `held_schema`: the part of a schema that a grammar can hold an answer to, and what it cannot.
+- `call_markup`: the markup around calls of tools as patterns.
 - `grammar`: what an answer must match, as a grammar.
 - `worker`: the port behind which models live: generate, classify, verify.
 - `errors`: everything Baton raises on purpose.

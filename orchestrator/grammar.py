@@ -18,6 +18,7 @@ from typing import Any, Final
 from jsonschema_rs import Draft202012Validator, RegexOptions
 from llguidance import LLMatcher, LLTokenizer
 
+from orchestrator.call_markup import COUNT, ID
 from orchestrator.errors import InvalidRequest
 from orchestrator.held_schema import LIMITS as LIMITS
 from orchestrator.held_schema import fault_of, held, json_rule
@@ -32,6 +33,8 @@ _ANY_OBJECT: Final = {"type": "object"}
 _SOME_FORM: Final = CallFormat("<call>", " ", "</call>", "</call><call>")
 """Of calls, where it is not known which the models have."""
 _WHITE: Final = "WHITE: /[ \\n]{1,4}/\n"
+_FREE_VALUES: Final = (("value",), ("%json {}",))
+"""Of an argument in tags of which nothing is known: any text, or where that is marked any value."""
 
 
 def lark(
@@ -209,12 +212,11 @@ def _tools(rules: Mapping[str, Any], calls: CallFormat, literal: Callable[[str],
         for i, (name, schema) in enumerate(tools)
     ]
     if calls.each:
-        each += [
-            _up_to("value", calls.each.after, literal),
-            _up_to("name", calls.each.middle, literal),
-        ]
-    if calls.ID in calls.after + (calls.between or ""):
-        each.append("ID: /[a-zA-Z0-9]{9}/")
+        each += _free_parts(calls, literal)
+    around = "".join((calls.before, calls.middle, calls.after, calls.between or ""))
+    for mark, name, pattern in ((calls.ID, "ID", ID), (calls.COUNT, "COUNT", COUNT)):
+        if mark in around:
+            each.append(f"{name}: /{pattern}/")
     any_call = " | ".join(f"call{i}" for i in range(len(tools)))
     more = f"({_literal(calls.between, literal)} call)*" if calls.between else ""
     if not rules["parallel"]:
@@ -247,34 +249,66 @@ def _up_to(rule: str, mark: str, literal: Callable[[str], str]) -> str:
     return f"{rule}{'' if end.startswith('<') else '[lazy]'}: TEXT {end}"
 
 
+def _free_parts(calls: CallFormat, literal: Callable[[str], str]) -> list[str]:
+    """The names and values of arguments in tags."""
+    assert calls.each is not None
+    form = calls.each
+    key = _escaped(re.escape(form.middle.strip()[:1]))
+    rules = [f'KEY: /[^<>"\\n{key}]{{1,64}}/']
+    if form.quotes is None:
+        return [*rules, _up_to("value", form.after, literal)]
+    quoted = _up_to("quoted", form.quotes[1] + form.after, literal)
+    return [*rules, f"value: /[^<]*/ {literal(form.after)}", quoted]
+
+
 def _tagged(schema: Any, form: ArgumentFormat, literal: Callable[[str], str]) -> str:
     """The arguments of a call, each in tags: a text is held to an enumeration alone, every other
     value to its schema, unless nothing can be held to that apart from the rest. No text of the
     schema's stands for a control token."""
-    begin, middle, end = map(literal, (form.before, form.middle, form.after))
-    rules, room = [], MAX_SOURCE
+    begin, rules, room = literal(form.before), [], MAX_SOURCE
     for name, one in properties_of(schema).items():
-        value = _value(one, schema) if room > 0 else ""
-        room -= len(value)
-        if value.startswith("%json") and fault_of(f"start: {value}"):
-            value = ""
-        rule = f"{begin} {json.dumps(name)} {middle} " + (f"{value} {end}" if value else "value")
+        values = _values(one, schema, form) if room > 0 else _FREE_VALUES
+        room -= sum(len(value) for ways in values for value in ways)
+        rule = f"{begin} {json.dumps(name)} {_valued(values, form, literal)}"
         rules.append(rule if name in schema.get("required", ()) else f"({rule})?")
-    return " ".join(rules) if rules else f"({begin} name value)*"
+    free = f"({begin} KEY {_valued(_FREE_VALUES, form, literal)})*"
+    return " ".join(rules) if rules else free
 
 
-def _value(schema: Any, root: Any) -> str:
-    """What a value in tags must match; empty for any text."""
-    form = value_form(schema, root)
-    if form.closed and form.listed:
-        texts = (
-            one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)
-            for one in form.listed
-        )
-        return f"({' | '.join(map(json.dumps, texts))})"
-    if not form.types or "string" in form.types:
-        return ""
-    return json_rule(_taken_out(schema, root))
+def _valued(
+    values: tuple[Sequence[str], Sequence[str]],
+    form: ArgumentFormat,
+    literal: Callable[[str], str],
+) -> str:
+    """The rule of what stands behind an argument's name: texts, and values that are none."""
+    texts, others = values
+    end, ways = literal(form.after), list[str]()
+    if not form.other:
+        texts, others = texts if "value" in texts else (*texts, *others), ()
+    for middle, ones in ((form.middle, texts), (form.other, others)):
+        named = " | ".join(one for one in ones if one != "value")
+        tails = [f"({named}) {end}"] if named else []
+        if ones:
+            tails += ["value"] if "value" in ones else []
+            if form.quotes and "value" in ones:
+                tails.append(f"{literal(form.quotes[0])} quoted")
+            ways.append(f"{literal(middle)} ({' | '.join(tails)})")
+    return f"({' | '.join(ways)})"
+
+
+def _values(schema: Any, root: Any, form: ArgumentFormat) -> tuple[Sequence[str], Sequence[str]]:
+    """What a value in tags may be: texts, of which `value` is any, and others."""
+    said = value_form(schema, root)
+    if said.closed and said.listed:
+        texts = [json.dumps(one) for one in said.listed if isinstance(one, str)]
+        others = [one for one in said.listed if not isinstance(one, str)]
+        return texts, [json.dumps(json.dumps(one, ensure_ascii=False)) for one in others]
+    if said.types and "string" not in said.types:
+        rule = json_rule(_taken_out(schema, root))
+        return _FREE_VALUES if fault_of(f"start: {rule}") else ([], [rule])
+    if said.types == {"string"}:
+        return ["value"], []
+    return _FREE_VALUES
 
 
 def _taken_out(schema: Any, root: Any) -> Any:
@@ -290,8 +324,10 @@ def _taken_out(schema: Any, root: Any) -> Any:
 
 
 def _literal(text: str, literal: Callable[[str], str]) -> str:
-    """A text around a call, in which an id may stand."""
-    return " ID ".join(literal(part) if part else "" for part in text.split(CallFormat.ID))
+    """A text around a call, in which an id or a number may stand."""
+    names = {CallFormat.ID: "ID", CallFormat.COUNT: "COUNT"}
+    parts = re.split(f"([{''.join(names)}])", text)
+    return " ".join(names.get(part) or literal(part) for part in parts if part)
 
 
 def _fault_of(constraint: Constraint, calls: CallFormat | None = None) -> str:

@@ -44,12 +44,24 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentFormat:
-    """How a model writes each argument of a call: before NAME middle VALUE after. A text stands as
-    it is, every other value as JSON."""
+    """How a model writes each argument of a call: before NAME middle VALUE after.
+
+    A text stands as it is, every other value as JSON, or, where it is `python`, perhaps as Python
+    writes it. `other`: what stands in the place of `middle` before a value that is no text, if that
+    is not the same. `quotes`: what stands around a text that holds markup, if anything does.
+    """
 
     before: str
     middle: str
     after: str
+    other: str = ""
+    python: bool = False
+    quotes: tuple[str, str] | None = None
+
+    @property
+    def begins_at_lines(self) -> bool:
+        """Whether each argument stands on lines of its own."""
+        return self.after.endswith("\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +69,13 @@ class CallFormat:
     """How a model writes calls of tools: before NAME middle ARGUMENTS after.
 
     `between` stands between the arguments of one call and the name of the next; None: it makes one
-    call a turn. In both, `ID` stands for an id that the model gives the call: nine letters and
-    digits. `text_arguments`: its chat template wants them as JSON text, not as an object.
-    `each`: they are written one by one; None: as one JSON object.
+    call a turn. `ID` stands for an id that the model gives the call, nine letters and digits, and
+    `COUNT` for the call's number. `text_arguments`: its chat template wants them as JSON text, not
+    as an object. `each`: they are written one by one; None: as one JSON object.
     """
 
     ID: ClassVar[str] = "\0"
+    COUNT: ClassVar[str] = "\1"
 
     before: str
     middle: str
@@ -75,14 +88,14 @@ class CallFormat:
     def markup(self) -> str:
         """All that stands around names and arguments."""
         each = self.each
-        around = (each.before, each.middle, each.after) if each else ()
+        around = (each.before, each.middle, each.other, each.after) if each else ()
         parts = (self.before, self.middle, self.after, self.between or "", *around)
-        return "".join(parts).replace(self.ID, "")
+        return re.sub(f"[{self.ID}{self.COUNT}]", "", "".join(parts))
 
     @property
     def trigger(self) -> str:
         """What shows that a call begins; empty where a call is a JSON object and nothing else."""
-        return re.split(r"[\s{]", self.before.lstrip(), maxsplit=1)[0]
+        return re.split(rf"[\s{{{self.ID}]", self.before.lstrip(), maxsplit=1)[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ OFFLINE = (
 """Rooms of tools that no request needs; all others serve."""
 POLICY_MAY = {f"orchestrator.{name}" for name in ("types", "errors", "loop.actions", "loop.policy")}
 WORKER_MAY = {
-    f"orchestrator.{name}" for name in ("types", "worker", "errors", "grammar", "background")
+    f"orchestrator.{name}"
+    for name in ("types", "worker", "errors", "grammar", "background", "call_markup")
 }
 POLICY_MAY_NOT = {"asyncio", "time", "random"}  # they reach a policy as answers and seeds
 ORCHESTRATOR_MAY_NOT = {"ray", "torch", "transformers"}

@@ -24,6 +24,7 @@ In reading order, the first six as a request meets them:
 - `docs_page`: that description as a page for people.
 - `stream_events`: what a running request does, for a stream that asked for it.
 - `call_reader`: text and calls of tools, told apart in an answer as it comes.
+- `tagged_arguments`: the arguments of a call that stand in tags, one by one.
 - `rendering`: a request and its response as JSON.
 - `errors`: every error as an HTTP response.
 - `admission`: places for requests, shared fairly between keys, and when to try again.

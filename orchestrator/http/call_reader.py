@@ -15,22 +15,21 @@ what the call gives back, is dropped.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal
 
+from orchestrator.call_markup import begin_of_call, begins, end_of_name, matched, may_be_name
 from orchestrator.grammar import fits
 from orchestrator.http.body import FINITE_JSON
 from orchestrator.http.context import RequestContext
-from orchestrator.json_schema import TYPES, properties_of, value_form
+from orchestrator.http.tagged_arguments import TaggedArguments, dumped
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.stop_strings import overlap
-from orchestrator.types import ArgumentFormat, CallFormat, ToolCall
+from orchestrator.types import CallFormat, ToolCall
 
 FENCE = "```"
 _OPENING = re.compile(r"(```[a-zA-Z_]{0,64})\s{0,64}(\S?)")  # bounded: tried with each piece
@@ -134,8 +133,10 @@ class CallReader:
             "text", "call", "loose", "code", "name", "arguments", "behind", "tag"
         ] = "text"
         self._object = _JsonEnd()
+        self._begin = ""  # of a call, before its name
+        self._tags: TaggedArguments | None = None  # where the last call's arguments are in tags
         self._doubled = False  # a loose call's outer braces
-        self._searched = 0  # of what is held, for the end of a loose call or an argument in tags
+        self._searched = 0  # of what is held, for the end of a loose call
         self._broken_off, self._named = "", ""  # a call, held back as it may be written anew
         self._in_fence = False  # whether it opened a block that is still to be closed
         self._found: list[ToolCall] = []
@@ -160,7 +161,7 @@ class CallReader:
             state, length = self._state, len(self._held)
             step = getattr(self, f"_in_{state}")
             pieces += step(ended)
-            if not self._held or (self._state == state and len(self._held) == length):
+            if not (self._held or ended) or (self._state == state and len(self._held) == length):
                 break
         if ended:
             pieces += self._text("")
@@ -186,29 +187,36 @@ class CallReader:
         """Something has begun that may be a call."""
         held, before = self._held, self._format.before.lstrip()
         if self._format.trigger or not held.startswith(FENCE):
-            if held.startswith(before):
-                self._held, self._state = held[len(before) :], "name"
+            if found := begin_of_call(self._format, held):
+                self._begin, self._held, self._state = (
+                    held[: found.end()],
+                    held[found.end() :],
+                    "name",
+                )
                 return []
-            if before.startswith(held) and not ended:
+            if begins(before, held) and not ended:
                 return []
         self._begin_loose()
         return []
 
     def _in_name(self, ended: bool) -> list[Piece]:
-        name, found, rest = self._held.partition(self._format.middle)
-        if found and name in self._names:
-            self._held, self._state, self._object = rest, "arguments", _JsonEnd()
-            self._searched = 0
-            return self._called(name, "")
-        if not ended and not found and len(self._held) < _MOST_NAME + len(self._format.middle):
+        held = self._held
+        for name in sorted(self._names, key=len, reverse=True):
+            if held.startswith(name) and (found := end_of_name(self._format, held, len(name))):
+                self._held, self._state, self._object = held[found.end() :], "arguments", _JsonEnd()
+                self._searched = 0
+                if self._format.each is not None:
+                    self._tags = TaggedArguments(self._format, self._schemas.get(name), self._names)
+                return self._called(name, "")
+        if not ended and any(may_be_name(self._format, held, name) for name in self._names):
             return []
-        self._held = self._format.before.lstrip() + self._held
+        self._held = self._begin + held
         self._begin_loose()
         return []
 
     def _in_arguments(self, ended: bool) -> list[Piece]:
-        if self._format.each is not None:
-            return self._in_tags(self._format.each, ended)
+        if self._tags is not None:
+            return self._in_tags(self._tags, ended)
         if not self._begun:
             begin = self._held.lstrip()
             if not begin and not ended:
@@ -238,38 +246,24 @@ class CallReader:
             if text is None:
                 return self._argue("{}")
             if isinstance(arguments := FINITE_JSON.decode(text), dict):
-                return self._argue(_dumped(arguments))
+                return self._argue(dumped(arguments))
         return self._argue(value)
 
-    def _in_tags(self, form: ArgumentFormat, ended: bool) -> list[Piece]:
-        """The next argument, or the end of all of them. What was searched is not searched again.
+    def _in_tags(self, tags: TaggedArguments, ended: bool) -> list[Piece]:
+        """The next argument, or the end of all of them.
 
         Where an answer ends behind an argument its call ends, too; one that is cut off inside of an
-        argument stays open.
+        argument stays open, without that argument.
         """
-        self._held = held = self._held.lstrip()
-        begin, end = form.before.lstrip(), form.after.strip()
-        if not held.startswith(begin):
-            if begin.startswith(held):
-                if not ended:
-                    return []
-                self._held = ""
-            self._state = "behind"
-            return self._argue("}" if self._begun else "{}")
-        at = held.find(end, max(len(begin), self._searched - len(end) + 1))
-        self._searched = 0 if at >= 0 else len(held)
-        if at < 0:  # an argument that is cut off is none
+        found = tags.next(self._held, ended=ended)
+        if found is None:
             return []
-        self._held = held[at + len(end) :]
-        middle = _spaced(form.middle.strip()).search(held, len(begin), at)
-        name = held[len(begin) : middle.start() if middle else at].strip()
-        value = held[middle.end() : at] if middle else ""
-        value = value.removeprefix(form.middle[len(form.middle.rstrip()) :])
-        value = value.removesuffix(form.after[: form.after.index(end)])
-        call = self._found[-1]
-        root = self._schemas.get(call.name)
-        member = f"{_dumped(name)}: {_argument(value, properties_of(root).get(name), root)}"
-        return self._argue((", " if self._begun else "{") + member)
+        member, end = found
+        self._held = self._held[end:]
+        if member:
+            return self._argue((", " if self._begun else "{") + member)
+        self._state = "behind"
+        return self._argue("}" if self._begun else "{}")
 
     @property
     def _begun(self) -> bool:
@@ -289,14 +283,14 @@ class CallReader:
         """Behind the arguments: another call, or the end of the calls; white space may differ."""
         held, after = self._held, self._format.after
         between = self._format.between
-        if between and (found := _spaced(between).match(held)):
+        if between and (found := matched(between, held)):
             self._held, self._state = held[found.end() :], "name"
-        elif not ended and between and _begins(between, held):
+        elif not ended and between and begins(between, held):
             pass
-        elif found := _spaced(after).match(held):
+        elif found := matched(after, held):
             self._held, self._state = held[found.end() :], "text"
-        elif ended or not _begins(after, held):
-            self._held, self._state = "" if ended and _begins(after, held) else held, "text"
+        elif ended or not begins(after, held):
+            self._held, self._state = "" if ended and begins(after, held) else held, "text"
         return []
 
     def _begin_loose(self) -> None:
@@ -426,7 +420,7 @@ class CallReader:
             return []
         if name in self._strict and not fits(arguments, self._strict[name]):
             return []
-        return [(name, _dumped(arguments))]
+        return [(name, dumped(arguments))]
 
 
 class _JsonEnd:
@@ -454,58 +448,6 @@ class _JsonEnd:
                 if self._depth <= 0:
                     return i + 1
         return None
-
-
-@cache
-def _spaced(text: str) -> re.Pattern[str]:
-    """What matches a text with any white space where it has some, or none; ids may be missing."""
-    pattern = r"\s*".join(map(re.escape, re.split(r"\s+", text)))
-    named = _ID_MEMBER.sub(lambda found: f"(?:{found[0]})?", pattern)
-    return re.compile(named.replace(re.escape(CallFormat.ID), "[a-zA-Z0-9]{9}"))
-
-
-_ID_MEMBER = re.compile(r',\\s\*"\w+":\\s\*"' + re.escape(re.escape(CallFormat.ID)) + '"')
-
-
-def _begins(whole: str, text: str) -> bool:
-    """Whether a text may be the beginning of another, white space aside."""
-    whole, text = ("".join(one.split()) for one in (whole, text))
-    bare = re.sub(f',"\\w+":"{CallFormat.ID}"', "", whole)
-    filled = whole.replace(CallFormat.ID, CallFormat.ID * 9)
-    return bare.startswith(text) or (
-        len(text) <= len(filled)
-        and all(
-            here == there or (there == CallFormat.ID and here.isalnum())
-            for here, there in zip(text, filled, strict=False)
-        )
-    )
-
-
-def _argument(text: str, schema: Any, root: Any) -> str:
-    """An argument's JSON, from the text between its tags: a text where its schema wants one.
-
-    Where it allows texts beside other values, what is one of the others is not taken as a text.
-    """
-    form = value_form(schema, root)
-    if form.types != {"string"} and text not in form.listed:
-        try:
-            value = FINITE_JSON.decode(text)
-        except (ValueError, RecursionError):
-            value = text
-        named = TYPES[type(value)] in form.types and not isinstance(value, str)
-        if named or "string" not in form.types:
-            return _dumped(value)
-    return _dumped(text)
-
-
-def _dumped(value: Any) -> str:
-    """A value's JSON: in ASCII where a text in it has half a surrogate pair, which has no bytes."""
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value)
-    return text
 
 
 def _objects(text: str) -> list[Any]:

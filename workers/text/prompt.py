@@ -207,6 +207,7 @@ class PromptRenderer:
             lambda messages, replies: self._rendered(messages, False, TOOLS, replies),
             [one for one in special if marks is None or one not in (marks[0] + marks[1])],
             marks,
+            "" if tokenizer.eos_id is None else tokenizer.decode([tokenizer.eos_id]),
         )
 
     def literal(self, text: str) -> str:

@@ -461,7 +461,7 @@ def test_arguments_come_as_they_are_written_and_may_be_cut_off() -> None:
         ("text", '"quoted"', '"quoted"'),
         ("flag", "true", True),
         ("flag", "null", None),
-        ("flag", "True", "True"),
+        ("flag", "True", True),
         ("either", "12", 12),
         ("either", "true", "true"),
         ("one", "1", "1"),

@@ -190,12 +190,67 @@ def test_a_templates_format(render: Any, template: str, expected: CallFormat | N
     assert render(template).calls == expected
 
 
-def test_a_format_with_ids_before_the_arguments_is_not_known(render: Any) -> None:
-    for place in (
-        HERMES.replace('"arguments"', '"id": "{{ call.id }}", "arguments"'),
-        HERMES.replace("<tool_call>", '<tool_call id="{{ call.id }}">'),
-    ):
-        assert render(place).calls is None
+VALUE = "{{ v if v is string else v | tojson }}"
+PYTHON = QWEN_CODER.replace(VALUE.removeprefix("{{ ").removesuffix(" }}"), "v")
+MARKED = MINIMAX.replace(
+    '">' + VALUE, "\" string=\"{{ 'true' if v is string else 'false' }}\">" + VALUE
+)
+JOINED = GLM.replace("{{ f.name }}\n", "{{ f.name }}").replace("</arg_key>\n", "</arg_key>")
+JOINED = JOINED.replace("</arg_value>\n", "</arg_value>")
+QUOTED = MINIMAX.replace(
+    VALUE, "{% if v is string and '<' in v %}<![CDATA[{{ v }}]]>{% else %}" + VALUE + "{% endif %}"
+)
+
+
+def test_values_that_are_no_texts_show_how_they_are_written(render: Any) -> None:
+    assert render(PYTHON).calls.each.python
+    assert not render(QWEN_CODER).calls.each.python
+    marked = render(MARKED).calls.each
+    assert (marked.middle, marked.other) == ('" string="true">', '" string="false">')
+    assert render(QUOTED).calls.each.quotes == ("<![CDATA[", "]]>")
+    joined = render(JOINED).calls
+    assert (joined.middle, joined.after) == ("", "</tool_call>")
+    assert joined.each == ArgumentFormat("<arg_key>", "</arg_key><arg_value>", "</arg_value>")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        MINIMAX.replace(VALUE, "{{ v | e }}"),  # escaped
+        MINIMAX.replace(VALUE, "{{ v if v is string else '?' }}"),
+        HERMES.replace("f.arguments | tojson", "f.arguments | items | list"),
+        QWEN_CODER.replace("<parameter=", "{{ '<!>' if v is none else '' }}<parameter="),
+        "{% set n = namespace(i=0) %}" + HERMES.replace(
+            "<tool_call>", "{% set n.i = n.i + 1 %}<tool_call{{ 's' if n.i > 1 else '' }}>"
+        ).replace("{{ '' if loop.last", "{{ '' if true"),
+    ],
+)  # fmt: skip
+def test_a_format_that_does_not_write_all_calls_as_the_template_does_is_none(
+    render: Any, template: str
+) -> None:
+    assert render(template).calls is None
+
+
+def test_a_prompt_that_ends_a_thought_shows_the_same_format(render: Any) -> None:
+    """As that of QwQ and MiniCPM5, whose earlier turns have no thought."""
+    plain = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    prompt = plain.replace("{% endif %}", "<think>\n\n</think>\n\n{% endif %}")
+    assert render(HERMES.replace(plain, prompt)).calls == render(HERMES).calls
+
+
+def test_a_turn_without_calls_shows_how_one_ends(render: Any) -> None:
+    ended = HERMES.replace("<|im_end|>", "</turn>")
+    assert render(ended).calls == render(HERMES).calls
+
+
+def test_ids_and_numbers_of_calls_may_stand_before_their_arguments(render: Any) -> None:
+    listed = render(HERMES.replace('"arguments"', '"id": "{{ call.id }}", "arguments"')).calls
+    assert listed.middle == '", "id": "\0", "arguments": '
+    tagged = render(HERMES.replace("<tool_call>", '<tool_call id="{{ call.id }}">')).calls
+    assert tagged.before.startswith('<tool_call id="\0">')
+    assert tagged.trigger == "<tool_call"
+    counted = HERMES.replace('"arguments"', '"index": {{ loop.index0 }}, "arguments"')
+    assert render(counted).calls.middle == '", "index": \1, "arguments": '
 
 
 def test_what_shows_that_a_call_begins(render: Any) -> None:

@@ -1,0 +1,142 @@
+"""The markup around calls of tools as patterns: for what reads calls, for what lets a model write
+no others, and for what learns the form of a template.
+
+White space may differ from the template's, but before arguments that are one JSON object: there it
+shows whether a model keeps to its own form. An id or a number of a call may be any; an id that is a
+member of JSON may be missing.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from orchestrator.types import CallFormat
+
+ID, COUNT = "[a-zA-Z0-9]{9}", "[0-9]{1,4}"
+_FREE = {CallFormat.ID: "[a-zA-Z0-9]{0,9}", CallFormat.COUNT: "[0-9]{0,4}"}
+_SPACE = r"\s{0,64}"  # bounded: it is tried with each piece of an answer
+_LINE = r"\n[ \t]{0,64}"
+_ID_MEMBER = re.compile(r',\\s\{0,64\}"\w+":\\s\{0,64\}"' + re.escape(ID) + '"')
+
+
+@cache
+def spaced(text: str) -> str:
+    """A regular expression of a text with any white space where it has some, or none."""
+    return _marked(_SPACE.join(map(re.escape, re.split(r"\s+", text))))
+
+
+def _marked(pattern: str) -> str:
+    """A regular expression in which ids and numbers may be any."""
+    for mark, stands_for in ((CallFormat.ID, ID), (CallFormat.COUNT, COUNT)):
+        pattern = pattern.replace(re.escape(mark), stands_for)
+    return _ID_MEMBER.sub(lambda found: f"(?:{found[0]})?", pattern)
+
+
+def matched(markup: str, text: str) -> re.Match[str] | None:
+    """The markup, where a text begins with it."""
+    return re.match(spaced(markup), text)
+
+
+def begin_of_call(calls: CallFormat, text: str) -> re.Match[str] | None:
+    """What stands before a call's name, where a text begins with it."""
+    before = calls.before.lstrip()
+    return re.match(spaced(before) if calls.each else _marked(re.escape(before)), text)
+
+
+def begins(whole: str, text: str) -> bool:
+    """Whether a text begins as a piece of markup does, as far as the shorter of them goes."""
+    without_id = re.sub(f',\\s*"\\w+":\\s*"{CallFormat.ID}"', "", whole)
+    return any(_begins(one, text) for one in {whole, without_id})
+
+
+def _begins(whole: str, text: str) -> bool:
+    at = 0
+    for part in re.split(r"(\s+|[\0\1])", whole):
+        if part.isspace() or part in _FREE:
+            found = re.compile(_FREE.get(part, _SPACE)).match(text, at)
+            at = found.end() if found else at
+        elif not part.startswith(text[at : at + len(part)]):
+            return False
+        else:
+            at += len(part)
+        if at >= len(text):
+            return True
+    return True
+
+
+def end_of_name(calls: CallFormat, text: str, at: int) -> re.Match[str] | None:
+    """What stands there between a tool's name and the arguments of its call: nothing, perhaps,
+    before an argument in tags or the end of the call."""
+    return re.compile(_between_name_and_arguments(calls)).match(text, at)
+
+
+@cache
+def _between_name_and_arguments(calls: CallFormat) -> str:
+    if calls.each is None:
+        return _marked(re.escape(calls.middle))
+    if calls.middle.strip():
+        return spaced(calls.middle)
+    begin, end = spaced(calls.each.before.strip()), spaced(_first_tag(calls.after))
+    return f"{_SPACE}(?={begin}|{end})"
+
+
+def may_be_name(calls: CallFormat, text: str, name: str) -> bool:
+    """Whether a text that is not whole yet may begin with a tool's name and what follows one."""
+    if not text.startswith(name):
+        return name.startswith(text)
+    rest = text[len(name) :]
+    if calls.each is None or calls.middle.strip():
+        return begins(calls.middle, rest)
+    return any(
+        begins(one, rest.lstrip()) for one in (calls.each.before.strip(), _first_tag(calls.after))
+    )
+
+
+@cache
+def ends_of_values(calls: CallFormat, names: str, tools: str) -> str:
+    """A regular expression of what ends the value of an argument in tags.
+
+    The tag that ends it, if the next argument, the next call, or, where white space is as in the
+    template, the end of the call follows: a value may mention it. Models forget it, too: the next
+    argument and the next call end a value then, each on a line of its own if they have one.
+
+    Args:
+        names: a regular expression of the arguments that may follow; empty: it is not known.
+        tools: of the tools that may be called.
+    """
+    form = calls.each
+    assert form is not None
+    line = _LINE if form.begins_at_lines else ""
+    begin, middles = spaced(form.before.strip()), {form.middle, form.other} - {""}
+    named = f"{begin}[^<>]{{1,64}}?(?:{'|'.join(spaced(one.rstrip()) for one in middles)})"
+    nexts, ways = [named], list[str]()
+    if names:
+        exactly = "|".join(map(re.escape, middles))
+        ways.append(f"{line}(?={begin}(?:{names})(?:{exactly}))")
+    if calls.between:
+        nexts.append(f"{spaced(calls.between.strip())}(?:{tools})")
+        ways.append(f"{line}(?={nexts[-1]})")
+    tag, close = spaced(form.after.strip()), calls.after.strip()
+    white = form.after[len(form.after.rstrip()) :] + calls.after[: calls.after.find(close)]
+    closed = f"{re.escape(white)}(?={spaced(close)})"
+    return "|".join([*ways, f"(?P<end>{tag})(?:{_SPACE}(?={'|'.join(nexts)})|{closed})"])
+
+
+def ends_of_answers(calls: CallFormat) -> tuple[str, str]:
+    """Of what ends the last value of an answer, if nothing else does: its tag, behind which the
+    call or the answer ends; if there is none, the end of the call."""
+    form = calls.each
+    assert form is not None
+    line = _LINE if form.begins_at_lines else ""
+    begin, close = form.before.strip(), calls.after.strip()
+    begun = {one[:i] for one in (begin, close) for i in range(len(one))}
+    cut = "|".join([*map(spaced, begun), f"{spaced(begin)}[^<>]{{0,64}}"])
+    follows = rf"(?={spaced(_first_tag(close))})|(?:{cut})\Z" if close else ""
+    end = f"(?P<end>{spaced(form.after.strip())}){_SPACE}(?:{follows})"
+    return end, f"(?P<end>){line}(?={spaced(close)})" if close else r"(?!)(?P<end>)"
+
+
+def _first_tag(text: str) -> str:
+    tag, closed, _ = text.strip().partition(">")
+    return tag + closed
