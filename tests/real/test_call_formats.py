@@ -126,8 +126,8 @@ def turn(text: str, made: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
 def written(prompts: PromptRenderer, before: list[Any], after: list[Any]) -> str | None:
     """What the template writes behind some messages for some more; None: it refuses them."""
     try:
-        begin = prompts._written(before, False, TOOLS, replies=True)
-        whole = prompts._written([*before, *after], False, TOOLS, replies=False)
+        begin = prompts._rendered(before, False, TOOLS, replies=True)
+        whole = prompts._rendered([*before, *after], False, TOOLS, replies=False)
     except (TemplateError, TypeError, ValueError):
         return None
     family = prompts.tokenizer.format
