@@ -187,7 +187,7 @@ async def main() -> None:
     parser.add_argument("--name", default="server", help="what the row is called")
     options = parser.parse_args()
     model = str(resolve(options.model))
-    server = Server(options.url, key=os.environ.get(options.key_env), retries=0)
+    server = Server(options.url, key=os.environ.get(options.key_env))
     tokenizer = load_tokenizer(resolve(options.tokenizer or options.model))
     worker = RemoteWorker(server, model, tokenizer)
     try:

@@ -15,7 +15,8 @@ from statistics import median
 from typing import Any, Literal
 
 from orchestrator.errors import BatonError, Unsupported, WorkerUnavailable
-from orchestrator.types import Message, Sampling, Segment, StopCriteria, Transcript
+from orchestrator.types import Constraint, Message, Sampling, Segment, StopCriteria, Transcript
+from orchestrator.worker import Call
 from workers.remote import sglang
 from workers.remote.errors import Absent, Broke, Declined, Foreign, Gap
 from workers.remote.protocol import (
@@ -26,6 +27,7 @@ from workers.remote.protocol import (
     ServerCapabilities,
     Vocabulary,
     checked_answer,
+    constraint_fields,
     first_logprobs,
     generation_config,
     next_token,
@@ -50,6 +52,8 @@ TRACE = Transcript((Message("user", "What is 1 + 1?"),)).extend(STEP)
 ONE = {"max_tokens": 1, "temperature": 0}
 SEVERAL = {"max_tokens": 8, "temperature": 0}
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+SEVEN_TEXT = "7"
+SEVEN = Constraint("json_schema", '{"const": 7}')
 HOT = ((100.0, 1), (2.0, 1), (2.0, 2), (2.0, 3))
 """(temperature, seed) by which a server that samples writes another text than the likeliest; some
 take no more than OpenAI's 2, where a model may be sure of it."""
@@ -120,11 +124,12 @@ async def probe(
                 least = await _takes_min_tokens(ask, capabilities, {**prompt, **ONE})
                 capabilities = replace(capabilities, min_tokens=least)
             capabilities = _streamed(capabilities, chunks, prompts)
-            greedy = "".join(chunk.text for chunk in chunks).strip()
-            await _check_greedy(ask, capabilities, prompt, greedy, vocabulary)
+            greedy = await _greedy(ask, capabilities, prompt, vocabulary)
             if prompts.tokenizer.thinks and not capabilities.reads_ids:
                 stops = await _stops(ask, capabilities, prompt, greedy, vocabulary)
                 capabilities = replace(capabilities, stops=stops)
+            forms = await _forms(ask, capabilities, prompts, vocabulary)
+            capabilities = replace(capabilities, forms=forms)
             draws = await _draws(ask, capabilities, prompt, greedy, vocabulary)
             capabilities = replace(capabilities, draws=draws)
             return await _more(ask, capabilities, ids, vocabulary, logprobs)
@@ -185,27 +190,22 @@ async def _several(
     return None if chunk is None else chunk.text.strip()
 
 
-def _is_greedy(text: str, greedy: str) -> bool:
-    """Whether a whole answer is the `greedy` text of a stream. In a chat llama.cpp's repeats the
-    message that it continues before it."""
-    return text == greedy or bool(greedy and text.endswith(greedy))
+async def _greedy(
+    ask: Ask, capabilities: ServerCapabilities, prompt: Mapping[str, Any], vocabulary: Vocabulary
+) -> str:
+    """The text at temperature 0, not streamed: half a character at its end may be shown otherwise
+    in a stream, and llama.cpp's whole answers of a chat repeat the message that they continue.
 
-
-async def _check_greedy(
-    ask: Ask,
-    capabilities: ServerCapabilities,
-    prompt: Mapping[str, Any],
-    greedy: str,
-    vocabulary: Vocabulary,
-) -> None:
-    """Refuses a server that samples at temperature 0.
-
-    So does `transformers serve --continuous-batching`, if its process was first asked to sample.
+    Raises:
+        Unsupported: it samples at temperature 0, as `transformers serve --continuous-batching`
+            does whose process was first asked to sample.
     """
-    for _ in range(TIES + 1):
-        text = await _several(ask, capabilities, prompt, vocabulary)
-        if text is None or _is_greedy(text, greedy):
-            return
+    seen: set[str] = set()
+    for _ in range(2 + TIES):
+        text = await _several(ask, capabilities, prompt, vocabulary) or ""
+        if text in seen:
+            return text
+        seen.add(text)
     raise Unsupported(
         "the model's server writes other texts each time at temperature 0, so it samples by "
         "settings of its own; start it again, or serve the model by another server"
@@ -228,6 +228,22 @@ async def _stops(
     return not (found and more.strip())
 
 
+async def _forms(
+    ask: Ask, capabilities: ServerCapabilities, prompts: PromptRenderer, vocabulary: Vocabulary
+) -> bool:
+    """Whether it holds an answer to a form: here to one that is wrong otherwise."""
+    answered = replace(TRACE, closed=True)
+    call = Call("probe", answered, "policy", constraint=SEVEN)
+    try:
+        body = RequestBuilder(prompts).body(
+            capabilities.prompt, prompts.transcript(answered), answered
+        )
+    except Unsupported:
+        return False
+    body |= constraint_fields(call, capabilities)
+    return await _several(ask, capabilities, body, vocabulary) == SEVEN_TEXT
+
+
 async def _draws(
     ask: Ask,
     capabilities: ServerCapabilities,
@@ -246,7 +262,7 @@ async def _draws(
                 body |= generation_config(Sampling(0.0 if greedily else temperature))
             if (text := await _several(ask, capabilities, body, vocabulary)) is None:
                 continue
-            differs = not _is_greedy(text, greedy)
+            differs = text != greedy
             if differs or temperature > 2:
                 break
         return differs

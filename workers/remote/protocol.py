@@ -66,6 +66,7 @@ class ServerCapabilities:
         a proxy passes on.
     draws: the field that makes it sample; "generation_config" also takes `do_sample` there
         (`transformers serve`). None: it writes the same at any temperature.
+    forms: it holds an answer to a JSON schema (`constraint_fields`).
     stops: it stops at stop strings, which ends a thought where its streams have no ids.
     min_tokens: it lets no text end before so many tokens.
     prompt_logprobs: the field that asks for those of the prompt, where it has them; "sglang": its
@@ -82,6 +83,7 @@ class ServerCapabilities:
     min_tokens: bool = False
     missing: Literal["ids", "logprobs"] | None = None
     draws: Literal["temperature", "generation_config"] | None = "temperature"
+    forms: bool = False
     stops: bool = True
 
     @property
@@ -200,12 +202,13 @@ def sampling_fields(sampling: Sampling, capabilities: ServerCapabilities) -> dic
     others get what differs from OpenAI's default.
     """
     body: dict[str, Any] = {"temperature": sampling.temperature}
+    top_k = sampling.top_k or -1  # 0 is off as well, but smg's gateway refuses it
     if capabilities.draws == "generation_config":
         body |= generation_config(sampling)
     elif capabilities.numbered:
-        body |= {"top_k": sampling.top_k, "top_p": sampling.top_p, "samplers": SAMPLERS}
+        body |= {"top_k": top_k, "top_p": sampling.top_p, "samplers": SAMPLERS}
     elif capabilities.ids:
-        body |= NEUTRAL | {"top_k": sampling.top_k or -1, "top_p": sampling.top_p}
+        body |= NEUTRAL | {"top_k": top_k, "top_p": sampling.top_p}
     else:
         body |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
         body |= {"top_k": sampling.top_k} if sampling.top_k else {}

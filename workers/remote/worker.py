@@ -393,7 +393,9 @@ class RemoteWorker:
             options.remaining_tokens,
             top=top,
         )
-        body |= protocol.constraint_fields(call, capabilities)
+        if (fields := protocol.constraint_fields(call, capabilities)) and not capabilities.forms:
+            raise self._lacks("answers that are held to a form (structured_outputs, json_schema)")
+        body |= fields
         body |= protocol.owner_fields(call.owner, capabilities)
         shared = bool(call.owner) and not capabilities.salts
         unfinished_bytes, finish = self.prompts.unfinished(call.transcript), None

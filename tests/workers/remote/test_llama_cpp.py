@@ -44,7 +44,7 @@ from workers.remote.worker import RemoteWorker
 from workers.text.prompt import PromptRenderer
 
 MODEL = "any name"  # a server of one model does not mind
-ABLE = ServerCapabilities("ids", ids=True, top=20, wide=1000, numbered=True)
+ABLE = ServerCapabilities("ids", ids=True, top=20, wide=1000, numbered=True, forms=True)
 NEEDS_PROMPT = {"bild", "learned-gate", "surprise-takeover"}
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.errors import Unsupported
-from orchestrator.types import Sampling, StopCriteria
-from tests.workers.remote.test_worker import QUESTIONS, ask, write
+from orchestrator.types import Constraint, Sampling, StopCriteria
+from tests.workers.remote.test_worker import GREEDY, QUESTIONS, ask, call, write
 from tests.workers.remote.vllm_like import MODEL, ServerBehavior, VllmLike, serving
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
@@ -87,3 +87,22 @@ async def test_a_chat_that_repeats_its_message_shows_no_choice_of_a_judge(
         pytest.raises(Unsupported, match="repeats the message of a chat"),
     ):
         await worker.capabilities()
+
+
+async def test_a_form_needs_a_server_that_holds_answers_to_it(local: LocalWorker) -> None:
+    """mlx_lm.server 0.32.2 ignores the field: nothing is generated for such a request."""
+    question = ask(QUESTIONS[0])
+    thought = (await write(local, question, StopCriteria(200))).segment
+    answer = replace(question.extend(thought), closed=True)
+    form = Constraint("json_schema", '{"enum": ["yes", "no"]}')
+    app = VllmLike(local, ServerBehavior())
+    with serving(app.app) as url:
+        worker = RemoteWorker(Server(url, retries=0), MODEL, local.tokenizer)
+        assert not (await worker.capabilities()).forms
+        before = len(app.requests)
+        with pytest.raises(Unsupported, match="held to a form"):
+            async for _ in worker.generate(
+                replace(call(answer), constraint=form), StopCriteria(20), GREEDY
+            ):
+                pass
+        assert len(app.requests) == before

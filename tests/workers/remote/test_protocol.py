@@ -70,3 +70,10 @@ def test_a_server_keeps_none_of_its_own_sampling() -> None:
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
     }
+
+
+def test_all_tokens_are_asked_for_by_minus_one() -> None:
+    """0 is off for servers, too, but smg 1.13.0 before them refuses it."""
+    llama = ServerCapabilities("text", ids=True, top=20, numbered=True)
+    for server in (VLLM, llama):
+        assert sampling_fields(Sampling(0.7), server)["top_k"] == -1

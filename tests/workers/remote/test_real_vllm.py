@@ -91,7 +91,13 @@ def builtin() -> Iterator[Any]:
 
 async def test_what_it_can_do_is_found(served: RemoteWorker) -> None:
     assert await served.capabilities() == ServerCapabilities(
-        "ids", ids=True, top=20, lookups=True, prompt_logprobs="prompt_logprobs", min_tokens=True
+        "ids",
+        ids=True,
+        top=20,
+        lookups=True,
+        prompt_logprobs="prompt_logprobs",
+        min_tokens=True,
+        forms=True,
     )
 
 
