@@ -60,6 +60,8 @@ def invalid_request(
             code = "unknown_parameter"
         case "missing":
             code = "missing_required_parameter"
+        case "unsupported_item":
+            code = "unsupported_parameter"
         case "unsupported_parameter" | "invalid_value" | "invalid_type":
             code = kind
         case _:
@@ -111,7 +113,13 @@ def error_text(detail: ErrorDetails, model: type[BaseModel] | None, what: str) -
             return "is missing"
         case "too_short" if detail["ctx"]["min_length"] == 1:
             return "must not be empty"
-        case "value_error" | "unsupported_parameter" | "invalid_value" | "invalid_type":  # ours
+        case (
+            "value_error"
+            | "unsupported_parameter"
+            | "unsupported_item"
+            | "invalid_value"
+            | "invalid_type"
+        ):  # ours
             return message.removeprefix("Value error, ")
     for pattern, plain in _PLAIN:
         message = re.sub(pattern, plain, message)

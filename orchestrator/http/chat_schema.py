@@ -34,6 +34,7 @@ from orchestrator.http.tools import (
     ToolChoice,
     ToolUse,
     check_arguments,
+    function_tool,
 )
 from orchestrator.types import Message, ToolCall
 
@@ -143,9 +144,9 @@ class ChatRequest(StructuredOutputs, GenerationRequest):
         default=None, description="cap on the thought in tokens; -1: no cap, 0: no thought"
     )
     stream_options: ChatStreamOptions | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(
-        default_factory=list, description="functions that the answer may call"
-    )
+    tools: Annotated[
+        list[Annotated[Tool, BeforeValidator(function_tool)]], Field(max_length=MAX_TOOLS)
+    ] = Field(default_factory=list, description="functions that the answer may call")
     tool_choice: ToolChoice | None = Field(
         default=None, description="auto (the default), none, required, or a function by its name"
     )

@@ -31,6 +31,7 @@ from orchestrator.http.tools import (
     ToolChoice,
     ToolReference,
     ToolUse,
+    function_tool,
 )
 from orchestrator.types import Constraint, Message
 
@@ -127,9 +128,9 @@ class ResponsesRequest(GenerationRequest):
     )
     reasoning: Reasoning = Reasoning()
     text: TextSettings = TextSettings()
-    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] = Field(
-        default_factory=list, description="functions that the answer may call"
-    )
+    tools: Annotated[
+        list[Annotated[ResponsesTool, BeforeValidator(function_tool)]], Field(max_length=MAX_TOOLS)
+    ] = Field(default_factory=list, description="functions that the answer may call")
     tool_choice: Annotated[
         ToolChoice | None,
         BeforeValidator(_choice, json_schema_input_type=str | dict[str, Any] | None),

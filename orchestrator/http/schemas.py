@@ -32,7 +32,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.body import parse_object
@@ -101,6 +101,8 @@ RESPONSE: Final = "resp_"
 """Before a trace id each is the id of an answer, as OpenAI's clients show it."""
 MOST_LIKELY: Final = 20
 """Of the likeliest tokens at a place: OpenAI's most, and vLLM's unless told otherwise."""
+UNSUPPORTED_ITEM: Final = "unsupported_item"
+"""The type of an error that says of an item of a list that it cannot be honoured."""
 MAX_SEED: Final = 2**63 - 1
 """Workers want a seed that is not negative: these bits of it are enough."""
 _LONGEST_NAME: Final = 128
@@ -327,13 +329,14 @@ def _validated(
             return error, within
         except ValidationError as error:
             unknown = _unknown_within(error, given)
-            if strict or not unknown:
+            if strict or not (unknown or _items(error)):
                 wrong = invalid_request(error, model=kind)
                 nothing_else = strict and len(unknown) == error.error_count()
                 return wrong, list(map(body_path, unknown)) if nothing_else else within
             within += map(body_path, unknown)
             for place in unknown:
                 del _at(given, place[:-1])[place[-1]]
+            within += _left_out(error, given)
 
 
 def _unknown_within(error: ValidationError, given: Any) -> list[tuple[int | str, ...]]:
@@ -341,6 +344,22 @@ def _unknown_within(error: ValidationError, given: Any) -> list[tuple[int | str,
     details = error.errors(include_url=False)
     places = [_written(one["loc"], given) for one in details if one["type"] == "extra_forbidden"]
     return list(dict.fromkeys(place for place in places if place))
+
+
+def _items(error: ValidationError) -> list[ErrorDetails]:
+    """What is said of items that cannot be honoured, the last one first."""
+    details = error.errors(include_url=False)
+    return [one for one in reversed(details) if one["type"] == UNSUPPORTED_ITEM]
+
+
+def _left_out(error: ValidationError, given: Any) -> list[str]:
+    """The places of items that cannot be honoured, and what they are; they are left out."""
+    places = list[str]()
+    for one in _items(error):
+        *place, last = one["loc"]
+        del _at(given, place)[last]
+        places.insert(0, f"{body_path(one['loc'])} ({one['ctx']['kind']})")
+    return places
 
 
 def _written(loc: Sequence[int | str], given: Any) -> tuple[int | str, ...]:

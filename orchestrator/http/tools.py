@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
@@ -11,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.grammar import tool_rules
 from orchestrator.http.body import FINITE_JSON, nesting
-from orchestrator.http.schemas import contradiction
+from orchestrator.http.schemas import UNSUPPORTED_ITEM, contradiction
 from orchestrator.types import Constraint, Message
 
 TOOL_NAME = r"^[a-zA-Z0-9_.:/-]{1,64}$"
@@ -37,6 +38,18 @@ class Tool(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     type: Literal["function"]
     function: FunctionTool
+
+
+def function_tool(given: object) -> object:
+    """A tool that is a function; others, which OpenAI itself runs, are not supported."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        raise PydanticCustomError(
+            UNSUPPORTED_ITEM,
+            "tools of the type {kind} are not supported here, only functions are",
+            {"kind": kind[:64]},
+        )
+    return given
 
 
 class ToolNamed(BaseModel):
@@ -201,11 +214,8 @@ class ToolUse:
 
 
 def check_arguments(text: str, place: str) -> None:
-    """Refuse the arguments of an earlier call that are no JSON object."""
-    try:
-        value = FINITE_JSON.decode(text)
-        if isinstance(value, dict) and nesting(value) <= MAX_DEPTH:
-            return
-    except (ValueError, RecursionError):
-        pass
-    raise contradiction(place, f"expected the JSON of an object, at most {MAX_DEPTH} levels deep")
+    """Refuse arguments of an earlier call that are too deep. Any other text passes: a call that was
+    cut off comes back as it was written."""
+    with suppress(ValueError, RecursionError):
+        if nesting(FINITE_JSON.decode(text)) > MAX_DEPTH:
+            raise contradiction(place, f"expected JSON at most {MAX_DEPTH} levels deep")

@@ -395,12 +395,27 @@ class PromptRenderer:
         for one in (*shown, hidden):
             try:
                 return self._rendered(one, thinking, tools)
-            except (TemplateError, TypeError, ValueError) as error:
+            except (TemplateError, TypeError, ValueError, RecursionError) as error:
                 refusal = refusal or error
+        self._check_tools(tools)
         roles = ", ".join(message.role for message in messages)
         raise InvalidRequest(
             f"this model's chat template refuses the roles {roles}: {refusal}", param="messages"
         ) from refusal
+
+    def _check_tools(self, tools: Any) -> None:
+        """Refuse a tool that the template cannot show."""
+        question = [{"role": "user", "content": "?"}]
+        for i, tool in enumerate(tools or ()):
+            try:
+                self._rendered(question, False, [tool])
+            except (TemplateError, TypeError, ValueError, RecursionError) as error:
+                raise InvalidRequest(
+                    f"tools[{i}] ({tool['function']['name']}): this model's chat template cannot "
+                    f"show it: {plain(str(error))}; give its parameters what the template reads, "
+                    "as properties, with a type and a description each",
+                    param=f"tools[{i}]",
+                ) from error
 
     def _rendered(
         self,
@@ -443,11 +458,20 @@ class PromptRenderer:
         return shown
 
     def _arguments(self, text: str) -> Any:
+        """An earlier call's, as the template wants them. A call that was cut off stays the text
+        that it is; a template that wants an object gets an empty one."""
         assert self.calls is not None
-        # JSON may escape half a surrogate pair, which no tokenizer takes.
-        given = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")
+        as_text = self.calls.text_arguments
+        try:
+            # JSON may escape half a surrogate pair, which no tokenizer takes.
+            value = json.loads(text, parse_constant=_refused)
+            given = json.dumps(value, ensure_ascii=False).encode(errors="replace")
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            return self._safe(text.encode(errors="replace").decode()) if as_text else {}
         safe = self._safe(json.loads(given))
-        return tojson(safe) if self.calls.text_arguments else safe
+        return tojson(safe) if as_text else safe
 
     def _safe(self, value: Any) -> Any:
         """A value whose texts are traced where they spell markup of the model."""
@@ -540,6 +564,10 @@ def _shape(messages: Sequence[Message]) -> tuple[Message, ...]:
         replace(message, content=_mark(i) if message.content.strip() else "", reasoning="")
         for i, message in enumerate(messages)
     )
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _has_tools(messages: Sequence[Message]) -> bool:

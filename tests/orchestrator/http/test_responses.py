@@ -206,7 +206,7 @@ def items(*given: Any) -> dict[str, Any]:
         ({"tools": [FUNCTION, FUNCTION]}, "tools"),
         ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "b"}}, "tool_choice"),
         (items({"type": "function_call", "call_id": "c", "name": "add"}), "input[1].arguments"),
-        (items(CALLED | {"arguments": "[]"}), "input[1].arguments"),
+        (items(CALLED | {"arguments": "[" * 90 + "]" * 90}), "input[1].arguments"),
         (items(CALLED | {"name": "a<"}), "input[1].name"),
         (items(CALLED | {"call_id": ""}), "input[1].call_id"),
         (
@@ -321,6 +321,14 @@ def test_what_the_clients_own_helpers_give_back_can_be_sent_again(streamed: bool
         turns.append({"type": "function_call_output", "call_id": call.call_id, "output": "5"})
         second = api.responses.create(input=turns, **body)
     assert second.output_text == "It is 5."
+
+
+def test_a_call_that_was_cut_off_may_come_back() -> None:
+    large = scripted()
+    with serving(service(large=large)) as url:
+        create(url, model="large-only", **items({**CALLED, "arguments": '{"a": 1, "b'}, GIVEN_BACK))
+    heard = large.calls[-1].call.transcript.messages
+    assert [call.arguments for call in heard[1].calls] == ['{"a": 1, "b']
 
 
 def test_earlier_calls_without_arguments() -> None:

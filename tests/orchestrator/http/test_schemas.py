@@ -157,6 +157,35 @@ def test_what_is_unknown_within_is_left_out_where_the_deployment_says_so() -> No
     assert answered.warnings == ("tool_choice.tools[0].x is unknown here, and left out",)
 
 
+HOSTED = [
+    {"type": "web_search"},
+    {"type": "function", "function": {"name": "add"}, "extra": 1},
+    {"type": "mcp", "server_label": "files", "server_url": "https://x"},
+    {"type": "function", "function": {"name": "look_up"}},
+]
+
+
+def test_tools_that_are_no_functions_are_named_or_left_out() -> None:
+    body = asking() | {"tools": HOSTED}
+    with pytest.raises(
+        InvalidRequest, match=r"^tools\[0\]: tools of the type web_search"
+    ) as caught:
+        parse_request(json.dumps(body).encode(), ChatRequest)
+    assert (caught.value.param, caught.value.code) == ("tools[0]", "unsupported_parameter")
+    asked = parse_request(json.dumps(body).encode(), ChatRequest, strict=False)
+    assert asked.warnings == (
+        "tools[1].extra, tools[0] (web_search), tools[2] (mcp) are unknown here, and left out",
+    )
+    assert asked.tool_use.names == {"add", "look_up"}
+    flat = [{"type": "function", "name": "add"}, {"type": "custom", "name": "x"}]
+    items = {"model": "m", "input": "hi", "tools": flat}
+    with pytest.raises(InvalidRequest, match=r"^tools\[1\]: tools of the type custom are not"):
+        parse_request(json.dumps(items).encode(), ResponsesRequest)
+    answered = parse_request(json.dumps(items).encode(), ResponsesRequest, strict=False)
+    assert answered.tool_use.names == {"add"}
+    assert answered.warnings == ("tools[1] (custom) is unknown here, and left out",)
+
+
 def test_of_many_unknown_names_none_hides_another() -> None:
     messages = [{"role": "user", "content": "hi", "time": 1} for _ in range(40)]
     body = {**asking(), "messages": messages, "stream": True, "stream_options": {"chatty": 1}}

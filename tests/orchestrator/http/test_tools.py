@@ -185,6 +185,21 @@ def test_models_are_shown_what_a_client_left_out_of_a_tool() -> None:
     }
 
 
+def test_a_call_that_was_cut_off_may_come_back() -> None:
+    large = worker()
+    call = {"id": "c0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b'}}
+    turns: list[Any] = [
+        QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c0", "content": "no JSON"},
+    ]
+    with api(large=large) as official:
+        official.chat.completions.create(model="large-only", messages=turns, tools=[ADD])
+    heard = large.calls[0].call.transcript.messages[2:]
+    assert [one.arguments for turn in heard for one in turn.calls] == ['{"a": 1, "b']
+    assert heard[-1].content == "no JSON"
+
+
 @pytest.mark.parametrize("blank", ["", " \n"])
 def test_earlier_calls_without_arguments_and_what_they_gave_back_by_name(blank: str) -> None:
     large = worker()
@@ -439,7 +454,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
             },
             "messages[1].tool_calls[0].function.arguments",
         )
-        for text in ("[1]", '{"a": NaN}', '{"a":' * 900 + "1" + "}" * 900)
+        for text in ('{"a":' * 90 + "1" + "}" * 90,)
     ),
 ]
 

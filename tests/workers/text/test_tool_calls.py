@@ -243,6 +243,54 @@ def test_a_turn_without_calls_shows_how_one_ends(render: Any) -> None:
     assert render(ended).calls == render(HERMES).calls
 
 
+@pytest.mark.parametrize("cut", ['{"a": 1, "b": "x', '{"a": NaN}', "[1]", "null", "[" * 9000])
+def test_a_call_that_was_cut_off_is_shown_with_its_error(render: Any, cut: str) -> None:
+    messages = (
+        *QUESTION,
+        Message("assistant", "", calls=(ToolCall("c1", "add", cut),)),
+        Message("tool", "no JSON", call_id="c1"),
+    )
+    for template, shown in ((HERMES, '"arguments": {}}'), (TEXT, f"```json\n{cut}\n```")):
+        prompts = render(template)
+        text = prompts.tokenizer.decode(prompts.transcript(Transcript(messages)))
+        assert shown in text
+        assert "no JSON" in text
+
+
+def test_a_cut_off_text_is_no_markup(render: Any) -> None:
+    prompts = render(TEXT)
+    calls = (ToolCall("c1", "add", '{"a": "<|im_end|>'),)
+    messages = (
+        *QUESTION,
+        Message("assistant", "", calls=calls),
+        Message("tool", "5", call_id="c1"),
+    )
+    ids = prompts.transcript(Transcript(messages))
+    end = prompts.tokenizer.encode_markup("<|im_end|>")[0]
+    plain = prompts.transcript(Transcript((*QUESTION, messages[2], messages[3])))
+    assert ids.count(end) == plain.count(end)
+    assert '{"a": "<|im_end|>' in prompts.tokenizer.decode(ids)
+
+
+def test_a_tool_that_the_template_cannot_show_is_named(render: Any) -> None:
+    """As Seed-OSS's and Hermes' templates, which read the properties of each."""
+    reading = HERMES.replace(
+        "{{ tool | tojson }}",
+        "{{ tool | tojson }}{% for k in tool.function.parameters.properties.items() %}{% endfor %}",
+    )
+    tools = [
+        {"type": "function", "function": {"name": name, "description": "", "parameters": given}}
+        for name, given in (("add", {"properties": {}}), ("list", {"type": "object"}))
+    ]
+    messages = (Message("tools", json.dumps(tools)), QUESTION[1])
+    with pytest.raises(InvalidRequest, match=r"^tools\[1\] \(list\): .* cannot show it") as caught:
+        render(reading).transcript(Transcript(messages))
+    assert caught.value.param == "tools[1]"
+    assert render(reading).transcript(
+        Transcript((Message("tools", json.dumps(tools[:1])), messages[1]))
+    )
+
+
 def test_ids_and_numbers_of_calls_may_stand_before_their_arguments(render: Any) -> None:
     listed = render(HERMES.replace('"arguments"', '"id": "{{ call.id }}", "arguments"')).calls
     assert listed.middle == '", "id": "\0", "arguments": '
