@@ -25,9 +25,9 @@ from workers.text.retokenizer import Retokenizer
 from workers.text.tokenizer import Tokenizer
 from workers.top_logprobs import entropy, probability
 
-LEFT_OUT = 4
-"""Tokens at the end of a text that llama.cpp may count and not send: its end, and those of a
-character that was not completed."""
+LEFT_OUT = 3
+"""Tokens at the end of a text that llama.cpp may count and not send: those of a character that was
+not completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +164,17 @@ class ResponseParser:
         self._agreement = Agreement(tokenizer, unfinished_bytes)
         self._ahead = b""  # of our ids' bytes, what the server has not shown yet
         self.made = self._seen = 0
-        self._ended = self._silent_end = False  # by a token that was sent, or that was not
+        self._whole = True  # nothing was cut from a text that is encoded again
+        self._silent_end = False  # by a token that was not sent
         self.entropy: float | None = None
         self.withheld = False
 
     def push(self, chunk: Chunk) -> Finish | None:
         """Append a chunk; returns why the generation ends with it, if it does."""
         if not self._capabilities.reads_ids:
-            return self._retokenizer.push(chunk.text) or self._server_finish(chunk)
+            cut = self._retokenizer.push(chunk.text)
+            self._whole = cut is None
+            return cut or self._server_finish(chunk)
         tokens, finish = chunk.tokens or (), None
         self._seen += len(tokens)
         for place, token in enumerate(tokens, start=1):
@@ -183,18 +186,21 @@ class ResponseParser:
         self._agreement.shown(chunk.text)
         return finish or self._server_finish(chunk)
 
-    def check_count(self, told: int) -> None:
+    def check_count(self, told: int, finish: Finish) -> None:
         """Compare all that the server sent with how many tokens it says that it made.
 
-        The token that ends a text may be sent or not, and counted or not. A text that is encoded
-        again may have a few tokens more or fewer than the model wrote.
+        The token that ends a text may be counted and not sent. A text that is encoded again may
+        have a few tokens more or fewer than the model wrote.
 
         Raises:
             Contradiction: there is too little text, or too much.
         """
         if self._capabilities.reads_ids:
-            seen, more = self._seen, int(self._ended)
-            less = LEFT_OUT if self._capabilities.numbered else int(self._silent_end)
+            seen, more, less = self._seen, 0, int(self._silent_end)
+            if self._capabilities.numbered and finish == "length":
+                less = LEFT_OUT
+        elif not self._whole:
+            return
         else:
             seen = len(self._retokenizer.tokens)
             less = more = 8 + max(told, seen) // 4
@@ -269,8 +275,7 @@ class ResponseParser:
             best = max((*token.top.values(), -inf if token.logprob is None else token.logprob))
             if probability(best) < options.criteria.min_confidence:
                 return "doubt"
-        self._ended = token.id in options.stop_token_ids
-        if self._ended:
+        if token.id in options.stop_token_ids:
             closing = options.thinking and token.id == self._tokenizer.close_id
             return "think_end" if closing else "eos"
         left_out = self._left_out(token)  # of no known log-probability

@@ -31,6 +31,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from orchestrator.errors import (
+    Contradiction,
     Overloaded,
     Unsupported,
     WorkerError,
@@ -415,9 +416,12 @@ class RemoteWorker:
                         chunk = protocol.parse_chunk(data, self.vocabulary)
                         if chunk is None:
                             continue
+                        if whole and (chunk.text or chunk.tokens):
+                            raise Contradiction("text came after the server had ended it")
                         if finish is not None:
-                            if chunk.finish is None:
+                            if chunk.finish is None and not whole:
                                 break  # it goes on, so it does not stop by itself
+                            whole = True
                             continue
                         finish = parser.push(chunk)
                         whole = chunk.finish is not None
@@ -445,7 +449,7 @@ class RemoteWorker:
             usage = protocol.usage(spent, len(ids), made, shared=shared)
             counts = protocol.usage(spent, 0, 0)
             if whole and counts.generated and counts.prompt == len(ids):  # counted as we count
-                parser.check_count(counts.generated)
+                parser.check_count(counts.generated, segment.finish)
         if options.remaining_tokens <= 0 or parser.withheld:
             usage = replace(usage, generated=0)  # it only prefilled, or not even that
         yield Generation(

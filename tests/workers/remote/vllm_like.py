@@ -106,7 +106,8 @@ class VllmLike:
             eos_token=worker.tokenizer.decode([worker.tokenizer.eos_id]),
             chat_template=worker.tokenizer.chat_template.source,
         )
-        self.live = 0
+        self.live, self.remembers = 0, False  # what it computed before, for tests of many requests
+        self.known: dict[tuple[int, ...], torch.Tensor] = {}
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.app = Starlette(
             routes=[
@@ -308,7 +309,11 @@ class VllmLike:
         stops = (body.get("stop") or []) if behavior.stops else []
         while made.finish is None:
             request = LogProbsRequest(RequestHandle(self.worker.engine.lease_s), prompt + made.ids)
-            logprobs = (await self.worker.engine.answer(request))[-1]
+            logprobs = self.known.get(tuple(request.ids))
+            if logprobs is None:
+                logprobs = (await self.worker.engine.answer(request))[-1]
+            if self.remembers:
+                self.known[tuple(request.ids)] = logprobs
             if behavior.min_tokens and len(made.ids) < body.get("min_tokens", 0):
                 ends = [hf.eos_token_id, *(body.get("stop_token_ids") or ())]
                 logprobs = logprobs.clone()

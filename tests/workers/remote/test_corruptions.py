@@ -1,0 +1,175 @@
+"""Corrupted answers of servers in every dialect, under several policies.
+
+Whatever goes wrong on the way, a request ends with what the models wrote, or with an error that
+names the server or what it lacks. Each corruption meets each dialect under one policy, from the
+first request on or after the probe; `CORRUPTIONS=all` takes every combination.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, aclosing
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
+from orchestrator.http.errors import http_error
+from orchestrator.loop.events import RequestCompleted
+from orchestrator.loop.solve import solve
+from orchestrator.types import GREEDY, Limits, Message, StopCriteria, Transcript
+from orchestrator.worker import Call
+from policies import POLICIES
+from tests.workers.remote.corruptions import CORRUPTIONS, SHAPES, UNSEEN_IN_TEXT, Corrupting
+from tests.workers.remote.llama_cpp import serving_gguf, write_gguf
+from tests.workers.remote.test_worker import CHAT, MODEL, PAIR, PLAIN, QUESTIONS, SGLANG
+from tests.workers.remote.vllm_like import ServerBehavior, VllmLike, serving
+from workers.embedded.checkpoints import resolve
+from workers.engine.loading import load
+from workers.engine.worker import LocalWorker
+from workers.remote.protocol import ServerCapabilities
+from workers.remote.server import Server
+from workers.remote.worker import RemoteWorker
+
+BEHAVIORS = {
+    "vllm": ServerBehavior(),
+    "sglang": SGLANG,
+    "plain": PLAIN,
+    "chat": CHAT,
+    "plain-chat": replace(CHAT, token_ids=False, max_logprobs=0, stops_at_controls=True),
+}
+DIALECTS = (*BEHAVIORS, "llama.cpp")
+TEXT_ALONE = {"plain", "plain-chat"}
+RUNS: dict[str, dict[str, Any]] = {
+    "large-only": {},
+    "specreason": {"judge": "short", "scoring": "greedy"},
+    "bild": {},
+}
+HOW = (*CORRUPTIONS, *SHAPES)
+ALL = [
+    (dialect, how, policy, late)
+    for dialect, how, policy, late in product(DIALECTS, HOW, RUNS, (False, True))
+    if not (dialect in TEXT_ALONE and how in UNSEEN_IN_TEXT)
+]
+PLACES = {case: place for place, case in enumerate(product(DIALECTS, HOW))}
+SOME = [case for case in ALL if PLACES[case[:2]] % 6 == 2 * list(RUNS).index(case[2]) + case[3]]
+CAPABLE: dict[tuple[str, str], ServerCapabilities] = {}
+"""What was probed without a corruption."""
+WRITTEN: dict[tuple[Any, ...], str] = {}
+"""What the models write behind a transcript."""
+CASES = ALL if os.environ.get("CORRUPTIONS") == "all" else SOME
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[dict[Any, LocalWorker]]:
+    workers: dict[Any, LocalWorker] = {name: load(f"embedded:{name}", rows=4) for name in PAIR}
+    yield workers
+    for worker in workers.values():
+        worker.close()
+
+
+@pytest.fixture(scope="module")
+def proxies(
+    pair: dict[Any, LocalWorker], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, dict[str, tuple[str, Corrupting]]]]:
+    """By dialect and worker: the address of a proxy, and the proxy."""
+    with ExitStack() as stack:
+        found: dict[str, dict[str, tuple[str, Corrupting]]] = {}
+        for dialect in DIALECTS:
+            found[dialect] = {}
+            for name in PAIR:
+                if dialect == "llama.cpp":
+                    file = tmp_path_factory.mktemp("gguf") / f"{name}.gguf"
+                    gguf = write_gguf(Path(resolve(f"embedded:{name}")), file)
+                    url = stack.enter_context(serving_gguf(gguf, 1024))
+                else:
+                    app = VllmLike(pair[name], BEHAVIORS[dialect])
+                    app.remembers = True
+                    url = stack.enter_context(serving(app.app))
+                proxy = Corrupting(url)
+                found[dialect][name] = (stack.enter_context(serving(proxy.app)), proxy)
+        yield found
+
+
+@pytest.mark.parametrize(("dialect", "how", "policy", "late"), CASES)
+async def test_an_answer_is_what_the_models_wrote_or_an_error_by_name(
+    dialect: str,
+    how: str,
+    policy: str,
+    late: bool,
+    pair: dict[Any, LocalWorker],
+    proxies: dict[str, dict[str, tuple[str, Corrupting]]],
+) -> None:
+    workers: dict[Any, RemoteWorker] = {}
+    for name, (url, proxy) in proxies[dialect].items():
+        workers[name] = RemoteWorker(Server(url, retries=0), MODEL, pair[name].tokenizer)
+        proxy.how = None
+        if late:
+            if (dialect, name) not in CAPABLE:
+                CAPABLE[dialect, name] = await workers[name].capabilities()
+            workers[name]._capabilities = CAPABLE[dialect, name]
+        proxy.how = how
+    done: RequestCompleted | None = None
+    failed: Exception | None = None
+    try:
+        done = await solved(policy, workers)
+    except (WorkerError, ContextLengthExceeded) as error:
+        failed = error
+    finally:
+        for worker in workers.values():
+            await worker.aclose()
+    if done is not None:
+        await check_written(done, pair)
+        return
+    assert failed is not None
+    names = [worker.server.name for worker in workers.values()]
+    assert isinstance(failed, Unsupported) or any(name in str(failed) for name in names)
+    seen = http_error(failed)
+    assert seen.status in (400, 503)
+    assert not any(word in seen.message for word in ("10.0.0.7", "sk-1"))
+
+
+async def solved(policy: str, workers: dict[Any, Any]) -> RequestCompleted:
+    events = solve(
+        POLICIES[policy](**RUNS[policy]),
+        (Message("user", QUESTIONS[0]),),
+        workers,
+        request="r",
+        sampling=GREEDY,
+        limits=Limits(160),
+    )
+    async with aclosing(events):
+        async for event in events:
+            last = event
+    assert isinstance(last, RequestCompleted)
+    return last
+
+
+async def check_written(done: RequestCompleted, pair: dict[Any, LocalWorker]) -> None:
+    """Each segment is what its author writes there; the answer ends where its author ends it."""
+    before = Transcript(done.transcript.messages)
+    for phase in (done.transcript.thought, done.transcript.answer):
+        for segment in phase:
+            if segment.author == "policy":
+                before = before.extend(segment)
+                continue
+            whole = await written(pair[segment.author], before)
+            assert whole.startswith(segment.text)
+            before = before.extend(segment)
+        author = phase[-1].author if phase else "large"
+        if phase is done.transcript.answer and done.transcript.finish == "stop":
+            assert await written(pair[author], before) == ""
+        before = replace(before, closed=True)
+
+
+async def written(worker: LocalWorker, transcript: Transcript) -> str:
+    key = id(worker), transcript.thought.text(), transcript.answer.text(), transcript.closed
+    if key not in WRITTEN:
+        call = Call("check", transcript, "large")
+        items = [item async for item in worker.generate(call, StopCriteria(160), GREEDY)]
+        WRITTEN[key] = items[-1].segment.text  # type: ignore[union-attr]
+    return WRITTEN[key]
