@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,6 @@ TOLD_S = 60.0  # between two words on what is still starting
 SHUTDOWN_S = 5.0  # for replicas to shut down before they are killed
 ASK_S, CUT_S = 5.0, 0.5  # for replicas to answer, and for what they send last to arrive
 DAEMONS = ("gcs_server", "raylet")
-LOGS = "/tmp/ray/session_latest/logs"  # noqa: S108
 OBJECTS_BYTES = 100 << 20  # nothing of ours travels through the object store
 
 
@@ -136,9 +136,11 @@ def own_ray() -> Iterator[set[int]]:
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     before = descendants(os.getpid())
+    folder = _own_folder()
     try:
-        context = ray.init(
+        ray.init(
             address="local",
+            _temp_dir=str(folder / "ray"),
             num_cpus=max(2, os.cpu_count() or 1),
             include_dashboard=False,
             object_store_memory=OBJECTS_BYTES,
@@ -146,11 +148,40 @@ def own_ray() -> Iterator[set[int]]:
             logging_level=logging.ERROR,
             namespace="serve",
         )
-        # Logs and sockets: Ray lets everybody on the machine write there.
-        Path(context.address_info["session_dir"]).chmod(0o700)
         yield before
     finally:
         _stop(before)
+
+
+def _own_folder() -> Path:
+    """A folder for Ray's logs and sockets that nobody but this user can enter.
+
+    Ray lets everybody on the machine write to the folders it makes, and does so again in each of
+    its processes. What keeps others out is the folder above them.
+
+    Raises:
+        NotServing: there is something else of that name.
+    """
+    folder = _folder()
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise NotServing(
+            f"{folder} must be a folder of this user, for Ray's files: remove what is there, or "
+            "name another place in RAY_TMPDIR"
+        )
+    folder.chmod(0o700)
+    return folder
+
+
+def _folder() -> Path:
+    place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
+    return Path(place, f"baton-{os.getuid()}").absolute()
+
+
+def _logs() -> Path:
+    return _folder() / "ray" / "session_latest" / "logs"
 
 
 def _start_serve(deployment: Deployment) -> Any:
@@ -235,15 +266,17 @@ def _wait(deployment: Deployment, ready_s: float | None, tell: Callable[[str], o
             elif now - starting_at > READY_S:
                 raise NotServing(
                     f"everything has run for {READY_S:g} s and /ready says no; Ray's logs are in "
-                    f"{LOGS}"
+                    f"{_logs()}"
                 )
             if ready_s is not None and now - began > ready_s:
                 still = f"still starting: {', '.join(starting)}; " if starting else ""
-                raise NotServing(f"not ready within {ready_s:g} s; {still}Ray's logs are in {LOGS}")
+                raise NotServing(
+                    f"not ready within {ready_s:g} s; {still}Ray's logs are in {_logs()}"
+                )
             if starting and now - said_at > TOLD_S:
                 said_at = now
                 minutes = round((now - began) / 60)
-                tell(f"Still starting after {minutes} min: {', '.join(starting)} (logs: {LOGS})")
+                tell(f"Still starting after {minutes} min: {', '.join(starting)} (logs: {_logs()})")
             time.sleep(0.25)
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,19 +58,82 @@ def test_the_cause_of_a_failure_has_no_name_of_a_class_of_ours() -> None:
     assert _gist(["torch.OutOfMemoryError: 3 GB"]) == "torch.OutOfMemoryError: 3 GB"
 
 
-def test_what_ray_keeps_in_files_is_ours_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def init(**_: Any) -> Any:
-        folder = tmp_path / "session"
-        folder.mkdir()
-        folder.chmod(0o777)
-        return SimpleNamespace(address_info={"session_dir": str(folder)})
+KEPT = """
+import json, os
+from pathlib import Path
+from deploy.launch.environment import prepare
+prepare()
+import ray
+from deploy.launch.cluster import own_ray
 
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(cluster, "_stop", lambda before: None)
-    with cluster.own_ray():
-        assert (tmp_path / "session").stat().st_mode & 0o777 == 0o700
+@ray.remote
+class Worker:
+    def pid(self):
+        return os.getpid()
+
+def as_nobody(path):
+    if os.getuid():
+        return "not root"
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        try:
+            os.listdir(path)
+        except PermissionError:
+            os._exit(0)
+        os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+with own_ray():
+    ray.get(Worker.remote().pid.remote())  # each of Ray's processes opens its folders again
+    session = Path(ray.get_runtime_context().get_temp_dir(),
+                   ray.get_runtime_context().get_session_name())
+    open_to_all = [str(path) for path in (session, *session.iterdir()) if path.is_dir()
+                   and path.stat().st_mode & 0o002]
+    print(json.dumps({"session": str(session), "open": open_to_all,
+                      "nobody": as_nobody(session)}))
+"""
+
+
+def test_what_ray_keeps_in_files_is_ours_alone() -> None:
+    """With a real Ray, whose folders are open to everybody: the one above them is not."""
+    with tempfile.TemporaryDirectory(prefix="bt-", dir="/tmp") as place:  # sockets: short paths
+        Path(place).chmod(0o755)
+        ran = subprocess.run(
+            [sys.executable, "-c", KEPT],
+            env={**os.environ, "RAY_TMPDIR": place, "PYTHONPATH": str(Path(__file__).parents[3])},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert ran.returncode == 0, ran.stderr
+        seen = json.loads(ran.stdout.splitlines()[-1])
+        ours = Path(place, f"baton-{os.getuid()}")
+        assert Path(seen["session"]).is_relative_to(ours)
+        assert ours.stat().st_mode & 0o777 == 0o700
+        assert seen["session"] in seen["open"]  # else the folder above is needed no more
+        assert seen["nobody"] in (0, "not root")
+
+
+@pytest.mark.parametrize("there", ["link", "file", "open"])
+def test_a_folder_of_others_is_not_used(
+    there: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    folder = tmp_path / f"baton-{os.getuid()}"
+    if there == "open":  # ours, and made by hand
+        folder.mkdir(mode=0o777)
+        folder.chmod(0o777)
+        assert cluster._own_folder().stat().st_mode & 0o777 == 0o700
+        return
+    if there == "link":
+        folder.symlink_to(tmp_path)
+    else:
+        folder.touch()
+    with pytest.raises(NotServing, match="RAY_TMPDIR"):
+        cluster._own_folder()
 
 
 class Starting:
