@@ -27,8 +27,8 @@ is, with no chat template."""
 Author = Literal["small", "large", "policy"]
 Finish = Literal["until", "stop", "length", "think_end", "eos", "doubt"]
 """Why a generation ended: a delimiter of its criteria (kept in the text), a caller's stop string
-(cut off), the token cap, the model closing its thought, its end of turn, or doubt (low
-confidence, or high entropy at the first token)."""
+(cut off), the token cap, the model closing its thought (in an answer: a second time, behind what it
+still thought), its end of turn, or doubt (low confidence, or high entropy at the first token)."""
 ENDED: tuple[Finish, ...] = ("think_end", "eos")
 """The finishes by which a model itself ends a text."""
 
@@ -247,6 +247,12 @@ def _stay_blank(blank: bool, segment: Segment) -> bool:
     return blank and not segment.text.strip()
 
 
+def _behind_thought(found: tuple[int, int], segment: Segment) -> tuple[int, int]:
+    """How many segments there are, and how many up to the last that ends with the thought."""
+    count = found[0] + 1
+    return count, count if segment.finish == "think_end" else found[1]
+
+
 NO_SEGMENTS = Segments()
 
 
@@ -292,8 +298,18 @@ class Transcript:
     def begins_answer(self) -> bool:
         """Whether the next text begins an answer: the white space before it is not shown."""
         continued = bool(self.messages) and self.messages[0].role == "prompt"
-        begun = continued or not self.answer.is_blank
-        return self.closed and not begun
+        return self.closed and not continued and not self.reply.strip()
+
+    @property
+    def reply_start(self) -> int:
+        """The first segment of the answer behind what a model still thought in it: those before it
+        end with the thought (`think_end`)."""
+        return self.answer.fold(_behind_thought, (0, 0))[1] if self.thinking else 0
+
+    @property
+    def reply(self) -> str:
+        """The answer's text, without what a model still thought in it."""
+        return self.answer.text(self.reply_start)
 
     @property
     def phase(self) -> Segments:

@@ -144,7 +144,7 @@ def _read(path: Path) -> dict[str, Any]:
         "status": "finished" if ended else "broken off",
         "finish_reason": ended.transcript.finish if ended else None,
         "steps": [asdict(step) for step in steps],
-        "answer": ended.transcript.answer.text().strip() if ended else "",
+        "answer": ended.transcript.reply.strip() if ended else "",
         "metrics": asdict(ended.metrics) if ended else None,
     }
 

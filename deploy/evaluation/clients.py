@@ -140,7 +140,7 @@ class LocalClient:
                 elif isinstance(event, RequestCompleted):
                     transcript = event.transcript
                     answer = EvaluatedAnswer(
-                        transcript.answer.text().strip(),
+                        transcript.reply.strip(),
                         spent(transcript),
                         event.metrics,
                         event.steps,

@@ -273,7 +273,7 @@ async def _answer(
     async for event in events:
         if isinstance(event, RequestCompleted):
             ended = event.transcript
-            return "" if ended.finish == "length" else ended.answer.text().strip()
+            return "" if ended.finish == "length" else ended.reply.strip()
     raise BatonError("expected the end of a branch, but its events broke off")
 
 

@@ -144,7 +144,7 @@ class ShadowRunner:
             log.info("a shadow of %s failed: %s", job.request.trace_id, type(error).__name__)
         if ended is None:
             return Outcome(**common, at=time.time(), status="failed")
-        answer = ended.transcript.answer.text()
+        answer = ended.transcript.reply
         metrics = ended.metrics
         return Outcome(
             **common,

@@ -103,9 +103,10 @@ async def score_answer(
     assert response.completed is not None
     transcript = response.completed.transcript
     default: WorkerName = "large" if "large" in context.policy.called else "small"
-    segments = list(transcript.answer) or [Segment(default, "", finish="eos")]
+    start = transcript.reply_start
+    segments = transcript.answer[start:] or (Segment(default, "", finish="eos"),)
     scored = []
-    for number, segment in enumerate(segments):
+    for number, segment in enumerate(segments, start):
         if number == 0 and response.continues and context.messages[-1].role == "assistant":
             continue  # text of the request
         before = replace(transcript, answer=transcript.answer.first(number), done=False)

@@ -93,6 +93,7 @@ class ResponseAccumulator:
         self.first_step_ms: float | None = None  # until the first accepted step
         self._began = perf_counter()
         self._texts: list[TextDelta] = []
+        self._reply_start = 0  # of these: what is before it in the answer was a thought
         self._generated = dict.fromkeys(WORKERS, 0)  # tokens, markers included
         self._drafted: dict[str, int] = dict.fromkeys(WORKERS, 0)  # of these, offered as drafts
         self._kept: dict[str, int] = dict.fromkeys(WORKERS, 0)  # tokens of accepted drafts
@@ -177,11 +178,15 @@ class ResponseAccumulator:
 
     @property
     def raw_answer(self) -> str:
-        """The accepted answer as it was written."""
-        return self._text("answer")
+        """The accepted answer as it was written, without what a model still thought in it."""
+        return self._text("answer", self._reply_start)
 
-    def _text(self, phase: Literal["thought", "answer"]) -> str:
-        return "".join(delta.text for delta in self._texts if delta.phase == phase)
+    def restart_answer(self) -> None:
+        """What there is of the answer was a thought, which has ended now."""
+        self._reply_start = len(self._texts)
+
+    def _text(self, phase: Literal["thought", "answer"], start: int = 0) -> str:
+        return "".join(delta.text for delta in self._texts[start:] if delta.phase == phase)
 
     @property
     def elapsed_s(self) -> float:

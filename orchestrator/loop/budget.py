@@ -10,6 +10,10 @@ known whether it stays (`held_from`). At a `budget` that leaves as much for an a
 closed, the answer is written, and it ends as answers do (SpecReason 5.1 counts accuracy under a
 token budget so). Drafts and judge calls are never charged here: they are counted in `metrics`.
 
+A model may think on behind such a close, and end its thought by itself. That text is no answer
+(`Transcript.reply` leaves it out), and no thought either, whose cap it lies behind: it counts in
+`total` alone. The answer follows it.
+
 Everything is a pure function of the transcript, so a replay ends every phase where the live run
 did.
 """
@@ -116,11 +120,17 @@ class Budget:
         A generation that stops at "length" with fewer tokens than allowed (or none at all) met the
         end of the worker's context, or gave its last ones up for the answer: the phase ends there.
         """
+        if transcript.closed and segment.finish == "think_end":
+            if self._thinks_on(transcript, segment):
+                after = transcript.extend(segment)
+                after = replace(after, ends=after.ends + 1)
+                return after if self.left(after) else replace(after, done=True, finish="length")
+            segment = replace(segment, finish="eos")
         size = len(segment.tokens)
         exhausted = segment.finish == "length" and (size == 0 or (allowed or 0) > size)
         after = transcript.extend(segment) if segment.text or size else transcript
         if transcript.closed:
-            if segment.finish in ("eos", "stop", "think_end"):
+            if segment.finish in ("eos", "stop"):
                 if self._lacks_answer(after, segment):
                     return replace(after.extend(NUDGE), forced=True)
                 ends = after.ends + (segment.finish != "stop")
@@ -136,6 +146,17 @@ class Budget:
             return self.close(after, forced=True, finish="stop" if own else "length")
         return after
 
+    def _thinks_on(self, transcript: Transcript, segment: Segment) -> bool:
+        """Whether what was to be an answer is a thought that the model ends by itself, though a cap
+        had ended it, or before anything else: the answer follows. Not where it ended one just
+        before, and has written nothing since."""
+        blank = not (transcript.reply + segment.text).strip()
+        return (
+            self.nudges
+            and transcript.thinking
+            and (not transcript.reply_start if blank else transcript.forced)
+        )
+
     def _lacks_answer(self, transcript: Transcript, segment: Segment) -> bool:
         """Whether a model has thought, and ends its turn before it has answered anything, though it
         may be asked for more."""
@@ -144,7 +165,7 @@ class Budget:
             and transcript.thinking
             and segment.finish != "stop"
             and not transcript.thought.is_blank
-            and transcript.answer.is_blank
+            and not transcript.reply.strip()
             and self.left(transcript) > 0
         )
 

@@ -60,6 +60,8 @@ from orchestrator.types import (
 )
 
 CUT_AMONG = 8  # latest drafts of which a segment may be one end
+APART = "\n\n"
+"""In a stream, between a thought that went on behind its close, and was shown, and the answer."""
 MAX_IDLE = 256
 """Actions in a row that add nothing to the transcript before a policy counts as stuck."""
 
@@ -188,6 +190,8 @@ class PolicyRunner:
             return
         done = before.done
         yield from map(self.response.add, self._certain_of(before, item.action, self._apply(item)))
+        if self.transcript.reply_start > before.reply_start:
+            self.response.restart_answer()
         if self.transcript.done and not done:
             yield from self.rest_of_text()
         yield self.response.add(item)
@@ -309,10 +313,18 @@ class PolicyRunner:
         after = self.budget.commit(self.transcript, segment, allowed)
         if self._stops.found:
             after = replace(after, done=True, finish=self.transcript.finish)
+        thought_on = after.reply_start > self.transcript.reply_start
+        apart = thought_on and (self.transcript.reply + segment.text).strip()
+        nudged = not after.done and after.last is NUDGE
         self.transcript = self._reply = after
-        if not after.done and after.last is NUDGE:
-            # A caller's stop string is looked for in what models write: so far it is white space.
-            self._stops.end()
+        if thought_on or nudged:
+            # A caller's stop string is looked for in what models write from here on.
+            if (rest := self._stops.end()).strip():
+                yield TextDelta(segment.author, self.phase, rest)
+            self._stops = StopStrings(self.budget.stop)
+        if apart:
+            yield TextDelta("policy", self.phase, APART)
+        if nudged:
             yield from self._shown(TextDelta(NUDGE.author, self.phase, NUDGE.text), early=True)
             yield self._step(NUDGE, None, accepted=True)
 

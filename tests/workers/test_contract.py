@@ -547,6 +547,24 @@ async def test_a_thought_ends_with_its_closing_marker_alone(naming: Subject) -> 
     assert (generation.segment.text, generation.segment.finish) == ("<think>3", "eos")
 
 
+@pytest.mark.asyncio
+async def test_a_thought_goes_on_behind_a_forced_close_and_is_answered(naming: Subject) -> None:
+    thought = QUESTION.extend(Segment("policy", "So "))
+    forced = replace(thought, closed=True, forced=True).extend(Segment("policy", "0"))
+    deltas, generation = await run(naming.worker, StopCriteria(20), forced)
+    segment = generation.segment
+    assert (segment.text, segment.finish) == ("1", "think_end")
+    assert "".join(delta.text for delta in deltas) == segment.text
+    again = forced.extend(segment)
+    assert again.reply == ""
+    _, generation = await run(naming.worker, StopCriteria(20), again)
+    assert (generation.segment.text, generation.segment.finish) == ("2<think>3", "eos")
+    if "usage" not in naming.lacks:  # the marker stands between the two
+        _, whole = await run(naming.worker, StopCriteria(0), again)
+        _, before = await run(naming.worker, StopCriteria(0), forced)
+        assert whole.usage.prompt == before.usage.prompt + 2
+
+
 async def gone(subject: Subject) -> bool:
     for _ in range(200):
         if subject.live() == 0:

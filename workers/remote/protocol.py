@@ -237,7 +237,7 @@ def constraint_fields(call: Call, capabilities: ServerCapabilities) -> dict[str,
     constraint = call.constraint
     if constraint is None or is_free(constraint):
         return {}
-    if call.transcript.answer.text().strip():
+    if call.transcript.reply.strip():
         raise Unsupported("going on within an answer that is held to a grammar")
     if constraint.kind == "json_schema":
         schema = json.loads(constraint.source)

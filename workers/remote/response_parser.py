@@ -22,6 +22,7 @@ from workers.text.boundaries import StepEnd, begun
 from workers.text.checks import answer_reserve
 from workers.text.detokenizer import Detokenizer, Stop
 from workers.text.retokenizer import Retokenizer
+from workers.text.second_close import SecondClose
 from workers.text.tokenizer import Tokenizer
 from workers.top_logprobs import entropy, probability
 
@@ -138,6 +139,7 @@ class ResponseParser:
         capabilities: ServerCapabilities,
         options: ParserOptions,
         unfinished_bytes: bytes = b"",
+        second_close: SecondClose | None = None,
     ) -> None:
         self._tokenizer, self._capabilities, self._options = tokenizer, capabilities, options
         criteria, self._closing = options.criteria, closing_marker(tokenizer, options.thinking)
@@ -154,9 +156,14 @@ class ResponseParser:
             begins_answer=options.begins_answer,
             min_tokens=criteria.min_tokens,
             unfinished_bytes=unfinished_bytes,
+            second_close=second_close if capabilities.reads_ids else None,
         )
         self._retokenizer = Retokenizer(
-            tokenizer.encode, until, stops, begins_answer=options.begins_answer
+            tokenizer.encode,
+            until,
+            stops,
+            begins_answer=options.begins_answer,
+            second_close=None if capabilities.reads_ids else second_close,
         )
         self._source: Detokenizer | Retokenizer = (
             self._detokenizer if capabilities.reads_ids else self._retokenizer
@@ -171,6 +178,10 @@ class ResponseParser:
 
     def push(self, chunk: Chunk) -> Finish | None:
         """Append a chunk; returns why the generation ends with it, if it does."""
+        finish = self._push(chunk)
+        return "think_end" if finish == "eos" and self._source.closed() else finish
+
+    def _push(self, chunk: Chunk) -> Finish | None:
         if not self._capabilities.reads_ids:
             cut = self._retokenizer.push(chunk.text)
             self._whole = cut is None

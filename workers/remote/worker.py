@@ -400,7 +400,13 @@ class RemoteWorker:
         body |= protocol.owner_fields(call.owner, capabilities)
         shared = bool(call.owner) and not capabilities.salts
         unfinished_bytes, finish = self.prompts.unfinished(call.transcript), None
-        parser = ResponseParser(self.tokenizer, capabilities, options, unfinished_bytes)
+        parser = ResponseParser(
+            self.tokenizer,
+            capabilities,
+            options,
+            unfinished_bytes,
+            self.prompts.second_close(call.transcript, call.constraint),
+        )
         whole = False  # whether all of the stream was read
         spent: Mapping[str, Any] = {}
         if options.remaining_tokens > 0:

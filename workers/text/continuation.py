@@ -60,6 +60,7 @@ class Continuation:
             begins_answer=transcript.begins_answer,
             min_tokens=criteria.min_tokens,
             unfinished_bytes=prompts.unfinished(transcript),
+            second_close=prompts.second_close(transcript, call.constraint),
         )
         reserved = answer_reserve(context) if thinking else 0
         self.max_tokens = min(criteria.max_tokens, context - length - reserved)
@@ -82,7 +83,8 @@ class Continuation:
         if confidence < self._criteria.min_confidence:
             return "doubt"
         if token in self.ends:
-            return "think_end" if token == self._close_id else "eos"
+            closes = token == self._close_id or self._detokenizer.closed()
+            return "think_end" if closes else "eos"
         markup = token in self._stop_token_ids
         if finish := self._detokenizer.push(token, logprob, markup=markup):
             return finish

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from orchestrator.types import Finish
 from orchestrator.worker import Delta
 from workers.text.boundaries import StepEnd
+from workers.text.second_close import SecondClose
 
 Stop = tuple[str, Finish]
 """A string that ends a text and is cut off, and the reason to report."""
@@ -41,6 +42,7 @@ class Detokenizer:
             so no stop string is looked for there.
         min_tokens: in the text of so many tokens no stop string begins but one that ends a thought.
         unfinished_bytes: bytes of a character that the text before this one left unfinished.
+        second_close: finds where the thought ends in what was to be the answer; cut off as well.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class Detokenizer:
         begins_answer: bool = False,
         min_tokens: int = 0,
         unfinished_bytes: bytes = b"",
+        second_close: SecondClose | None = None,
     ) -> None:
+        self._second_close = second_close
         self._pieces, self._encode, self._min_tokens = pieces, encode, min_tokens
         self._until = until or StepEnd(())
         self._stops = tuple(stop for stop in stops if stop[0])
@@ -102,6 +106,10 @@ class Detokenizer:
             for stop, finish in self._stops
             if (at := window.find(stop, max(0, self._first_of(finish) - start))) >= 0
         ]
+        again = None if self._second_close is None else self._second_close.feed(new)
+        if again is not None:
+            begin, end = again
+            matches.append((end - start, begin - start, "think_end"))
         if matches:
             _, at, finish = min(matches)  # the one that is whole first
             self._cut(start + at)
@@ -116,7 +124,17 @@ class Detokenizer:
 
     def take(self) -> Delta | None:
         """What has become final since the last time, if anything."""
-        return self._give(self._length - held_back(self._tail, self._stops))
+        held = held_back(self._tail, self._stops)
+        if self._second_close is not None:
+            held = max(held, self._second_close.held)
+        return self._give(self._length - held)
+
+    def closed(self) -> bool:
+        """Whether a thought ends with the text; its marker is cut off."""
+        at = None if self._second_close is None else self._second_close.end()
+        if at is not None:
+            self._cut(at[0])
+        return at is not None
 
     def end(self) -> Delta | None:
         """The rest, once nothing more comes; tokens of an unfinished character are dropped."""

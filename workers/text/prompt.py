@@ -31,12 +31,13 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 
 from orchestrator.errors import ConfigError, InvalidRequest, Unsupported
-from orchestrator.types import CallFormat, Message, Segment, Segments, Transcript
+from orchestrator.types import CallFormat, Constraint, Message, Segment, Segments, Transcript
 from workers.memo import remembered
 from workers.text.chat_template import tojson
 from workers.text.checks import check_length
 from workers.text.conversation import arrangements
 from workers.text.detokenizer import unfinished
+from workers.text.second_close import SecondClose
 from workers.text.thinking import Variables
 from workers.text.tokenizer import Tokenizer
 from workers.text.tool_calls import TOOLS, find_call_format
@@ -143,11 +144,11 @@ class PromptRenderer:
         """
         thinking = transcript.thinking and self.tokenizer.thinks
         prompt = self._prompt(transcript.messages, thinking, owner, self._today)
-        ids = [*prompt.ids, *self._ids(transcript.thought)]
+        ids = [*prompt.ids, *self._ids(transcript.thought, self._with_segment)]
         if transcript.closed:
             if transcript.thinking:
                 ids.extend(self._closing if prompt.thinks else self._final)
-            ids.extend(self._ids(transcript.answer))
+            ids.extend(self._ids(transcript.answer, self._with_answer))
         return ids
 
     def thinks(self, transcript: Transcript, owner: str = "") -> bool:
@@ -158,8 +159,9 @@ class PromptRenderer:
         return self._prompt(transcript.messages, True, owner, self._today).thinks
 
     def answer(self, transcript: Transcript) -> Sequence[int]:
-        """Ids of the answer so far."""
-        return self._ids(transcript.answer)
+        """Ids of the answer so far, behind what a model still thought."""
+        parts = map(self.segment, transcript.answer[transcript.reply_start :])
+        return [token for part in parts for token in part]
 
     def segment(self, segment: Segment) -> tuple[int, ...]:
         """A segment's own ids where they are of our vocabulary, else its text encoded alone."""
@@ -238,6 +240,20 @@ class PromptRenderer:
             return ends | {i for i in (closing,) if i is not None and i < self._vocabulary}
         calls = self.calls_of(transcript)
         return ends if calls is None else ends - set(self.tokenizer.encode_markup(calls.markup))
+
+    def second_close(
+        self, transcript: Transcript, constraint: Constraint | None
+    ) -> SecondClose | None:
+        """What finds an end of the thought in what continues a transcript; None where none can
+        come: in a thought, in an answer held to a form, where any message ends as a thought does.
+        """
+        family = self.tokenizer.format if self.tokenizer.thinks else None
+        answers = transcript.closed and transcript.thinking
+        free = constraint is None or constraint.kind == "tools"
+        if family is None or family.direct or not (answers and free):
+            return None
+        opening, closing = family.open.strip(), family.close.strip()
+        return SecondClose(opening, closing, transcript.reply, forced=transcript.forced)
 
     def conversation(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Messages in a form of which the template shows all; see `arrangements`.
@@ -501,10 +517,10 @@ class PromptRenderer:
     def _is_known(self, ids: Sequence[int]) -> bool:
         return min(ids) >= 0 and max(ids) < self._vocabulary
 
-    def _ids(self, segments: Segments) -> list[int]:
+    def _ids(self, segments: Segments, added: Callable[[_Ids | None, Segment], _Ids]) -> list[int]:
         """The ids of segments; each segment's are kept with it (`fold`), and no joined list is:
         many transcripts branch off from one another, and each would hold all that it is made of."""
-        node, parts = segments.fold(self._with_segment, None), list[tuple[int, ...]]()
+        node, parts = segments.fold(added, None), list[tuple[int, ...]]()
         while node is not None:
             parts.append(node.ids)
             node = node.before
@@ -518,6 +534,11 @@ class PromptRenderer:
         if new and not self._is_known(new):
             raise InvalidRequest("a segment holds ids outside the vocabulary", param="messages")
         return _Ids(before, new)
+
+    def _with_answer(self, before: _Ids | None, segment: Segment) -> _Ids:
+        """Behind what a model still thought the thought is closed again."""
+        made = self._with_segment(before, segment)
+        return _Ids(made, self._closing) if segment.finish == "think_end" else made
 
     def _encode(
         self,

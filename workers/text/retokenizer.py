@@ -14,6 +14,7 @@ from orchestrator.types import Finish
 from orchestrator.worker import Delta
 from workers.text.boundaries import StepEnd
 from workers.text.detokenizer import Stop, held_back
+from workers.text.second_close import SecondClose
 
 # A word, the space before it and the newlines behind it (tokenizers take those together with
 # punctuation), once something follows; or a word too long to wait for its end.
@@ -29,6 +30,7 @@ class Retokenizer:
         stops: strings that end it and are cut off, each with the reason to report.
         begins_answer: whether the text begins an answer: no stop string is looked for in the white
             space before it.
+        second_close: finds where the thought ends in what was to be the answer; cut off as well.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class Retokenizer:
         stops: Sequence[Stop] = (),
         *,
         begins_answer: bool = False,
+        second_close: SecondClose | None = None,
     ) -> None:
+        self._second_close = second_close
         self._encode, self._begins_answer = encode, begins_answer
         self._until = until or StepEnd(())
         self._stops = tuple(stop for stop in stops if stop[0])
@@ -63,6 +67,10 @@ class Retokenizer:
                 ends.append((at + len(stop), at, finish))
         if (end := self._until.feed(text)) is not None:
             ends.append((before + end, before + end, "until"))
+        again = None if self._second_close is None else self._second_close.feed(text)
+        if again is not None:
+            start, end = again
+            ends.append((end - self._encoded, start - self._encoded, "think_end"))
         if not ends:
             return None
         _, cut, finish = min(ends)
@@ -71,7 +79,10 @@ class Retokenizer:
 
     def take(self) -> Delta | None:
         """The words that are whole since the last time, if any."""
-        final = len(self._rest) - held_back(self._rest, self._stops)
+        held = held_back(self._rest, self._stops)
+        if self._second_close is not None:
+            held = max(held, self._second_close.held)
+        final = len(self._rest) - held
         words, done = list[str](), 0
         while (word := _WORD.match(self._rest, done)) and word.end() <= final:
             words.append(word[0])
@@ -83,6 +94,18 @@ class Retokenizer:
         """The rest, once nothing more comes."""
         rest, self._rest = self._rest, ""
         return self._give([rest] if rest else [])
+
+    def closed(self) -> bool:
+        """Whether a thought ends with the text; its marker is cut off."""
+        at = None if self._second_close is None else self._second_close.end()
+        if at is not None:
+            self._rest = self._rest[: at[0] - self._encoded]
+        return at is not None
+
+    @property
+    def _encoded(self) -> int:
+        """Characters of the text that were encoded."""
+        return sum(map(len, self._given))
 
     def _give(self, words: Sequence[str]) -> Delta | None:
         if not words:

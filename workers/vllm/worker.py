@@ -298,7 +298,7 @@ class VllmWorker:
         if constraint is None:
             return {}
         calls = self.prompts.calls if constraint.kind == "tools" else None
-        begun = call.transcript.answer.text().strip()
+        begun = call.transcript.reply.strip()
         if begun and not (calls and is_free(constraint) and calls.trigger not in begun):
             raise Unsupported("going on within an answer that is held to a grammar")
         grammar = lark(constraint, calls, self.prompts.literal)

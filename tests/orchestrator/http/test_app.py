@@ -27,7 +27,7 @@ from tests.orchestrator.serving import (
     serving,
     until,
 )
-from workers.scripted import Scripted, words
+from workers.scripted import Say, Scripted, words
 
 ASKED: list[Any] = [{"role": "user", "content": "Twice 2+2?"}]
 
@@ -227,6 +227,35 @@ def test_thinking_budgets(url: str, body: dict[str, Any]) -> None:
     assert reply["baton"]["forced"]
     assert reply["choices"][0]["message"]["content"] == "The answer is 8."
     assert reply["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_thought_that_goes_on_behind_its_budget_is_not_the_answer() -> None:
+    def line(transcript: Transcript, criteria: StopCriteria) -> Say:
+        if not transcript.closed:
+            return Say("one two three four five")
+        return Say("42", "eos") if transcript.reply_start else Say("so 40 and 2", "think_end")
+
+    body = {"model": "large-only", "policy": {"budget": 3}}
+    with serving(service(large=Scripted(line))) as url:
+        whole = post(url, body).json()
+        assert whole["choices"][0]["message"]["content"] == "42"
+        assert whole["choices"][0]["message"]["reasoning_content"] == "one two three "
+        assert whole["choices"][0]["finish_reason"] == "stop"
+        assert whole["baton"]["forced"]
+        assert [step["text"] for step in whole["baton"]["answer_steps"]] == ["so 40 and 2", "42"]
+        assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == 3
+        assert whole["usage"]["completion_tokens"] == 3 + 5 + 2
+        trace = HTTP.get(f"{url}/v1/traces/{whole['baton']['trace_id']}").json()
+        assert trace["answer"] == "42"
+        with client(url) as api:
+            asked: Any = {"model": "large-only", "messages": ASKED, "stream": True}
+            chunks = list(api.chat.completions.create(**asked, extra_body=body))
+            shown = "".join(one.choices[0].delta.content or "" for one in chunks if one.choices)
+            assert shown == "so 40 and 2\n\n42"  # what was sent stays
+            given: Any = {"model": "large-only", "input": "40+2?", "extra_body": body}
+            assert api.responses.create(**given).output_text == "42"
+            events = list(api.responses.create(**given, stream=True))
+            assert events[-1].response.output_text == shown
 
 
 def test_a_cap_on_the_large_models_part(url: str) -> None:

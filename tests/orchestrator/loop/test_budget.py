@@ -19,6 +19,7 @@ from orchestrator.types import (
     Limits,
     Message,
     Segment,
+    Segments,
     StopCriteria,
     Transcript,
     Usage,
@@ -144,6 +145,37 @@ def test_an_end_counts_where_a_model_wrote_it(finish: Finish, ends: int) -> None
     assert spent(budget.commit(ANSWERING, said(3, finish))) == 3 + ends
     forced = budget.close(QUESTION, forced=True, finish="length")
     assert spent(budget.commit(forced, said(3, finish))) == 3 + ends
+
+
+def test_a_thought_that_goes_on_behind_a_forced_close_is_no_answer() -> None:
+    budget = Budget(100, 40)
+    forced = budget.commit(QUESTION, said(40, "length"))
+    after = budget.commit(forced, said(5, "think_end"))
+    assert (after.done, after.closed, after.forced) == (False, True, True)
+    assert (after.reply, after.begins_answer, after.thought.tokens) == ("", True, 40)
+    assert spent(after) == 40 + 5 + 1  # the marker is a token too
+    ended = budget.commit(after, said(2, "eos"))
+    assert (ended.reply, ended.done, ended.finish) == ("xx", True, "stop")
+    assert spent(ended) == 40 + 5 + 1 + 2 + 1
+
+
+def test_a_thought_that_goes_on_is_held_to_max_tokens() -> None:
+    budget = Budget(50, 40)
+    forced = budget.commit(QUESTION, said(40, "length"))
+    after = budget.commit(forced, said(9, "think_end"))
+    assert (after.done, after.finish, spent(after)) == (True, "length", 50)
+
+
+@pytest.mark.parametrize("closed", [ANSWERING, replace(ANSWERING, forced=True)])
+def test_a_second_close_before_anything_else_leaves_the_answer_to_come(closed: Transcript) -> None:
+    budget = Budget(100, 40)
+    closed = replace(closed, thought=Segments([said(3)]))
+    after = budget.commit(closed, said(0, "think_end"))
+    assert (after.done, after.reply_start, after.reply) == (False, 1, "")
+    again = budget.commit(after, said(0, "think_end"))  # and nothing between the two
+    assert (again.last is NUDGE, again.reply) == (True, NUDGE.text)
+    whole = budget.commit(budget.commit(after, said(2)), said(2, "think_end"))
+    assert (whole.reply, whole.done) == (("", False) if closed.forced else ("xxxx", True))
 
 
 def test_max_tokens_in_the_answer_is_length() -> None:

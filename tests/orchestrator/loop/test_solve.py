@@ -851,6 +851,33 @@ async def test_a_thought_without_an_answer_is_asked_for_one() -> None:
     assert (ended.transcript.finish, ended.transcript.done) == ("stop", True)
 
 
+@pytest.mark.parametrize("policy", [LargeOnly(budget=3), SpecReason(budget=3, threshold=10)])
+async def test_a_thought_that_goes_on_behind_a_forced_close_is_answered(policy: Policy) -> None:
+    def line(transcript: Transcript, criteria: StopCriteria) -> Say:
+        if not transcript.closed:
+            return Say("one two three four five")
+        return Say("42", "eos") if transcript.reply_start else Say("so 40 and 2", "think_end")
+
+    response = ResponseAccumulator()
+    workers: dict[WorkerName, Scripted] = {"small": Scripted(line), "large": Scripted(line)}
+    limits = Limits(stop=("2 and",))
+    events = [e async for e in start(policy, workers, response=response, limits=limits)]
+    ended = events[-1]
+    assert isinstance(ended, RequestCompleted)
+    transcript = ended.transcript
+    assert (transcript.reply, response.answer, response.raw_answer) == ("42", "42", "42")
+    assert (transcript.forced, transcript.finish, transcript.thought.tokens) == (True, "stop", 3)
+    assert spent(transcript) == 3 + 4 + 1 + 1 + 1
+    shown = [e.text for e in events if isinstance(e, TextDelta) and e.phase == "answer"]
+    assert "".join(shown) == "so 40 and 2\n\n42"  # what a stream has shown stays
+    assert [s.text for s in ended.steps if s.phase == "answer"] == ["so 40 and 2", "42"]
+    twice = [Say("one two three four"), *[Say(text, "think_end") for text in ("a", "")], "b"]
+    events = [e async for e in start(LargeOnly(budget=2), {"large": Scripted(twice)})]
+    ended = events[-1]
+    assert isinstance(ended, RequestCompleted)
+    assert ended.transcript.reply == "Answer: b"
+
+
 @pytest.mark.parametrize(
     ("stop", "left"),
     [

@@ -38,6 +38,7 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Delta
 from policies import POLICIES
 from policies.specreason import SpecReason
+from tests.workers.conftest import chain_checkpoint
 from tests.workers.remote.vllm_like import MODEL, ServerBehavior, VllmLike, serving
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
@@ -153,6 +154,29 @@ def way(
     behavior, able = WAYS[request.param]
     with Servers(pair, behavior) as workers:
         yield workers, able
+
+
+@pytest.mark.parametrize("name", [name for name in WAYS if "chat" not in name])
+async def test_markers_in_an_answer_over_every_kind_of_server(name: str) -> None:
+    folder = chain_checkpoint("0", "1", "</think>", "2", "<think>", "3")
+    local = load(folder, rows=1, max_len=300)
+    question = ask("2+2?").extend(Segment("policy", "So "))
+    named = replace(question, closed=True).extend(Segment("policy", "0"))
+    forced = replace(named, forced=True)
+    try:
+        with Servers({"large": local}, WAYS[name][0]) as workers:
+            worker = workers["large"]
+            whole = (await write(worker, named, StopCriteria(20))).segment
+            assert (whole.text, whole.finish) == ("1</think>2<think>3", "eos")
+            thought = (await write(worker, forced, StopCriteria(20))).segment
+            assert (thought.text, thought.finish) == ("1", "think_end")
+            answer = (await write(worker, forced.extend(thought), StopCriteria(20))).segment
+            assert (answer.text, answer.finish) == ("2<think>3", "eos")
+            goes_on = question.extend(Segment("policy", "2"))
+            opened = (await write(worker, goes_on, StopCriteria(20))).segment
+            assert opened.text == "<think>3"
+    finally:
+        local.close()
 
 
 def call(transcript: Transcript, author: str = "small") -> Call:
