@@ -156,7 +156,7 @@ def way(
         yield workers, able
 
 
-@pytest.mark.parametrize("name", [name for name in WAYS if "chat" not in name])
+@pytest.mark.parametrize("name", [one for one in WAYS if WAYS[one][1].prompt != "chat"])
 async def test_markers_in_an_answer_over_every_kind_of_server(name: str) -> None:
     folder = chain_checkpoint("0", "1", "</think>", "2", "<think>", "3")
     local = load(folder, rows=1, max_len=300)
