@@ -37,7 +37,7 @@ from orchestrator.loop.events import Event
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.recent import RecentCost
 from orchestrator.loop.solve import solve
-from orchestrator.state.foreign import Foreign
+from orchestrator.state.foreign import ForeignEntries
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.outbox import Outbox
 from orchestrator.state.store import Store
@@ -123,7 +123,7 @@ class Service:
     versions: PolicyVersions = field(init=False)
     watcher: ConfigWatcher = field(init=False)
     outbox: Outbox = field(init=False)
-    foreign: Foreign = field(init=False)
+    foreign: ForeignEntries = field(init=False)
     experimenter: Experimenter = field(init=False)
     admission: Admission = field(init=False)
     draining: bool = field(init=False, default=False)  # no others are taken on
@@ -151,7 +151,7 @@ class Service:
         self.versions = PolicyVersions(self.store, self.policies, self.defaults)
         runs = Runs(self.store, self.versions, self.policies, self.defaults, self.methods)
         self.watcher = ConfigWatcher(self.store, self.versions, runs, self.registry)
-        self.outbox, self.foreign = Outbox(self.store, self.registry), Foreign(self.registry)
+        self.outbox, self.foreign = Outbox(self.store, self.registry), ForeignEntries(self.registry)
         self.experimenter = Experimenter(
             self.store,
             runs,

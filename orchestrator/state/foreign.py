@@ -25,7 +25,7 @@ def json_object(data: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-class Foreign:
+class ForeignEntries:
     """Counts what was skipped, each entry once, and names each place in the log once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
