@@ -190,8 +190,10 @@ def check(name: str, prompts: PromptRenderer, messages: tuple[Message, ...], thi
     """How a template takes a conversation: as it writes the real texts, or not at all."""
     source, tools, transcript = public_templates()[name], None, Transcript(messages)
     if messages[0].role == "tools":
-        if prompts.calls is None or prompts.calls.between is None:
-            return "without tools, or with one call a turn"
+        if prompts.calls is None:
+            return "refused for their tools"
+        if prompts.calls.between is None and any(len(one.calls) > 1 for one in messages):
+            return "with calls of one turn in turns of their own"
         tools, messages = TOOLS, messages[1:]
     elif name.endswith("-tool_use"):
         source = TEMPLATE

@@ -405,12 +405,11 @@ class PromptRenderer:
             InvalidRequest: it refuses it anyway.
         """
         bare = [replace(message, reasoning="") for message in messages]
-        shown = [list(map(self._shown, one)) for one in (messages, bare)]
-        hidden = [message | {"content": str.__str__(message["content"])} for message in shown[1]]
         refusal: Exception | None = None
-        for one in (*shown, hidden):
+        for one, reads in ((messages, True), (bare, True), (bare, False)):
+            shown = [self._shown(message, reads) for message in one]
             try:
-                return self._rendered(one, thinking, tools)
+                return self._rendered(shown, thinking, tools)
             except (TemplateError, TypeError, ValueError, RecursionError) as error:
                 refusal = refusal or error
         self._check_tools(tools)
@@ -447,12 +446,12 @@ class PromptRenderer:
             variables = {**variables, **(family.on if thinking else family.off)}
         return self.tokenizer.chat_template.render(messages, variables)
 
-    def _shown(self, message: Message) -> dict[str, Any]:
-        """A message as the template gets it."""
+    def _shown(self, message: Message, reads: bool) -> dict[str, Any]:
+        """A message as the template gets it, whether it `reads` the content or not."""
         # A marker in anyone else's text is a mention, which no template is to cut at.
         family, ours = self.tokenizer.format, message.role == "assistant"
         mentions = () if family is None or ours else (family.open.strip(), family.close.strip())
-        content = traced(message.content, mentions)
+        content = traced(message.content, mentions) if reads else twins(message.content)
         shown: dict[str, Any] = {"role": message.role, "content": content}
         if message.reasoning:
             shown |= dict.fromkeys(_REASONING, traced(message.reasoning))

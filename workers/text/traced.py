@@ -28,9 +28,12 @@ class Traced(str):
     __slots__ = ("_seen",)
     _seen: str
 
-    def __new__(cls, twins: str) -> Traced:
+    def __new__(cls, twins: str, seen: str | None = None) -> Traced:
+        """`seen` is what a template reads of it, if that is known already."""
+        if isinstance(twins, Traced):
+            return twins
         self = super().__new__(cls, twins)
-        self._seen = _shifted(twins, _FROM_TWIN)
+        self._seen = _shifted(twins, _FROM_TWIN) if seen is None else seen
         return self
 
     def __str__(self) -> str:
@@ -59,13 +62,13 @@ class Traced(str):
         return map(Traced, super().__iter__())
 
     def __getitem__(self, key: SupportsIndex | slice) -> Traced:
-        return Traced(super().__getitem__(key))
+        return Traced(super().__getitem__(key), self._seen[key])
 
     def __add__(self, text: str) -> Traced:
-        return Traced(super().__add__(text))
+        return Traced(super().__add__(text), self._seen + Traced(text)._seen)
 
     def __radd__(self, text: str) -> Traced:
-        return Traced(str.__add__(text, self))
+        return Traced(str.__add__(text, self), Traced(text)._seen + self._seen)
 
     def join(self, texts: Iterable[str]) -> Traced:
         return Traced(super().join(texts))
@@ -160,7 +163,8 @@ def traced(text: str, hidden: Iterable[str] = ()) -> Traced:
     parts = [text]
     if any(one and one in text for one in hidden):
         parts = re.split("(" + "|".join(map(re.escape, filter(None, hidden))) + ")", text)
-    return Traced("".join(_rare(part) if i % 2 else twins(part) for i, part in enumerate(parts)))
+    made = "".join(_rare(part) if i % 2 else twins(part) for i, part in enumerate(parts))
+    return Traced(made, text if len(made) == len(text) else None)  # else some are two for one
 
 
 def twins(text: str) -> str:
