@@ -9,7 +9,7 @@ COMMA := ,
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks load load-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real times-real calibrate-real gate-real gate-curve decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup setup-gpu serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks load load-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real regrade-real times-real calibrate-real gate-real gate-curve decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -254,7 +254,8 @@ REAL_MORE = $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurre
 
 REAL_UNPACKED = test -f $(REAL)/gsm_symbolic/rows.jsonl || { mkdir -p build && tar -xJf $(REAL_KEPT) -C build --skip-old-files; }
 REAL_PACK = tar -cJf $(REAL_KEPT) -C build results-real
-REAL_PAGE = $(BIN)/python -m deploy.evaluation.real_pair $(REAL) docs/real-pair.md $(REAL_COSTS) && $(REAL_PACK)
+REAL_REGRADE = $(BIN)/python -m deploy.evaluation.regrade $(REAL)
+REAL_PAGE = $(REAL_REGRADE) && $(BIN)/python -m deploy.evaluation.real_pair $(REAL) docs/real-pair.md $(REAL_COSTS) && $(REAL_PACK)
 
 results-real: $(STAMP) real-pair ## measure policies on pretrained models, write docs/real-pair.md (many hours; resumable)
 	@$(REAL_UNPACKED)
@@ -282,7 +283,6 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 
 regrade-real: $(STAMP) ## grade the answers of docs/real-pair.md again, without asking the models
 	@$(REAL_UNPACKED)
-	@$(BIN)/python -m deploy.evaluation.regrade $(REAL)
 	@$(REAL_PAGE)
 
 # Where a pass over several tokens costs hardly more than one, speculation gains more than on the machine of the page.

@@ -41,9 +41,19 @@ _SECRET: Final = re.compile(
     r"(auth|key|password|secret|token_env|headers|url|endpoint)[^.]*|(^|\.)(store|tracing)$"
 )
 """Places whose value, also a wrong one, may be or hold a secret."""
+_POWER: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]{1,3}")
 _LONGEST: Final = 48  # characters of a value that a message repeats
 _MOST_NAMES: Final = 12  # that a message lists
 _CLOSE: Final = 0.75  # of difflib's ratio: threshold and treshold have 0.94
+
+
+def with_numbers(data: Any) -> Any:
+    """Data with numbers for the texts that YAML 1.1 makes of 1e-3: it wants a dot, 1.0e-3."""
+    if isinstance(data, dict):
+        return {key: with_numbers(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [with_numbers(value) for value in data]
+    return float(data) if isinstance(data, str) and _POWER.fullmatch(data) else data
 
 
 def invalid_request(

@@ -12,12 +12,22 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
-from ray.serve.schema import ServeDeploySchema
+from ray.runtime_env import RuntimeEnv
+from ray.serve.schema import RayActorOptionsSchema, ServeDeploySchema
 
-from deploy.checking.located_yaml import Finding, Items, Mapping, at, finding, repeated_keys
+from deploy.checking.located_yaml import (
+    Finding,
+    Items,
+    Mapping,
+    at,
+    finding,
+    misread_numbers,
+    repeated_keys,
+)
 from deploy.evaluation.calibration_file import notes
 from deploy.launch.deployment_file import Deployment, model_of
 from deploy.launch.workers import without_engine
@@ -49,6 +59,13 @@ _MISSING = {
     "import_path": f"is missing; write import_path: {BUILDER}",
 }
 """What to say where these fields are not there."""
+_TYPES = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    NoneType: "null",
+}
 _EXAMPLES = {"draft": "; name a model of the large one's vocabulary, as embedded:small"}
 """What a method's parameter is, where it must be given."""
 
@@ -65,7 +82,8 @@ def check(data: Any) -> Checked:
     """Everything that is wrong with a deployment file, by `places.read`."""
     if not isinstance(data, dict):
         return Checked([finding(data, (), "not a mapping: neither deployment file nor manifest")])
-    findings = repeated_keys(data) + list(_unknown(ServeDeploySchema, data, ()))
+    findings = repeated_keys(data) + misread_numbers(data)
+    findings += _unknown(ServeDeploySchema, data, ())
     try:
         serve = ServeDeploySchema.model_validate(data)
     except ValidationError as error:
@@ -163,6 +181,16 @@ def _fits(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
     if timeout is not None and timeout < deadline:
         message = f"{timeout:g} s would cut answers that limits.deadline_s lets take {deadline:g} s"
         yield finding(data, ("http_options", "request_timeout_s"), message)
+    port = at(data, ("http_options", "port"), options.port)
+    if isinstance(port, bool) or not 0 < options.port < 2**16:
+        message = f"must be a number from 1 to 65535, not {str(port).lower()}"
+        yield finding(data, ("http_options", "port"), message)
+    application = serve.applications[0]
+    yield from _runtime_env(data, ("applications", 0, "runtime_env"), application.runtime_env)
+    for index, override in enumerate(application.deployments):
+        if isinstance(override.ray_actor_options, RayActorOptionsSchema):
+            where = ("applications", 0, "deployments", index, "ray_actor_options", "runtime_env")
+            yield from _runtime_env(data, where, override.ray_actor_options.runtime_env)
     yield from _overrides(data, serve, args)
     for name, spec in args.workers.by_name().items():
         yield from _thinking(data, (*ARGS, "workers", name), spec)
@@ -218,6 +246,33 @@ def _sampling(data: Any, args: Args) -> Iterator[Finding]:
     if not found.is_greedy:
         said = f"temperature {found.temperature:g}, top_p {found.top_p:g}, top_k {found.top_k}"
         yield finding(data, path, f"{said} for requests that say nothing of sampling", "note")
+
+
+def _runtime_env(data: Any, path: tuple[str | int, ...], given: Any) -> Iterator[Finding]:
+    """What Ray would refuse of an environment once it starts the first process in it."""
+    if not given:
+        return
+    variables = given.get("env_vars")
+    named = variables.items() if isinstance(variables, dict) else ()
+    wrong = [
+        (key, one) for key, one in named if not (isinstance(key, str) and isinstance(one, str))
+    ]
+    for key, value in wrong:
+        said = "null" if value is None else str(value).lower()
+        message = f"must be text, not {said}: write it in quotes"
+        if not isinstance(key, str):
+            message = f"the name {str(key).lower()} must be text: write it in quotes"
+        yield finding(data, (*path, "env_vars", key), message)
+    if wrong:
+        return
+    for key in given:
+        if key not in RuntimeEnv.known_fields:
+            message = unknown("field", str(key), sorted(RuntimeEnv.known_fields))
+            yield finding(data, (*path, key), message, "note")  # plugins of Ray's have fields too
+    try:
+        RuntimeEnv(**json.loads(json.dumps(given, default=str)))
+    except Exception as error:  # Ray's checks raise whatever their libraries do
+        yield finding(data, path, f"Ray refuses it: {error}")
 
 
 def _overrides(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
@@ -293,6 +348,9 @@ def _method(data: Any, path: tuple[str | int, ...], given: MethodSpec) -> Iterat
         for key in params:
             if key not in known:
                 yield finding(data, (*where, key), f"{unknown('field', key, list(known))} ({of})")
+    for key in params.keys() & known.keys():
+        if message := _mistyped(params[key], known[key].annotation):
+            yield finding(data, (*where, key), f"{message} ({of})")
     for key, one in known.items():
         if one.default is one.empty and one.kind is one.KEYWORD_ONLY and key not in params:
             yield finding(data, (*where, key), f"is missing ({of}){_EXAMPLES.get(key, '')}")
@@ -300,7 +358,17 @@ def _method(data: Any, path: tuple[str | int, ...], given: MethodSpec) -> Iterat
 
 def _parameters(method: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """What a method takes beside the target and how models are loaded."""
-    return dict(list(inspect.signature(method).parameters.items())[2:])
+    return dict(list(inspect.signature(method, eval_str=True).parameters.items())[2:])
+
+
+def _mistyped(value: Any, wanted: Any) -> str:
+    """What is wrong with the type of a parameter; empty if nothing, or if any may be right."""
+    kinds = {wanted, *get_args(wanted)} & _TYPES.keys()
+    if not kinds or (get_args(wanted) and kinds != {*get_args(wanted)}):
+        return ""
+    if type(value) in kinds or (float in kinds and type(value) is int):
+        return ""
+    return f"must be {' or '.join(sorted(_TYPES[kind] for kind in kinds))}, not {value!r}"
 
 
 def _vllm(data: Any, path: tuple[str | int, ...], spec: WorkerSpec) -> Iterator[Finding]:

@@ -62,7 +62,7 @@ def load(file: File) -> list[Any]:
 
 def text_of(file: File) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
 

@@ -6,6 +6,7 @@ patch may put an entry of one file into another: it keeps its place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -55,6 +56,7 @@ class Mapping(dict[Any, Any]):
         self.location = location
         self.locations: dict[Any, SourceLocation] = {}
         self.repeated: list[Any] = []
+        self.misread: dict[Any, str] = {}
 
     def put(self, key: Any, value: Any, location: SourceLocation) -> None:
         self[key] = value
@@ -68,6 +70,7 @@ class Items(list[Any]):
         super().__init__()
         self.location = location
         self.locations: list[SourceLocation] = []
+        self.misread: dict[Any, str] = {}
 
     def put(self, index: int, value: Any, location: SourceLocation) -> None:
         self.insert(index, value)
@@ -88,6 +91,9 @@ def located_text(value: str, location: SourceLocation) -> LocatedText:
 
 
 Path = Sequence[str | int]
+_OTHERWISE = re.compile(
+    r"[-+]?(?:0[0-7_]*[1-7][0-7_]*|[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)"
+)
 
 
 def read(source: str, start: SourceLocation) -> list[Any]:
@@ -129,6 +135,8 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node, start: SourceLocation) -> A
                 ) from None
             if repeated:
                 mapping.repeated.append(key)
+            if (written := _misread(value_node)) is not None:
+                mapping.misread[key] = written
             line = start.line + key_node.start_mark.line
             mapping.put(key, _value(loader, value_node, start), SourceLocation(start.file, line))
         return mapping
@@ -136,6 +144,8 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node, start: SourceLocation) -> A
         items = Items(location)
         for child in node.value:
             at = SourceLocation(start.file, start.line + child.start_mark.line)
+            if (written := _misread(child)) is not None:
+                items.misread[len(items)] = written
             items.put(len(items), _value(loader, child, start), at)
         return items
     value = loader.construct_object(node, deep=True)
@@ -143,6 +153,13 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node, start: SourceLocation) -> A
         below = 1 if node.style in ("|", ">") else 0
         return located_text(value, SourceLocation(location.file, location.line + below))
     return value
+
+
+def _misread(node: yaml.Node) -> str | None:
+    """A number that YAML 1.1 takes for another than it looks like: 010 is 8, and 8:00 is 480."""
+    plain = isinstance(node, yaml.ScalarNode) and node.style is None
+    number = str(node.tag).rpartition(":")[2] in ("int", "float")
+    return str(node.value) if plain and number and _OTHERWISE.fullmatch(node.value) else None
 
 
 def location_of(data: Any, path: Path) -> SourceLocation:
@@ -188,4 +205,22 @@ def repeated_keys(data: Any, path: tuple[str | int, ...] = ()) -> list[Finding]:
     elif isinstance(data, Items):
         for index, value in enumerate(data):
             found += repeated_keys(value, (*path, index))
+    return found
+
+
+def misread_numbers(data: Any, path: tuple[str | int, ...] = ()) -> list[Finding]:
+    """Numbers with a leading zero, which are octal, or with colons, which are of base 60."""
+    if not isinstance(data, Mapping | Items):
+        return []
+    pairs = data.items() if isinstance(data, Mapping) else enumerate(data)
+    found = [
+        Finding(
+            data.locations[key],
+            dotted((*path, key)),
+            f"{written} is {data[key]} to YAML: write that, or quotes around it",
+        )
+        for key, written in data.misread.items()
+    ]
+    for key, value in pairs:
+        found += misread_numbers(value, (*path, key))
     return found

@@ -76,7 +76,7 @@ def strict(schema: Any) -> Any:
 
 def _crd_schema(file: Path) -> Any:
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        data = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror or error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -310,10 +310,11 @@ def _read(path: Path) -> dict[str, Any]:
     import yaml
 
     from orchestrator.errors import ConfigError
+    from orchestrator.validation import with_numbers
 
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-        given = yaml.safe_load(text)
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig")
+        given = with_numbers(yaml.safe_load(text.removeprefix("\ufeff")))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:

@@ -124,7 +124,7 @@ def _read(path: Path) -> dict[str, Any]:
     from orchestrator.errors import ConfigError
     from orchestrator.loop.events import StepCompleted
 
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     try:
         whole = json.loads(text)
         if isinstance(whole, dict) and "steps" in whole:

@@ -27,7 +27,7 @@ def document_of(path: Path, pair: dict[str, str]) -> dict[str, Any]:
         return {"baton_calibration": 1, "pair": pair, "policies": {}}
     if read(path).pair != pair:
         raise ConfigError(f"{path}: belongs to another pair of models; name another file")
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8-sig"))
     return document
 
 

@@ -212,7 +212,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         ConfigError: no such file, or not a log.
     """
     try:
-        head, *lines = path.read_text(encoding="utf-8").splitlines()
+        head, *lines = path.read_text(encoding="utf-8-sig").splitlines()
         settings = json.loads(head)
         assert settings.pop("baton_eval") == VERSION
     except OSError as error:

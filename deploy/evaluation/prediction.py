@@ -34,7 +34,7 @@ def load_costs(source: str) -> Costs:
     if not path.is_file() and (HERE / f"{source}.yaml").is_file():
         path = HERE / f"{source}.yaml"
     try:
-        return Costs.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return Costs.model_validate(yaml.safe_load(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
         known = ", ".join(sorted(one.stem for one in HERE.glob("*.yaml")))
         raise ConfigError(f"{source}: {error.strerror or error}; there are {known}") from None

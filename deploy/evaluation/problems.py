@@ -54,7 +54,7 @@ def load_problems(
         return problems.draw(part, seed, limit or DEFAULT_LIMIT)
     try:
         # Not at what else Unicode calls an end of a line, which JSON may hold as it is.
-        lines = Path(source).read_text(encoding="utf-8").split("\n")
+        lines = Path(source).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: {getattr(error, 'strerror', None) or error}") from None
     numbered = [(at, line) for at, line in enumerate(lines, 1) if line.strip()]

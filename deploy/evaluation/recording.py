@@ -165,7 +165,7 @@ def load(path: Path) -> Recording:
         ConfigError: it cannot be read, or is no recording; names the file and the line.
     """
     try:
-        return loads(path.read_text(encoding="utf-8"))
+        return loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     except RecordingError as error:

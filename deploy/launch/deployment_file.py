@@ -41,7 +41,7 @@ def load(path: Path | str, *, port: int | None = None) -> Deployment:
         ConfigError: names the file and the key that is wrong.
     """
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -65,7 +65,7 @@ def read(path: Path) -> Calibration:
         ConfigError: it cannot be read, or is none.
     """
     try:
-        return Calibration.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return Calibration.model_validate(json.loads(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except (ValueError, ValidationError):

@@ -10,13 +10,15 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -30,12 +32,12 @@ from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.policy import Policy
 from orchestrator.state.versions import build
 from orchestrator.types import Sampling, TokenPrices
-from orchestrator.validation import closest, first_error
+from orchestrator.validation import closest, first_error, with_numbers
 from orchestrator.worker import SERVER_METHOD
 from policies import POLICIES
 from policies.judge import Judging
 from workers.embedded.checkpoints import EMBEDDED, GATE_FILE, JUDGE_FILE, folder_of, resolve
-from workers.remote.address import base, trusted
+from workers.remote.address import base, checked, trusted
 from workers.text.thinking import parse_thinking
 from workers.vllm import is_lossy
 
@@ -61,15 +63,29 @@ ANSWERING = {"url", "tokenizer", "engine_args", "device", "dtype", "thinking", "
 """Fields of a worker by which one checkpoint gives other answers, or other log-probabilities."""
 
 
+Params = Annotated[dict[str, Any], BeforeValidator(with_numbers)]
+"""Parameters by name, whose types are known elsewhere."""
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML reads `yes` and `on` as true, which pydantic takes for 1."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        kinds = {kind, *get_args(kind)}
+        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+            raise ValueError(f"must be a number, not {str(value).lower()}")
+        return value
 
 
 class MethodSpec(Strict):
     """A token-level method by its name in `METHODS`, with its parameters."""
 
     method: str
-    params: dict[str, Any] = {}
+    params: Params = {}
 
     @property
     def lossy(self) -> bool:
@@ -383,7 +399,7 @@ class PolicyChoice(Strict):
     """What the model name `baton` means, and each policy's own defaults."""
 
     default: str = "specreason"
-    params: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    params: dict[str, Params] = Field(default_factory=dict)
     calibration: Path | None = Field(
         default=None, description="the file that `baton calibrate --out` wrote for this pair"
     )
@@ -566,6 +582,12 @@ class Tracing(Strict):
             raise ValueError(
                 "endpoint: an http(s) address is wanted, as http://HOST:4318/v1/traces"
             )
+        if self.endpoint is not None:
+            try:
+                if not checked(self.endpoint).hostname:
+                    raise ConfigError("url: expected a host in it")
+            except ConfigError as error:
+                raise ValueError(f"endpoint: {str(error).removeprefix('url: ')}") from None
         if self.exporter != "otlp":
             for name in sorted(self.model_fields_set & {"endpoint", "headers_env"}):
                 raise ValueError(f"{name}: goes with exporter otlp")
@@ -676,7 +698,7 @@ def _keys(variable: str | None, file: Path | None) -> Keys:
         lines += os.environ.get(variable, "").split(",")
     if file is not None:
         try:
-            lines += file.read_text(encoding="utf-8").splitlines()
+            lines += file.read_text(encoding="utf-8-sig").splitlines()
         except OSError as error:
             raise ConfigError(f"auth: {file}: {error.strerror or error}") from None
         except UnicodeError:  # its message would show a byte of a key

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from orchestrator.errors import ConfigError
 from orchestrator.state.redis import RedisStore
+from workers.remote.address import checked
 
 PASSWORD = "BATON_REDIS_PASSWORD"  # noqa: S105 (a name, no password)
 
@@ -39,6 +41,12 @@ class StoreSpec(BaseModel):
         if scheme not in ("redis", "rediss"):
             raise ValueError(f"must be `memory` or redis://..., not {scheme!r}")
         self.redis("")
+        try:
+            path = checked(self.url).path.strip("/")
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        if path and not re.fullmatch(r"[0-9]+", path):
+            raise ValueError("url: expected redis://HOST:PORT/DATABASE, the database a number")
         return self
 
     def redis(self, password: str | None) -> RedisStore:

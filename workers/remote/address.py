@@ -5,8 +5,9 @@ Apart from the rest, so that a deployment file is checked without torch.
 
 from __future__ import annotations
 
+import re
 import ssl
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from orchestrator.errors import ConfigError
 
@@ -17,12 +18,31 @@ def base(url: str) -> str:
     Raises:
         ConfigError: it is no address of an HTTP server, or holds more than that.
     """
-    parts = urlsplit(url)
+    parts = checked(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"url: {url!r} is not the address of an HTTP server")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError("url: scheme, host, port and path alone; a key goes in api_key_env")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
+
+
+def checked(url: str) -> SplitResult:
+    """An address in its parts.
+
+    Raises:
+        ConfigError: its host or port can be none.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ConfigError(f"url: {error}") from None
+    place = parts.netloc.rpartition("@")[2]
+    if port == 0 or not re.fullmatch(r"(?:\[[^\[\]]+\]|[^\s:\[\]]*)(?::[0-9]*)?", place):
+        raise ConfigError("url: expected HOST or HOST:PORT, the port a number from 1 to 65535")
+    if any(not sign.isprintable() or sign in " \\<>^`{|}" for sign in host or ""):
+        raise ConfigError("url: a host has letters, digits, dots and hyphens alone")
+    return parts
 
 
 def trusted(ca: str | None = None) -> ssl.SSLContext:

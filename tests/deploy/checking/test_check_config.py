@@ -41,6 +41,84 @@ and what must be said, beginning with the field."""
 
 MISTAKES: list[Mistake] = [
     # Deployment files.
+    *(
+        ("local.yaml", "local.yaml", "    args:\n", f"    runtime_env: {{{given}}}\n    args:\n",
+         f"applications.0.runtime_env{said}")
+        for given, said in (
+            ("env_vars: {UPLOAD: false}", ".env_vars.UPLOAD: must be text, not false"),
+            ("env_vars: {UPLOAD: 1}", ".env_vars.UPLOAD: must be text, not 1"),
+            ("env_vars: {UPLOAD: ~}", ".env_vars.UPLOAD: must be text, not null"),
+            ("env_vars: {UPLOAD: [a]}", ".env_vars.UPLOAD: must be text, not ['a']"),
+            ("env_vars: {on: x}", ".env_vars.True: the name true must be text"),
+            ("env_vars: [A=b]", ": Ray refuses it: runtime_env['env_vars'] must be of type Dict"),
+            ("pip: {packages: 1}", ": Ray refuses it: runtime_env['pip']"),
+            ("pip: [a], uv: [b]", ": Ray refuses it: The 'pip' field, 'uv' field"),
+            ("config: {setup_timeout_seconds: x}", ": Ray refuses it: setup_timeout_seconds"),
+            ("working_dir: 'https://a/b.txt'", ": Ray refuses it: Only .zip"),
+        )
+    ),
+    ("local.yaml", "local.yaml", "    args:\n",
+     "    deployments: [{name: Store, ray_actor_options: {runtime_env: {env_vars: {A: 3}}}}]\n"
+     "    args:\n",
+     "applications.0.deployments.0.ray_actor_options.runtime_env.env_vars.A: must be text, not 3"),
+    *(
+        ("local.yaml", "local.yaml", "port: 8000", f"port: {port}", f"http_options.port: {said}")
+        for port, said in (
+            ("80O1", "must be an integer, not '80O1'"),
+            ("80010", "must be a number from 1 to 65535, not 80010"),
+            ("0", "must be a number from 1 to 65535, not 0"),
+            ("yes", "must be a number from 1 to 65535, not true"),
+            ("010000", "010000 is 4096 to YAML: write that, or quotes around it"),
+            ("8:00", "8:00 is 480 to YAML"),
+        )
+    ),
+    *(
+        ("remote.yaml", "remote.yaml", "http://127.0.0.1:8001/v1", f'"http://{place}/v1"',
+         f"workers.large.url: {said}")
+        for place, said in (
+            ("127.0.0.1:80O1", "Port could not be cast to integer value as '80O1'"),
+            ("127.0.0.1:80010", "Port out of range 0-65535"),
+            ("127.0.0.1:0", "expected HOST or HOST:PORT"),
+            ("127.0.0.1:８００１", "Port could not be cast"),
+            ("model server:8001", "expected HOST or HOST:PORT"),
+            ("model_server{a}:8001", "a host has letters, digits, dots and hyphens alone"),
+        )
+    ),
+    ("remote.yaml", "remote.yaml", "http://127.0.0.1:8001/v1", '"http://[::1:8001/v1"',
+     "workers.large.url: Invalid IPv6 URL"),
+    *(
+        ("local.yaml", "local.yaml", "store: memory ", f"store: {store} ", f"store: {said}")
+        for store, said in (
+            ("redis://store:6379/one", "url: expected redis://HOST:PORT/DATABASE"),
+            ("redis://store:63O9", "not a Redis url (redis://HOST:PORT/DATABASE): Port could not be cast to integer"),
+        )
+    ),
+    *(
+        ("local.yaml", "local.yaml", "      limits:\n",
+         f"      tracing: {{endpoint: '{endpoint}'}}\n      limits:\n", f"tracing.endpoint: {said}")
+        for endpoint, said in (
+            ("http://otel:43l8/v1/traces", "Port could not be cast"),
+            ("http://", "expected a host in it"),
+        )
+    ),
+    *(
+        ("local.yaml", "local.yaml", words, f"{words.partition(':')[0]}: {value} ", said)
+        for words, value, said in (
+            ("deadline_s: 600 ", "010", "limits.deadline_s: 010 is 8 to YAML"),
+            ("deadline_s: 600 ", "10:00", "limits.deadline_s: 10:00 is 600 to YAML"),
+            ("deadline_s: 600 ", "on", "limits.deadline_s: must be a number, not true"),
+            ("concurrent: 64 ", "yes", "limits.concurrent: must be a number, not true"),
+            ("default: specreason", "no", "policy.default: must be a string, not false"),
+        )
+    ),
+    ("local.yaml", "local.yaml", "risk: 0.02", "risk: 2e1",
+     "policy.params.learned-gate.risk: must be at most 1, not 20.0"),
+    ("local.yaml", "local.yaml", "method: vanilla",
+     "also: [{method: lookup, params: {gamma: yes}}]",
+     "workers.large.speculation.also.0.params.gamma: must be an integer, not True (lookup)"),
+    ("local.yaml", "local.yaml", "method: vanilla",
+     "also: [{method: relaxed, params: {draft: embedded:small, threshold: high}}]",
+     "workers.large.speculation.also.0.params.threshold: must be"),
     ("gpu.yaml", "gpu.yaml", "          rows: 32 ", "          rowz: 32 ",
      "workers.small.rowz: unknown field"),
     ("gpu.yaml", "gpu.yaml", "proxy_location", "proxy_locations",
@@ -217,6 +295,26 @@ def test_a_planted_mistake_is_named_where_it_stands(mistake: Mistake, copied: Pa
         line = before.count("\n") + 1
         locations = {(one.location.file.removeprefix("./"), one.location.line) for one in told}
         assert (file, line) in locations
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("# The", "\ufeff# The"),
+        ("risk: 0.02", "risk: 2e-2"),
+        ("risk: 0.02", "risk: 1.e-3"),
+        ("deadline_s: 600", "deadline_s: 6e2"),
+        ("port: 8000", "port: 8_000"),
+        ("port: 8000", "port: '8000'"),
+        ("    args:\n", "    runtime_env: {env_vars: {UPLOAD: 'false'}}\n    args:\n"),
+        ("store: memory", "store: redis://user:word@[::1]:6379/1"),
+    ],
+)
+def test_what_looks_odd_and_is_right(words: str, instead: str) -> None:
+    text = (ROOT / "deploy" / "local.yaml").read_text(encoding="utf-8")
+    assert words in text
+    report = check("local.yaml", text=text.replace(words, instead, 1))
+    assert report.ok, report.findings
 
 
 def test_what_a_deployment_wants_and_is_not_here_is_a_note(

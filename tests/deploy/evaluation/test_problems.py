@@ -27,3 +27,10 @@ def test_a_line_that_is_no_problem_is_named(tmp_path: Path) -> None:
         load_problems(str(path), None, 0)
     (only, other) = load_problems(str(path), None, 0, answers=False)
     assert (only.answer, other.answer) == ("4", "")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_problem(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"question": "2+2?", "answer": 4}\n', encoding="utf-8-sig")
+    (only,) = load_problems(str(path), None, 0)
+    assert (only.question, only.answer) == ("2+2?", "4")
