@@ -26,14 +26,25 @@ from orchestrator.held_schema import LIMITS, held
 from orchestrator.json_schema import modern, properties_of
 from orchestrator.types import Constraint
 
+_CLASSES = {
+    r"\d": "0-9",
+    r"\w": "a-zA-Z0-9_",
+    r"\s": r"\t\n\v\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff",
+}
+
+
+def _written_out(token: re.Match[str]) -> str:
+    """JavaScript's short classes, and its end of a text."""
+    if token[0].startswith("["):
+        return re.sub(r"\\.", lambda one: _CLASSES.get(one[0], one[0]), token[0])
+    alone = {short: f"[{long}]" for short, long in _CLASSES.items()}
+    return {**alone, "$": r"\Z"}.get(token[0], token[0])
+
 
 def _pattern(_validator: Any, pattern: str, given: Any, _schema: Any) -> Iterator[ValidationError]:
     """JavaScript's expressions by another library than the one under test."""
-    for short, long in ((r"\d", "[0-9]"), (r"\w", "[a-zA-Z0-9_]"), (r"\s", r"[\s\ufeff]")):
-        pattern = pattern.replace(short, long)
-    if isinstance(given, str) and not regex.search(
-        re.sub(r"\$($|\|)", r"\\Z\1", pattern), given, regex.V1
-    ):
+    ours = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]|\$", _written_out, pattern)
+    if isinstance(given, str) and not regex.search(ours, given, regex.V0):
         yield ValidationError(f"{given!r} does not match {pattern!r}")
 
 
@@ -221,8 +232,10 @@ def _is_finite(value: Any) -> bool:
 
 
 def _is_exact(value: Any) -> bool:
-    """Whether whole numbers stay within those that grammars write."""
-    return not re.search(r"[0-9]{16}", json.dumps(value))
+    """Whether its numbers are not beyond the whole ones that grammars write."""
+    if isinstance(value, list | dict):
+        return all(map(_is_exact, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, int | float) or abs(value) < 2**53
 
 
 def laid_out(value: Any, schema: Any) -> str:
