@@ -1,4 +1,4 @@
-"""Every public chat template's calls of tools are read as they were made, or it is refused by name.
+"""Every public chat template's calls are read as they were made, or it is refused by name.
 
     pytest -m real tests/real/test_call_formats.py -s
 
@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 from jinja2 import TemplateError
+from llguidance import LLMatcher, LLTokenizer
 
 from orchestrator.call_markup import ends_of_values
 from orchestrator.errors import ConfigError, InvalidRequest
+from orchestrator.grammar import LIMITS, lark, tool_rules
 from orchestrator.http.call_reader import CallPiece, CallReader
 from orchestrator.types import CallFormat, Message, Transcript
 from tests.real.templates import public_templates
@@ -205,3 +207,73 @@ def test_calls_of_every_public_template_are_read_as_they_were_made(
     for name, why in refused.items():
         print(f"  {name}: {why.partition(';')[0]}")
     assert not wrong, (Counter(one[0] for one in wrong), wrong[0])
+
+
+LIMITED = {
+    **SCHEMA,
+    "properties": {**SCHEMA["properties"], "kind": {"enum": ["a", 1, None]}},
+    "additionalProperties": False,
+}
+
+
+def test_what_a_grammar_lets_a_model_write_is_read_back(
+    prompts: dict[str, PromptRenderer | str],
+) -> None:
+    """Whatever the grammar of strict tools accepts, over each form of calls that there is."""
+    forms = {one.calls: name for name, one in prompts.items() if not isinstance(one, str)}
+    del forms[None]
+    tokenizer, counts, wrong = LLTokenizer("byte"), [0, 0], list[Any]()
+    rules = tool_rules(
+        [{"name": name, "parameters": LIMITED, "strict": True, "place": name} for name in NAMES],
+        required=True,
+        parallel=True,
+        answer=None,
+    )
+    for form, name in forms.items():
+        assert form is not None
+        chance, grammar = random.Random(name), lark(rules, form)
+        for _ in range(CONVERSATIONS):
+            many = 1 if form.between is None else chance.choice([1, 2])
+            made = [(chance.choice(sorted(NAMES)), in_order(chance, form)) for _ in range(many)]
+            answer = as_written(form, made)
+            matcher = LLMatcher(tokenizer, grammar, limits=LIMITS, log_level=0)
+            held = all(matcher.try_consume_tokens([byte]) == 1 for byte in answer.encode())
+            counts[0] += 1
+            if not (held and matcher.is_accepting()):
+                continue  # a text that holds the end of a value
+            if any(is_ambiguous(arguments, form) for _, arguments in made):
+                continue
+            counts[1] += 1
+            reader = CallReader(form, NAMES, "call_", schemas=dict.fromkeys(NAMES, LIMITED))
+            found = read(reader, list(cut(chance, answer)))
+            if found[1] != made or found[0].strip():
+                wrong.append((name, answer, made, found))
+    print(f"{len(forms)} forms: {counts[0]} answers, {counts[1]} of them accepted and read back")
+    assert not wrong, (Counter(one[0] for one in wrong), wrong[0])
+    assert counts[1] > 0.9 * counts[0]
+
+
+def in_order(random: random.Random, calls: CallFormat) -> dict[str, Any]:
+    made = {**values(random, calls), "kind": random.choice(["a", 1, None])}
+    if isinstance(number := made.get("number"), float):
+        made["number"] = round(number, 1)
+    return {name: made[name] for name in LIMITED["properties"] if name in made}
+
+
+def as_written(calls: CallFormat, made: list[tuple[str, dict[str, Any]]]) -> str:
+    """Calls as a model writes them in a form."""
+    written = []
+    for name, arguments in made:
+        text = name + calls.middle
+        if (form := calls.each) is None:
+            written.append(text + json.dumps(arguments, ensure_ascii=False))
+            continue
+        for key, value in arguments.items():
+            said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            if form.quotes and isinstance(value, str) and set("<&\n") & set(value):
+                said = form.quotes[0] + value + form.quotes[1]
+            middle = form.middle if isinstance(value, str) else form.other or form.middle
+            text += form.before + key + middle + said + form.after
+        written.append(text)
+    whole = calls.before.lstrip() + (calls.between or "").join(written) + calls.after
+    return whole.replace(calls.ID, "a1b2c3d4e").replace(calls.COUNT, "7")
