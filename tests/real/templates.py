@@ -1,6 +1,9 @@
 """Public chat templates for tests: those that llama.cpp keeps, unpacked to the user's cache.
 
-    python -m tests.real.templates
+    python -m tests.real.templates [--families]
+
+The option prints the family of thought that each shows alone, and the one that it shows together
+with a vocabulary that has `<think>` and `</think>` as tokens, where that differs.
 
 The source package of llama-cpp-python holds them as plain data. pip fetches it, pinned by hash, and
 wants its metadata from the package's build tool: it is given a module of ours in place of that, so
@@ -13,9 +16,13 @@ import os
 import shutil
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from orchestrator.errors import ConfigError
 from tests.real.fetch import FetchError, alone, cache_folder, pip_download
+from workers.text.chat_template import ChatTemplate
+from workers.text.thinking import find_format
 
 NAME, VERSION = "llama-cpp-python", "0.3.36"
 PIN = (
@@ -77,12 +84,27 @@ def _fetch(cache: Path, folder: Path) -> None:
     shutil.rmtree(work)
 
 
+def family_of(source: str, added: Sequence[str] = ()) -> str:
+    """The family of thought that a template shows, with a vocabulary that has these tokens."""
+    try:
+        template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    except ConfigError as error:
+        return f"refused: {error}"
+    found = find_format(template, added)
+    return "none" if found is None else found.name
+
+
 def main() -> int:
     try:
-        print(f"{len(public_templates())} public chat templates")
+        found = public_templates()
     except (FetchError, OSError) as error:
         print(f"templates: {error}", file=sys.stderr)
         return 1
+    if "--families" in sys.argv:
+        for name, source in found.items():
+            alone, known = family_of(source), family_of(source, ("<think>", "</think>"))
+            print(f"{name:56} {alone:18}", "" if known == alone else f"with the tokens: {known}")
+    print(f"{len(found)} public chat templates")
     return 0
 
 
