@@ -8,7 +8,14 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.validation import closest, error_text, fields_at, invalid_request, unknown
+from orchestrator.validation import (
+    closest,
+    error_text,
+    fields_at,
+    invalid_request,
+    unknown,
+    with_numbers,
+)
 
 
 class Inner(BaseModel):
@@ -106,3 +113,9 @@ def test_a_validators_own_words_stay() -> None:
         )
     (detail,) = found.value.errors()
     assert error_text(detail, None, "field") == "Say so"
+
+
+def test_powers_that_yaml_takes_for_texts_are_numbers() -> None:
+    given = {"risk": "1e-3", "also": [{"at": "-2.E+4"}], "name": "1e-3a", "model": "e5", "left": 1}
+    read = {"risk": 0.001, "also": [{"at": -20000.0}], "name": "1e-3a", "model": "e5", "left": 1}
+    assert with_numbers(given) == read
