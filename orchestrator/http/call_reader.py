@@ -42,6 +42,7 @@ _ANEW = re.compile(
     r"(?:```[a-zA-Z_]{0,64}\s{0,64}|<[^<>\s]{1,64}>\s{0,64})?"
     r'\{\{?\s{0,64}"name"\s{0,64}:\s{0,64}"([\w.:/-]{1,64})"'
 )
+_MOST_AT_END = 32  # calls at the end of a thought
 _MOST_ANEW = 512
 """A call that breaks off before its arguments, the beginning of one written anew, and how long that
 is at most."""
@@ -101,6 +102,33 @@ def read_answer(
         return response.answer, ()
     text = "".join(piece for piece in pieces if isinstance(piece, str)).rstrip()
     return text if response.continues else text.lstrip(), reader.calls
+
+
+def calls_at_end(context: RequestContext, response: ResponseAccumulator, thought: str) -> str:
+    """The whole calls of tools that a thought ends with, as they are written there; empty where it
+    ends otherwise."""
+    calls, tools, text = response.calls, context.body.tool_use, thought.rstrip()
+    if calls is None or tools is None or not tools.names:
+        return ""
+    mark = re.escape(calls.trigger) or r"^(?=\{)"
+    for found in [*re.finditer(mark, text, re.MULTILINE)][-_MOST_AT_END:]:
+        written = text[found.start() :]
+        reader = CallReader(calls, tools.names, "", strict=tools.strict, schemas=tools.schemas)
+        pieces = [*reader.feed(written), *reader.end()]
+        told = "".join(piece for piece in pieces if isinstance(piece, str))
+        whole = all(_is_whole(call, tools.strict.get(call.name)) for call in reader.calls)
+        if reader.calls and whole and not told.strip():
+            return written
+    return ""
+
+
+def _is_whole(call: ToolCall, schema: Any) -> bool:
+    """Whether a call that nothing held to a form has all its arguments, and strict ones fit."""
+    try:
+        arguments = FINITE_JSON.decode(call.arguments)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(arguments, dict) and (schema is None or fits(arguments, schema))
 
 
 class CallReader:

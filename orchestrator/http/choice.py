@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, aclosing
+from functools import partial
 
 from orchestrator.experiments.shadows import ShadowRequest
-from orchestrator.http.call_reader import read_answer
+from orchestrator.http.call_reader import calls_at_end, read_answer
 from orchestrator.http.chat_format import AnswerFormat
 from orchestrator.http.context import RequestContext
 from orchestrator.http.rendering import (
@@ -39,6 +40,7 @@ class Choice:
     def __init__(self, service: Service, context: RequestContext, make_format: MakeFormat) -> None:
         self._service, self._context = service, context
         self.response = ResponseAccumulator()
+        self.response.find_calls = partial(calls_at_end, context, self.response)
         self.format = make_format(context, self.response)
         self._recorded = self._exposed = False
         # Of all answers to a request: some begin once the first has read the prompt.

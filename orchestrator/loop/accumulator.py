@@ -84,6 +84,8 @@ class ResponseAccumulator:
         self.shown = {"thought": 0, "answer": 0}  # tokens of the text so far
         self.calls: CallFormat | None = None  # how the models write calls of tools
         self.called = False  # whether the answer calls any
+        self.find_calls: Callable[[str], str] = lambda thought: ""
+        """Those that a thought ends with, as it wrote them; none where there are no tools."""
         self.acceptance: dict[WorkerName, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         """Of each worker that drafted tokens: in how many rounds a draft reached each position, and
         in how many it was accepted there."""

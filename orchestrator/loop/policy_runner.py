@@ -311,6 +311,12 @@ class PolicyRunner:
     ) -> Iterator[TextDelta | StepCompleted]:
         """Accept a segment; what the budget puts behind it is shown too."""
         after = self.budget.commit(self.transcript, segment, allowed)
+        if calls := self._calls_in_thought(segment):
+            before = self.transcript.extend(segment)
+            after = replace(before, closed=True, ends=before.ends + 1)
+            self.transcript = self._reply = replace(after.extend(calls), done=True)
+            yield from self._shown(TextDelta(calls.author, self.phase, calls.text), early=True)
+            return
         if self._stops.found:
             after = replace(after, done=True, finish=self.transcript.finish)
         thought_on = after.reply_start > self.transcript.reply_start
@@ -327,6 +333,20 @@ class PolicyRunner:
         if nudged:
             yield from self._shown(TextDelta(NUDGE.author, self.phase, NUDGE.text), early=True)
             yield self._step(NUDGE, None, accepted=True)
+
+    def _calls_in_thought(self, last: Segment) -> Segment | None:
+        """The answer of a model that ends its turn with a thought and no answer, where that thought
+        ends with whole calls of tools: those. Its tokens count in the thought."""
+        transcript = self.transcript
+        if last.finish != "eos" or not transcript.thinking:
+            return None
+        thought = transcript.thought.text()
+        if not transcript.closed:
+            thought += last.text
+        elif (transcript.reply + last.text).strip():
+            return None
+        text = self.response.find_calls(thought)
+        return Segment(last.author, text, finish="eos") if text else None
 
     def _apply(self, result: ActionCompleted) -> Iterator[TextDelta | StepCompleted]:
         """Change the transcript as the result says, and prepare the policy's reply."""

@@ -18,7 +18,7 @@ from orchestrator.http.app import create_app
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.types import ArgumentFormat, CallFormat, StopCriteria, Transcript
 from tests.orchestrator.serving import HTTP, client, service, serving
-from workers.scripted import Scripted
+from workers.scripted import Say, Scripted
 
 FORMAT = CallFormat(
     '<tool_call>\n{"name": "',
@@ -61,6 +61,78 @@ def api(small: Scripted | None = None, large: Scripted | None = None) -> Iterato
     made = service(small or worker(), large or worker())
     with serving(made) as url, client(url) as official:
         yield official
+
+
+CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+OTHER = CALLED.replace("2", "4")
+MENTION = f"I could write {CALLED}, but no."
+
+
+def in_thought(thought: str, finish: Any, answers: list[str]) -> Scripted:
+    """Thinks so, and then answers so."""
+    left = iter(answers)
+
+    def line(transcript: Transcript, criteria: StopCriteria) -> Say:
+        if transcript.closed:
+            return Say(next(left), "eos")
+        rest = thought.removeprefix(transcript.thought.text())
+        step, blank, _ = rest.partition("\n\n")
+        return Say(step + blank, "until") if blank and criteria.until else Say(rest, finish)
+
+    return Scripted(line, call_format=FORMAT)
+
+
+@pytest.mark.parametrize("policy", ["large-only", "specreason"])
+@pytest.mark.parametrize("api_name", ["chat", "responses"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("thought", "finish", "answers", "calls"),
+    [
+        (f"I should add.\n\n{CALLED}", "eos", [], [(2, 3)]),
+        (f"I should add.\n\n{CALLED}\n{OTHER}\n", "eos", [], [(2, 3), (4, 3)]),
+        (f"{MENTION}\n\nBut yes: {CALLED}", "eos", [], [(2, 3)]),
+        (f"I should add.\n\n{CALLED}", "think_end", [""], [(2, 3)]),
+        (f"I should add.\n\n{CALLED}", "think_end", ["It is 5."], []),
+        (MENTION, "eos", ["It is 5."], []),
+        (f"As in `{CALLED}`", "eos", ["It is 5."], []),
+        (CALLED[:45], "eos", ["It is 5."], []),  # not whole
+        (CALLED.replace("add", "rob"), "eos", ["It is 5."], []),  # no tool
+    ],
+)
+def test_a_call_that_ends_a_thought_and_the_turn(
+    policy: str,
+    api_name: str,
+    stream: bool,
+    thought: str,
+    finish: Any,
+    answers: list[str],
+    calls: list[tuple[int, int]],
+) -> None:
+    with api(*(in_thought(thought, finish, answers) for _ in range(2))) as official:
+        found: list[str]
+        if api_name == "responses":
+            named = {"type": "function", **ADD["function"]}
+            asked: Any = {"model": policy, "input": "2 + 3?", "tools": [named]}
+            if stream:
+                *_, last = official.responses.create(**asked, stream=True)
+                reply = last.response  # type: ignore[union-attr]
+            else:
+                reply = official.responses.create(**asked)
+            found = [item.arguments for item in reply.output if item.type == "function_call"]
+            text = reply.output_text
+        elif stream:
+            asked = {"model": policy, "messages": [QUESTION], "tools": [ADD]}
+            with official.chat.completions.stream(**asked) as made:
+                choice: Any = made.get_final_completion().choices[0]
+        else:
+            asked = {"model": policy, "messages": [QUESTION], "tools": [ADD]}
+            choice = official.chat.completions.create(**asked).choices[0]
+        if api_name == "chat":
+            found = [call.function.arguments for call in choice.message.tool_calls or []]
+            text = choice.message.content or ""
+            assert choice.finish_reason == ("tool_calls" if calls else "stop")
+        assert [tuple(json.loads(one).values()) for one in found] == calls
+        assert text == ("" if calls else answers[0])
 
 
 @pytest.mark.parametrize("policy", ["large-only", "small-only", "specreason", "cascade"])
