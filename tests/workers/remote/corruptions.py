@@ -140,9 +140,12 @@ def _twice(events: Events) -> Events:
 
 CORRUPTIONS: dict[str, Callable[[Events], Events]] = {
     "nothing": lambda events: events,
-    "ids are dropped": _each(_drop_ids),
-    "ids are dropped at one token": _each(_drop_ids, K, K + 1),
-    "log-probabilities are dropped": _each(lambda choice: choice.update(logprobs=None)),
+    # In streams alone: a server that never returns ids must show how a thought ends.
+    "ids are dropped": _only_streams(_each(_drop_ids)),
+    "ids are dropped at one token": _only_streams(_each(_drop_ids, K, K + 1)),
+    "log-probabilities are dropped": _only_streams(
+        _each(lambda choice: choice.update(logprobs=None))
+    ),
     "log-probabilities are null": _each(_logprobs(None)),
     "log-probabilities are NaN": _each(_logprobs(float("nan"))),
     "log-probabilities are texts": _each(_logprobs("-0.5")),
