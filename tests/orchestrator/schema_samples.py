@@ -251,7 +251,9 @@ def _laid_out(value: Any, schemas: list[Any], defs: dict[str, Any]) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     parts = list(_parts(value, schemas, defs))
     listed = (one for part in parts for one in (part.get("const"), *part.get("enum", ())))
-    value = next((one for one in listed if one == value and type(one) is type(value)), value)
+    value = next(
+        (one for one in listed if Draft202012Validator({"const": one}).is_valid(value)), value
+    )
     if isinstance(value, list):
         each = ((one, [_item(i, part) for part in parts]) for i, one in enumerate(value))
         return f"[{', '.join(_laid_out(one, said, defs) for one, said in each)}]"
@@ -293,7 +295,9 @@ def _names(schema: dict[str, Any]) -> list[str]:
 
 
 def _member(name: str, schema: dict[str, Any]) -> Any:
-    return properties_of(schema).get(name, schema.get("additionalProperties"))
+    patterns = schema.get("patternProperties", {}).items()
+    matching = next((one for pattern, one in patterns if regex.search(pattern, name)), None)
+    return properties_of(schema).get(name, matching or schema.get("additionalProperties"))
 
 
 def _item(place: int, schema: dict[str, Any]) -> Any:
