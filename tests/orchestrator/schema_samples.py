@@ -259,9 +259,12 @@ def _laid_out(value: Any, schemas: list[Any], defs: dict[str, Any]) -> str:
         return f"[{', '.join(_laid_out(one, said, defs) for one, said in each)}]"
     named = [name for part in parts for name in _names(part)]
     required = [name for part in parts for name in part.get("required", ())]
+    for part in parts:
+        depending = part.get("dependentRequired", {}).items()
+        required += [other for name, others in depending if name in value for other in others]
     names = [name for name in dict.fromkeys([*named, *required, *value]) if name in value]
     members = (
-        f"{json.dumps(name, ensure_ascii=False)}: "
+        f"{_laid_out(name, [], defs)}: "
         + _laid_out(value[name], [_member(name, part) for part in parts], defs)
         for name in names
     )
