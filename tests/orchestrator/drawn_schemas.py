@@ -45,8 +45,8 @@ def _number(rng: random.Random, _depth: int) -> Any:
 
 
 def _whole(rng: random.Random, _depth: int) -> Any:
-    low = rng.choice([-(2**63), -60, -7, 0, 2])
-    high, step = low + rng.choice([5, 80, 2**63]), rng.choice([1, 2, 7])
+    low = rng.choice([-(2**53), -60, -7, 0, 2])
+    high, step = low + rng.choice([5, 80, 2**53]), rng.choice([1, 2, 7])
     return {"type": "integer", **_some(rng, minimum=low, maximum=high, multipleOf=step)}
 
 

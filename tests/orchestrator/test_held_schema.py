@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator import held_schema
 from orchestrator.errors import InvalidRequest
 from orchestrator.grammar import check, fits, holds, tool_rules
 from orchestrator.held_schema import held
@@ -202,21 +203,36 @@ def test_a_schema_that_doubles_with_each_reference_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["properties", "anyOf", "allOf"])
-def test_a_schema_that_is_too_deep_with_its_references_is_refused(kind: str) -> None:
-    """The library ends the process where its stack ends."""
-    links: dict[str, Any] = {"a1500": {"type": "object"}}
-    for i in range(1500):
+def test_a_schema_that_is_too_deep_with_its_references_is_refused(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library needs some of the stack for each level."""
+    monkeypatch.setattr(held_schema, "_MOST_LEVELS", 20)
+    links: dict[str, Any] = {"a30": {"type": "object"}}
+    for i in range(30):
         below = {"$ref": f"#/$defs/a{i + 1}"}
         links[f"a{i}"] = {kind: {"x": below} if kind == "properties" else [below]}
-    with pytest.raises(InvalidRequest, match="more than 400 levels deep"):
+    with pytest.raises(InvalidRequest, match="more than 20 levels deep"):
         check(Constraint("json_schema", json.dumps({"$ref": "#/$defs/a0", "$defs": links})), "p")
 
 
-@pytest.mark.parametrize("schema", [{"const": -(2**63)}, {"type": "integer", "minimum": -(2**63),
-    "maximum": -(2**63) + 9}, {"enum": [2**63]}])  # fmt: skip
-def test_numbers_that_the_library_has_no_room_for_are_refused(schema: Any) -> None:
-    with pytest.raises(InvalidRequest, match="beyond the numbers that stay exact"):
+REFUSED = "beyond the numbers that stay exact"
+
+
+@pytest.mark.parametrize("schema", [{"const": -4096}, {"type": "integer", "minimum": -4096,
+    "maximum": -4095}, {"enum": [4096]}])  # fmt: skip
+def test_numbers_that_the_library_has_no_room_for_are_refused(
+    schema: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_schema, "_LARGEST", 4096)
+    monkeypatch.setattr(held_schema, "_EXACT", 4095)
+    with pytest.raises(InvalidRequest, match=REFUSED):
         check(Constraint("json_schema", json.dumps(schema)), "p")
+
+
+def test_a_number_that_the_library_would_round_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=REFUSED):
+        check(Constraint("json_schema", json.dumps({"const": 2**53 + 1})), "p")
 
 
 def test_arguments_of_a_tool_are_an_object_whatever_its_schema_says() -> None:
