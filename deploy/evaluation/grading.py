@@ -1,4 +1,4 @@
-"""Is this answer right? Numbers at once, everything else in a process of its own.
+"""Is this answer right? Numbers are compared here, all else in another process.
 
 Computer algebra, and scorers of others, can hang in ways that no thread can end. They run in a pool
 of processes: one that does not answer in time is killed, and its answer counts as wrong. The pool

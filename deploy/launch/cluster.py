@@ -154,7 +154,7 @@ def own_ray() -> Iterator[set[int]]:
 
 
 def _own_folder() -> Path:
-    """A folder for Ray's logs and sockets that nobody but this user can enter.
+    """A folder for Ray's logs and sockets that only this user can enter.
 
     Ray lets everybody on the machine write to the folders it makes, and does so again in each of
     its processes. What keeps others out is the folder above them.

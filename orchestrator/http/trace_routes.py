@@ -128,7 +128,7 @@ async def _question(service: Service, trace_id: str) -> str | None:
 
 
 async def _parsed(service: Service, trace_id: str, found: bytes) -> Json | None:
-    """A record as JSON; None where it is none of Baton's."""
+    """A record as JSON; None if it is foreign."""
     try:
         record = await asyncio.to_thread(json.loads, found)  # it may be long
     except (ValueError, RecursionError):

@@ -5,6 +5,6 @@
 - `redis`: the store in Redis.
 - `versions`: published policy versions, and which of them is active.
 - `watcher`: a replica's copy of the configuration, kept current.
-- `foreign`: what is found in the store and is none of Baton's.
+- `foreign`: foreign entries in the store.
 - `outbox`: writes to the store that requests do not wait for.
 """

@@ -1,4 +1,4 @@
-"""What lies in the store and is none of Baton's, since a store may hold anything: it is skipped."""
+"""Foreign entries in the store: they are skipped, since a store may hold anything."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ForeignEntries:
         self._named: LRUCache[str, None] = LRUCache(_REMEMBERED)
         self._count = Counter(
             "baton_store_foreign",
-            "Entries of the store that are none of Baton's, and were skipped.",
+            "Foreign entries in the store that were skipped.",
             ("kind",),
             registry=registry,
         )
@@ -46,4 +46,4 @@ class ForeignEntries:
         self._count.labels(place.partition("/")[0]).inc()
         if place not in self._named:
             self._named[place] = None
-            log.warning("%s holds entries that are none of Baton's: they are skipped", place)
+            log.warning("%s holds foreign entries: they are skipped", place)

@@ -1,4 +1,4 @@
-"""Entries of the store that are none of Baton's: skipped, counted once, named once in the log."""
+"""Foreign entries in the store: skipped, counted once, named once in the log."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_each_is_skipped_and_counted_once(caplog: pytest.LogCaptureFixture) -> N
         assert report["unreadable"] == len(FOREIGN)
         counted = HTTP.get(f"{url}/metrics").text
         assert f'baton_store_foreign_total{{kind="outcomes"}} {len(FOREIGN) + 2}.0' in counted
-        said = [one.getMessage() for one in caplog.records if "none of Baton's" in one.getMessage()]
+        said = [one.getMessage() for one in caplog.records if "foreign entries" in one.getMessage()]
         assert len(said) == len(set(said)) == 4
         assert HTTP.get(f"{url}/v1/traces/abc").status_code == 404
         judged = HTTP.post(f"{url}/v1/feedback", json={"trace_id": trace, "reward": 1})
