@@ -36,7 +36,12 @@ from workers.remote.protocol import (
     shown_bytes,
 )
 from workers.remote.request_builder import RequestBuilder
-from workers.remote.response_parser import ParserOptions, ResponseParser
+from workers.remote.response_parser import (
+    ParserOptions,
+    ResponseParser,
+    closing_marker,
+    marker_stop,
+)
 from workers.text.prompt import PromptRenderer
 
 log = logging.getLogger(__name__)
@@ -58,6 +63,7 @@ HOT = ((100.0, 1), (2.0, 1), (2.0, 2), (2.0, 3))
 """(temperature, seed) by which a server that samples writes another text than the likeliest; some
 take no more than OpenAI's 2, where a model may be sure of it."""
 TIES = 2  # greedy texts that may differ by rounding errors, as they do beside other requests
+SURELY = 100  # OpenAI's most for `logit_bias`: only such a token is drawn
 ROUNDING = 0.15
 """Nats by which one model's log-probabilities may differ between two of its paths: bfloat16 has
 logits of 16 to 32 in steps of 0.125."""
@@ -115,6 +121,7 @@ async def probe(
                 ids=chunk is not None and chunk.tokens is not None,
                 top=_top(wish) if logprobs else 0,
                 numbered=bool(shown := shown_bytes(answer)),
+                extras=wish.keys() >= EXTRAS.keys(),
             )
             if form == "chat" and not logprobs and _repeats(prompt, chunk):
                 reasons.append("it repeats the message of a chat that it continues")
@@ -127,6 +134,9 @@ async def probe(
             greedy = await _greedy(ask, capabilities, prompt, vocabulary)
             if prompts.tokenizer.thinks and not capabilities.reads_ids:
                 stops = await _stops(ask, capabilities, prompt, greedy, vocabulary)
+                stops = stops and await _ends(
+                    ask, capabilities, prompt, greedy, prompts, vocabulary
+                )
                 capabilities = replace(capabilities, stops=stops)
             forms = await _forms(ask, capabilities, prompts, vocabulary)
             capabilities = replace(capabilities, forms=forms)
@@ -187,14 +197,14 @@ async def _several(
     """The text of several tokens, not streamed; None where the server refuses."""
     answer = await _tried(ask, capabilities, {**SEVERAL, **body})
     chunk = None if answer is None else parse_chunk(answer, vocabulary)
-    return None if chunk is None else chunk.text.strip()
+    return None if chunk is None else _made(body, chunk)
 
 
 async def _greedy(
     ask: Ask, capabilities: ServerCapabilities, prompt: Mapping[str, Any], vocabulary: Vocabulary
 ) -> str:
     """The text at temperature 0, not streamed: half a character at its end may be shown otherwise
-    in a stream, and llama.cpp's whole answers of a chat repeat the message that they continue.
+    in a stream.
 
     Raises:
         Unsupported: it samples at temperature 0, as `transformers serve --continuous-batching`
@@ -226,6 +236,28 @@ async def _stops(
     text = await _several(ask, capabilities, {**prompt, "stop": [word]}, vocabulary)
     _, found, more = (text or "").partition(word)
     return not (found and more.strip())
+
+
+async def _ends(
+    ask: Ask,
+    capabilities: ServerCapabilities,
+    prompt: Mapping[str, Any],
+    greedy: str,
+    prompts: PromptRenderer,
+    vocabulary: Vocabulary,
+) -> bool:
+    """Whether the end of a thought is seen, here of one that `logit_bias` ends at once: a server
+    that goes on without a text hides the marker, and does not stop there."""
+    tokenizer = prompts.tokenizer
+    if tokenizer.close_id is None:
+        return True  # its tokens are text
+    body = {**SEVERAL, **prompt, "logit_bias": {str(tokenizer.close_id): SURELY}}
+    body |= marker_stop(closing_marker(tokenizer, True), tokenizer, capabilities)
+    answer = await _tried(ask, capabilities, body)
+    chunk = None if answer is None else parse_chunk(answer, vocabulary)
+    if chunk is None or _made(prompt, chunk) or not greedy:
+        return True  # it is shown, or `logit_bias` is not read: nothing shows the contrary
+    return chunk.finish == "stop"
 
 
 async def _forms(
@@ -277,8 +309,18 @@ async def _draws(
 def _repeats(prompt: Mapping[str, Any], chunk: Chunk | None) -> bool:
     """Whether a whole answer of a chat begins with the message that it continues. Without
     log-probabilities it is all that shows a judge's choice."""
-    continued = prompt["messages"][-1]["content"].strip()
-    return chunk is not None and chunk.text.strip().startswith(continued)
+    return chunk is not None and chunk.text.strip().startswith(_continued(prompt))
+
+
+def _made(prompt: Mapping[str, Any], chunk: Chunk) -> str:
+    """The text of a whole answer, without the message of a chat that llama.cpp repeats in it."""
+    return chunk.text.strip().removeprefix(_continued(prompt)).strip()
+
+
+def _continued(prompt: Mapping[str, Any]) -> str:
+    """The message that a chat continues; empty for a completion."""
+    messages = prompt.get("messages") or [{"content": ""}]
+    return str(messages[-1]["content"]).strip()
 
 
 def _check_vocabulary(shown: Mapping[int, bytes], prompts: PromptRenderer) -> None:

@@ -67,7 +67,9 @@ class ServerCapabilities:
     draws: the field that makes it sample; "generation_config" also takes `do_sample` there
         (`transformers serve`). None: it writes the same at any temperature.
     forms: it holds an answer to a JSON schema (`constraint_fields`).
-    stops: it stops at stop strings, which ends a thought where its streams have no ids.
+    extras: it takes fields that are not OpenAI's, whether or not it reads them.
+    stops: where its streams have no ids it stops at stop strings, and its text shows the marker
+        that ends a thought, or it stops there; also if nothing shows the contrary.
     min_tokens: it lets no text end before so many tokens.
     prompt_logprobs: the field that asks for those of the prompt, where it has them; "sglang": its
         own path gives them (`workers.remote.sglang`), and of named tokens.
@@ -84,6 +86,7 @@ class ServerCapabilities:
     missing: Literal["ids", "logprobs"] | None = None
     draws: Literal["temperature", "generation_config"] | None = "temperature"
     forms: bool = False
+    extras: bool = False
     stops: bool = True
 
     @property

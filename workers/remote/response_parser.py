@@ -82,7 +82,7 @@ class ParserOptions:
             least = min(self.criteria.min_tokens, self.remaining_tokens)
             return {"min_tokens": least, "stop_token_ids": sorted(ends)}
         if not capabilities.reads_ids:
-            return _shown_stop(closing, tokenizer, capabilities) if closing else {}
+            return marker_stop(closing, tokenizer, capabilities) if closing else {}
         texts = self._looked_for((*self.criteria.until, *self.criteria.stop))
         fields: dict[str, object] = {}
         if closing and tokenizer.close_id is not None:
@@ -108,15 +108,14 @@ def closing_marker(tokenizer: Tokenizer, thinking: bool) -> str:
     return tokenizer.format.close.strip()
 
 
-def _shown_stop(
+def marker_stop(
     closing: str, tokenizer: Tokenizer, capabilities: ServerCapabilities
 ) -> dict[str, object]:
-    """The request fields by which a server stops at a marker, also where its text hides it."""
+    """The request fields by which a server without ids stops at a marker, also where its text hides
+    it: llama.cpp shows `preserved_tokens`, others stop at `stop_token_ids`."""
     fields: dict[str, object] = {"stop": [closing]}
-    if capabilities.numbered:
-        return fields | {"preserved_tokens": [closing]}
-    if capabilities.ids and tokenizer.close_id is not None:
-        return fields | {"stop_token_ids": [tokenizer.close_id]}
+    if capabilities.extras and tokenizer.close_id is not None:
+        fields |= {"preserved_tokens": [closing], "stop_token_ids": [tokenizer.close_id]}
     return fields
 
 

@@ -411,7 +411,10 @@ class RemoteWorker:
         spent: Mapping[str, Any] = {}
         if options.remaining_tokens > 0:
             if closing_marker(self.tokenizer, options.thinking) and not capabilities.stops:
-                raise self._lacks("an end at a stop string, by which the end of a thought is seen")
+                raise self._lacks(
+                    "a sign of the end of a thought: it neither shows the marker in its text nor "
+                    "stops there (stop, stop_token_ids)"
+                )
             body |= options.stop_fields(self.tokenizer, capabilities)
             body |= {"stream": True, "stream_options": {"include_usage": True}}
             events = self.server.events(capabilities.path, body, call.affinity)

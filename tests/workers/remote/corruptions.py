@@ -140,10 +140,11 @@ def _twice(events: Events) -> Events:
 
 CORRUPTIONS: dict[str, Callable[[Events], Events]] = {
     "nothing": lambda events: events,
-    # In streams alone: a server that never returns ids must show how a thought ends.
-    "ids are dropped": _only_streams(_each(_drop_ids)),
-    "ids are dropped at one token": _only_streams(_each(_drop_ids, K, K + 1)),
-    "log-probabilities are dropped": _only_streams(
+    "ids are dropped": _each(_drop_ids),
+    "ids are dropped at one token": _each(_drop_ids, K, K + 1),
+    "log-probabilities are dropped": _each(lambda choice: choice.update(logprobs=None)),
+    "ids are dropped in streams": _only_streams(_each(_drop_ids)),
+    "log-probabilities are dropped in streams": _only_streams(
         _each(lambda choice: choice.update(logprobs=None))
     ),
     "log-probabilities are null": _each(_logprobs(None)),

@@ -470,7 +470,7 @@ async def test_a_probe_that_failed_is_made_again() -> None:
         with pytest.raises(WorkerUnavailable):
             await write(worker)
         behind.replies = [http(200, '{"choices": [{"text": "x", "finish_reason": "length"}]}')]
-        assert await worker.capabilities() == ServerCapabilities("ids", draws=None)
+        assert await worker.capabilities() == ServerCapabilities("ids", draws=None, extras=True)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from orchestrator.types import (
 from policies import POLICIES
 from policies.specreason import SpecReason
 from tests.workers.conftest import CONTROLS, make_model, make_tokenizer, save
+from tests.workers.remote.corruptions import Corrupting
 from tests.workers.remote.llama_cpp import serving_gguf, write_gguf
 from tests.workers.remote.test_worker import (
     GREEDY,
@@ -34,6 +35,7 @@ from tests.workers.remote.test_worker import (
     call,
     write,
 )
+from tests.workers.remote.vllm_like import serving
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
@@ -44,7 +46,9 @@ from workers.remote.worker import RemoteWorker
 from workers.text.prompt import PromptRenderer
 
 MODEL = "any name"  # a server of one model does not mind
-ABLE = ServerCapabilities("ids", ids=True, top=20, wide=1000, numbered=True, forms=True)
+ABLE = ServerCapabilities(
+    "ids", ids=True, top=20, wide=1000, numbered=True, extras=True, forms=True
+)
 NEEDS_PROMPT = {"bild", "learned-gate", "surprise-takeover"}
 
 
@@ -162,6 +166,25 @@ async def test_ids_that_stop_coming_in_mid_answer(
             )
         assert await worker.capabilities() == replace(ABLE, missing="ids")
     assert f"{worker.server.name} leaves out ids of some tokens" in caplog.text
+
+
+async def test_a_thought_ends_where_a_proxy_drops_all_ids(
+    files: dict[str, Path], pair: dict[Any, LocalWorker]
+) -> None:
+    """The server hides the marker unless `preserved_tokens` names it."""
+    with (
+        serving_gguf(files["small"], 1024) as url,
+        serving(Corrupting(url, "ids are dropped").app) as proxy,
+    ):
+        worker = RemoteWorker(Server(proxy, retries=0), MODEL, pair["small"].tokenizer)
+        assert await worker.capabilities() == ServerCapabilities("ids", extras=True)
+        for question in QUESTIONS:
+            ours, theirs = [
+                (await write(one, ask(question), StopCriteria(200))).segment
+                for one in (pair["small"], worker)
+            ]
+            assert replace(theirs, logprobs=()) == replace(ours, logprobs=())
+            assert ours.finish == "think_end"
 
 
 async def test_a_block_stays_whole(

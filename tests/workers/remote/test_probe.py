@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.errors import Unsupported
 from orchestrator.types import Constraint, Sampling, StopCriteria
-from tests.workers.remote.test_worker import GREEDY, QUESTIONS, ask, call, write
+from tests.workers.remote.test_worker import GREEDY, MUTE, QUESTIONS, ask, call, write
 from tests.workers.remote.vllm_like import MODEL, ServerBehavior, VllmLike, serving
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
@@ -45,8 +45,9 @@ async def test_a_thought_needs_a_server_that_reads_stop_strings(local: LocalWork
     """Its end is a control token, which no text shows: what follows it would be thought, too."""
     question = ask(QUESTIONS[0])
     with served(local, BATCHING) as worker:
-        assert await worker.capabilities() == ServerCapabilities("text", draws=None, stops=False)
-        with pytest.raises(Unsupported, match="stop string, by which the end of a thought"):
+        able = ServerCapabilities("text", draws=None, extras=True, stops=False)
+        assert await worker.capabilities() == able
+        with pytest.raises(Unsupported, match="a sign of the end of a thought"):
             await write(worker, question, StopCriteria(200))
         closed = replace(question.extend((await write(local, question, StopCriteria(200))).segment))
         closed = replace(closed, closed=True)
@@ -56,6 +57,48 @@ async def test_a_thought_needs_a_server_that_reads_stop_strings(local: LocalWork
         assert (theirs.text, theirs.finish) == (ours.text, ours.finish)
         with pytest.raises(Unsupported, match="it writes the same at any temperature"):
             await write(worker, closed, StopCriteria(60), Sampling(1.0))
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("top", [0, 20])
+@pytest.mark.parametrize("completions", [False, True])
+@pytest.mark.parametrize("stop_ids", [False, True])
+@pytest.mark.parametrize("strict", [False, True])
+async def test_a_hidden_end_of_a_thought_is_where_a_server_stops_or_thoughts_are_refused(
+    strict: bool, stop_ids: bool, completions: bool, top: int, repeats: bool, local: LocalWorker
+) -> None:
+    """No ids, no marker in the text, and stop strings are looked for in the text."""
+    behavior = ServerBehavior(
+        completions=completions, prompt_ids=False, token_ids=False, named_ids=False,
+        max_logprobs=top, strict=strict, stop_ids=stop_ids, repeats=repeats,
+    )  # fmt: skip
+    question = ask(QUESTIONS[0])
+    with served(local, behavior) as worker:
+        if not completions and (strict or (repeats and not top)):
+            with pytest.raises(Unsupported, match="cannot continue a text"):
+                await worker.capabilities()
+            return
+        seen = stop_ids and not strict
+        assert (await worker.capabilities()).stops == seen
+        if not seen:
+            with pytest.raises(Unsupported, match="a sign of the end of a thought"):
+                await write(worker, question, StopCriteria(200))
+            return
+        ours, theirs = [
+            (await write(one, question, StopCriteria(200))).segment for one in (local, worker)
+        ]
+        assert replace(theirs, logprobs=()) == replace(ours, logprobs=())
+        assert ours.finish == "think_end"
+
+
+@pytest.mark.parametrize("shown", [False, True])
+async def test_a_thought_is_not_refused_where_nothing_shows_that_its_end_is_unseen(
+    shown: bool, local: LocalWorker
+) -> None:
+    """The server stops at the marker without `stop_token_ids`, or does not read `logit_bias`."""
+    behavior = replace(MUTE, stops_at_controls=shown, stop_ids=False, biases=shown)
+    with served(local, behavior) as worker:
+        assert (await worker.capabilities()).stops
 
 
 async def test_a_server_that_samples_greedy_requests_is_refused(local: LocalWorker) -> None:

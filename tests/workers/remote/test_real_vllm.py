@@ -97,6 +97,7 @@ async def test_what_it_can_do_is_found(served: RemoteWorker) -> None:
         lookups=True,
         prompt_logprobs="prompt_logprobs",
         min_tokens=True,
+        extras=True,
         forms=True,
     )
 

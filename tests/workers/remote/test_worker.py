@@ -97,8 +97,10 @@ def vllm(pair: dict[Any, LocalWorker]) -> Iterator[dict[Any, RemoteWorker]]:
 
 
 VLLM = ServerCapabilities(
-    "ids", ids=True, top=20, lookups=True, prompt_logprobs="prompt_logprobs", min_tokens=True
-)
+    "ids", ids=True, top=20, lookups=True, prompt_logprobs="prompt_logprobs", min_tokens=True,
+    extras=True,
+)  # fmt: skip
+VLLM_CHAT = ServerCapabilities("chat", ids=True, top=20, min_tokens=True, extras=True)
 OLD_VLLM = ServerBehavior(token_ids=False, allows=False, min_tokens=False)
 ROUTED = ServerBehavior(named_ids=False, allows=False, prompt_logprobs=False)
 SGLANG = replace(ROUTED, generates=True)
@@ -122,12 +124,12 @@ WAYS: dict[str, tuple[ServerBehavior, ServerCapabilities]] = {
     "routed-sglang": (ROUTED, replace(VLLM, lookups=False, prompt_logprobs="echo")),
     "plain": (PLAIN, ServerCapabilities("text")),
     "mute": (MUTE, ServerCapabilities("ids")),
-    "chat": (CHAT, ServerCapabilities("chat", ids=True, top=20, min_tokens=True)),
+    "chat": (CHAT, VLLM_CHAT),
     "proxy": (ServerBehavior(lacks="ids"), replace(VLLM, missing="ids", min_tokens=False)),
     "half-proxy": (ServerBehavior(lacks="logprobs"), replace(VLLM, missing="logprobs")),
     "proxy-chat": (
         replace(CHAT, lacks="ids"),
-        ServerCapabilities("chat", ids=True, top=20, missing="ids"),
+        replace(VLLM_CHAT, missing="ids", min_tokens=False),
     ),
     # sglang-router 0.3.2 and smg 1.13.0 before vLLM
     "router": (
@@ -137,12 +139,12 @@ WAYS: dict[str, tuple[ServerBehavior, ServerCapabilities]] = {
     # llama.cpp (xllamacpp 2026.10.11549), where only its chat can be reached
     "repeating-chat": (
         replace(CHAT, repeats=True),
-        ServerCapabilities("chat", ids=True, top=20, min_tokens=True),
+        VLLM_CHAT,
     ),
-    "ollama": (OLLAMA, ServerCapabilities("chat", top=20)),
+    "ollama": (OLLAMA, ServerCapabilities("chat", top=20, extras=True)),
     "plain-chat": (
         replace(CHAT, token_ids=False, max_logprobs=0, stops_at_controls=True),
-        ServerCapabilities("chat"),
+        ServerCapabilities("chat", extras=True),
     ),
 }
 

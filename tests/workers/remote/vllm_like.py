@@ -1,7 +1,7 @@
 """A server in vLLM's dialect of OpenAI's API, over a real engine: for tests of the remote worker.
 
 Requests and answers have vLLM's fields, shapes and refusals: prompts as ids or text,
-`return_token_ids`, `return_tokens_as_token_ids`, `logprobs`, `allowed_token_ids`,
+`return_token_ids`, `return_tokens_as_token_ids`, `logprobs`, `allowed_token_ids`, `logit_bias`,
 `prompt_logprobs`, `stop`, `stop_token_ids`, `min_tokens`, `echo`, `continue_final_message`, streams
 that end in a chunk of usage and `[DONE]`; and SGLang's own `/generate`. `ServerBehavior` switches
 features off, for servers that lack them.
@@ -60,12 +60,14 @@ class ServerBehavior:
     foreign: bool = False  # its ids are another vocabulary's
     samples: Literal["temperature", "generation_config", "always"] | None = "temperature"
     stops: bool = True  # reads stop strings
+    stop_ids: bool = True  # reads stop_token_ids
+    biases: bool = True  # reads logit_bias
     repeats: bool = False  # in whole answers, the message of a chat that it continues
 
 
 OPENAIS = {
     "model", "prompt", "messages", "max_tokens", "temperature", "top_p", "stop", "stream", "seed",
-    "logprobs", "top_logprobs", "echo", "stream_options",
+    "logprobs", "top_logprobs", "echo", "stream_options", "logit_bias",
 }  # fmt: skip
 SGLANGS = {
     "input_ids", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num",
@@ -323,6 +325,10 @@ class VllmLike:
                 drawn = torch.full_like(logprobs, -torch.inf)
                 drawn[allowed] = logprobs[allowed].log_softmax(-1)
                 logprobs = drawn if behavior.processed else logprobs
+            if behavior.biases and (biases := body.get("logit_bias")):
+                drawn = drawn.clone()
+                drawn[[int(i) for i in biases]] += torch.tensor(list(biases.values())).to(drawn)
+                drawn = drawn.log_softmax(-1)
             cached = request.cached if cached is None else cached
             made.ids.append(choose(drawn, sampling, len(prompt) + len(made.ids)))
             self.end(made, body, [stops] if isinstance(stops, str) else stops, hf)
@@ -340,7 +346,7 @@ class VllmLike:
         if last == hf.eos_token_id:
             made.finish = "stop"
             return
-        if last in (body.get("stop_token_ids") or ()):
+        if self.behavior.stop_ids and last in (body.get("stop_token_ids") or ()):
             made.finish, made.stop = "stop", last
             return
         text = hf.decode(made.ids, skip_special_tokens=True)
