@@ -20,6 +20,8 @@ HEADERS = {"accept-encoding": "identity"}
 ANSWER_BYTES = 2 << 20
 TOKEN_BYTES = 8 << 10  # of a token with 20 log-probabilities, by name
 EVENT_BYTES = 8 << 20  # a stream's event, however many tokens are asked for
+_COMPRESSED = re.compile(r"\b(gzip|deflate|br|zstd|compress)\b")
+"""Codings that change the bytes; some servers name a charset there, or `none`."""
 _LINE_END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)  # the next chunk may begin with \n
 
 
@@ -52,10 +54,11 @@ async def events(response: httpx.Response, most: int) -> AsyncGenerator[str, Non
         async for line in lines:
             if line.startswith(b"data:"):
                 data.append(line[5:].removeprefix(b" "))
-            elif not line and data:
-                yield b"\n".join(data).decode()
+            elif not line:
+                if any(data):  # a bare `data:` keeps a connection alive
+                    yield b"\n".join(data).decode()
                 data = []
-    if data:  # the last one, whose empty line is missing
+    if any(data):  # the last one, whose empty line is missing
         yield b"\n".join(data).decode()
 
 
@@ -78,8 +81,8 @@ async def _lines(response: httpx.Response, most: int) -> AsyncGenerator[bytes, N
 
 
 async def _pieces(response: httpx.Response, most: int) -> AsyncGenerator[bytes, None]:
-    coding = response.headers.get("content-encoding", "identity").strip().lower()
-    if coding not in ("", "identity"):
+    coding = response.headers.get("content-encoding", "").strip().lower()
+    if _COMPRESSED.search(coding):
         raise WorkerUnavailable(
             f"expected an answer as it is, got one with content-encoding {coding[:20]!r}, which "
             "nothing asked for: switch it off in the server or the proxy before it"

@@ -619,6 +619,38 @@ async def test_a_stream_is_utf8_with_or_without_a_mark_whatever_its_headers_say(
                     assert whole(await write(worker)).segment.text == "é → 42"
 
 
+@pytest.mark.parametrize(
+    "ping", ["data:\n\n", "data: \n\n", "data\n\n", "data:\ndata:\n\n", ": ping\n\n"]
+)
+async def test_an_event_without_data_keeps_a_connection_alive(ping: str) -> None:
+    data = f"data: {json.dumps({'choices': [said('It is 42.', 'stop')]})}\n\n"
+    async with odd(events(ping, data, ping, "data: [DONE]\n\n", ping.strip()), retries=0) as (
+        _,
+        worker,
+    ):
+        worker._capabilities = TEXT_ONLY
+        assert whole(await write(worker)).segment.text == "It is 42."
+
+
+@pytest.mark.parametrize("coding", ["", "identity", "none", "utf-8", "UTF-8", "chunked"])
+async def test_a_content_encoding_that_compresses_nothing_is_left_aside(coding: str) -> None:
+    data = f"data: {json.dumps({'choices': [said('It is 42.', 'stop')]})}\n\n"
+    reply = http(200, data, "text/event-stream", f"content-encoding: {coding}")
+    async with odd(reply, retries=0) as (_, worker):
+        worker._capabilities = TEXT_ONLY
+        assert whole(await write(worker)).segment.text == "It is 42."
+
+
+@pytest.mark.parametrize(
+    "coding", ["gzip", "x-gzip", "deflate", "BR", "zstd", "compress", "utf-8, gzip"]
+)
+async def test_what_is_compressed_is_refused_by_name(coding: str) -> None:
+    reply = http(200, b"\x1f\x8b", "text/event-stream", f"content-encoding: {coding}")
+    async with odd(reply, retries=0) as (_, worker):
+        with pytest.raises(WorkerError, match=f"content-encoding '{coding.lower()}'"):
+            await write(worker)
+
+
 async def test_a_server_that_does_not_stream_is_read() -> None:
     body = "\ufeff" + json.dumps({"choices": [said("It is 42.", "stop")]})
     async with odd(http(200, body), retries=0) as (_, worker):
