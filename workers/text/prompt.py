@@ -286,14 +286,14 @@ class PromptRenderer:
         """`owner` says for whom it is remembered, `today` (`ChatTemplate.today`) until when."""
         if messages[0].role == "prompt":
             return _Prompt(array("I", self._continued(messages[0])), thinking)
-        tools, form, markup = None, self._form, self._markup
+        given, tools, form, markup = messages, None, self._form, self._markup
         if _has_tools(messages):  # nothing of these is remembered: they are hardly ever the same
             tools, messages = self._with_tools(messages)
             form, markup = self._find_form, self.tokenizer.encode_markup
         found = form(_shape(messages), thinking, tools)
         text = self._written(arrangements(messages)[found.number], thinking, tools)
         if thinking and self._is_switched_off(text, found):
-            return self._render_prompt(messages, False, owner, today)
+            return self._render_prompt(given, False, owner, today)
         ids = self._encode(text, self.tokenizer.encode_anew, markup)
         ids += markup(self._after_prompt(_tail(text), thinking, found))
         return _Prompt(array("I", ids), thinking)

@@ -141,9 +141,9 @@ class _Trial:
 
     def ends(self, controls: Sequence[str], eos: str) -> Sequence[str]:
         """The texts of which the first one behind a call ends the turn."""
-        if not self.end or eos in self.one:
+        if eos and (not self.end or eos in self.one):
             return [eos]
-        return [self.end] if self.end in self.one else controls
+        return [self.end] if self.end and self.end in self.one else controls
 
     def is_written_by(self, form: CallFormat) -> bool:
         """Whether a format writes all calls of these conversations as the template does."""

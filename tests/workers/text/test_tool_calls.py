@@ -614,6 +614,28 @@ async def test_a_call_whose_mark_is_a_special_token_is_chosen_as_text(tmp_path: 
         worker.close()
 
 
+def test_a_text_that_switches_the_thought_off_leaves_the_tools(render: Any) -> None:
+    off = "{% if '/no_think' in messages[-1].content %}<think>\n\n</think>\n{% endif %}"
+    prompts = render(HERMES + off)
+    switched = (QUESTION[0], Message("user", "What is 2 + 3? /no_think"))
+    assert not prompts.thinks(Transcript(switched))
+    text = prompts.tokenizer.decode(prompts.transcript(Transcript(switched)))
+    assert '"name": "add"' in text.partition("<|im_end|>")[0]
+    assert text.endswith("<think>\n\n</think>\n")
+
+
+@pytest.mark.parametrize(("template", "expected"), [(HERMES, "}\n</tool_call>"), (LLAMA, "}")])
+def test_a_call_ends_at_the_markup_of_the_turn_without_an_eos_token(
+    template: str, expected: str
+) -> None:
+    backend = Backend.from_str(make_tokenizer().backend_tokenizer.to_str())
+    prompts = PromptRenderer(Tokenizer(backend, {}, template))
+    assert prompts.calls is not None
+    assert prompts.calls.after == expected
+    end = {prompts.tokenizer.encode_markup("<|im_end|>")[0]}
+    assert prompts.ends(end, Transcript(QUESTION, closed=True)) == end
+
+
 def test_ids_of_a_prefix_are_a_prefix(render: Any) -> None:
     prompts = render(HERMES)
     transcript = Transcript(QUESTION)
