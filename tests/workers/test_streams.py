@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.errors import Unsupported, WorkerError
 from orchestrator.types import (
+    CallFormat,
     Generation,
     Message,
     Provenance,
@@ -126,6 +127,26 @@ async def test_what_came_from_a_lost_replica_is_of_unknown_origin() -> None:
     ]
     assert isinstance(whole, Generation)
     assert whole.provenance == Provenance("??ab", (0, 2, 1, 1), (), (1,), (1,))
+
+
+async def test_what_the_worker_said_of_its_model_stays() -> None:
+    calls = CallFormat("<call>", "(", ")")
+
+    class Resumed(ScriptedEngineWorker):
+        async def generate(self, call: Call, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+            segment = Segment("large", "cd", (2, 3), finish="eos")
+            yield Generation(segment, ms=5.0, entropy=1.0, thinks=False, calls=calls)
+
+    received = Delta("ab", (0, 1), (0.0, 0.0))
+    *_, whole = [
+        item
+        async for item in resume_generation(
+            Resumed().generate, "words", received, call(), CRITERIA, GREEDY, True
+        )
+    ]
+    assert isinstance(whole, Generation)
+    assert (whole.ms, whole.thinks, whole.calls) == (5.0, False, calls)
+    assert whole.entropy is None  # it was that of another token than the first
 
 
 async def test_what_came_before_counts_neither_as_prompt_nor_as_cached() -> None:
