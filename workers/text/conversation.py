@@ -15,7 +15,8 @@ def arrangements(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]
     of the same role are one message; the system message begins the last question, as in Mistral's
     own tokenizer. Which of them say something decides, and nothing else of their texts.
     """
-    one_system = _joined(messages, lambda at, message: at < _systems(messages))
+    systems = _systems(messages)
+    one_system = _joined(messages, lambda at, message: at < systems)
     later = [
         replace(message, role="user") if i and message.role == "system" else message
         for i, message in enumerate(one_system)

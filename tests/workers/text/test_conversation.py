@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,6 +43,18 @@ def test_calls_stay_with_their_results() -> None:
     given = (*told("u1", "a2"), calling, result, result, *told("a3", "u4"))
     joined = Message("assistant", "2\n\nI look.", calls=(CALL,), reasoning="why")
     assert arrangements(given)[2] == (*told("u1"), joined, result, result, *told("a3", "u4"))
+
+
+def test_the_first_system_messages_are_counted_once() -> None:
+    class Counted(tuple[Message, ...]):
+        read = 0
+
+        def __iter__(self) -> Iterator[Message]:
+            Counted.read += 1
+            return super().__iter__()
+
+    arrangements(Counted(told(*["u1"] * 50)))
+    assert Counted.read <= 3
 
 
 @settings(deadline=None, derandomize=True)
