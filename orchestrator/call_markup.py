@@ -17,6 +17,7 @@ ID, COUNT = "[a-zA-Z0-9]{9}", "[0-9]{1,4}"
 _FREE = {CallFormat.ID: "[a-zA-Z0-9]{0,9}", CallFormat.COUNT: "[0-9]{0,4}"}
 _SPACE = r"\s{0,64}"  # bounded: it is tried with each piece of an answer
 _LINE = r"\n[ \t]{0,64}"
+_MOST_TEXT = 256  # characters between a call whose end is missing and the next
 _ID_MEMBER = re.compile(r',\\s\{0,64\}"\w+":\\s\{0,64\}"' + re.escape(ID) + '"')
 
 
@@ -99,7 +100,8 @@ def ends_of_values(calls: CallFormat, names: str, tools: str) -> str:
 
     The tag that ends it, if the next argument, the next call, or, where white space is as in the
     template, the end of the call follows: a value may mention it. Models forget it, too: the next
-    argument and the next call end a value then, each on a line of its own if they have one.
+    argument and the next call end a value then, each on a line of its own if they have one. They
+    also forget the first tags of a call's end: its last ones, or some text and a call, may follow.
 
     Args:
         names: a regular expression of the arguments that may follow; empty: it is not known.
@@ -114,12 +116,14 @@ def ends_of_values(calls: CallFormat, names: str, tools: str) -> str:
     if names:
         exactly = "|".join(map(re.escape, middles))
         ways.append(f"{line}(?={begin}(?:{names})(?:{exactly}))")
-    if calls.between:
-        nexts.append(f"{spaced(calls.between.strip())}(?:{tools})")
-        ways.append(f"{line}(?={nexts[-1]})")
-    tag, close = spaced(form.after.strip()), calls.after.strip()
+    tag, close, closes = spaced(form.after.strip()), calls.after.strip(), last_tags(calls.after)
+    for between in last_tags(calls.between or ""):
+        nexts.append(f"{spaced(between)}(?:{tools})")
+        if between == (calls.between or "").strip() or between.startswith(closes):
+            ways.append(f"{line}(?={nexts[-1]})")
+    nexts.append(f"[^<]{{0,{_MOST_TEXT}}}{spaced(calls.before.strip())}(?:{tools})")
     white = form.after[len(form.after.rstrip()) :] + calls.after[: calls.after.find(close)]
-    closed = f"{re.escape(white)}(?={spaced(close)})"
+    closed = f"{re.escape(white)}(?={'|'.join(map(spaced, closes))})"
     return "|".join([*ways, f"(?P<end>{tag})(?:{_SPACE}(?={'|'.join(nexts)})|{closed})"])
 
 
@@ -132,9 +136,17 @@ def ends_of_answers(calls: CallFormat) -> tuple[str, str]:
     begin, close = form.before.strip(), calls.after.strip()
     begun = {one[:i] for one in (begin, close) for i in range(len(one))}
     cut = "|".join([*map(spaced, begun), f"{spaced(begin)}[^<>]{{0,64}}"])
-    follows = rf"(?={spaced(_first_tag(close))})|(?:{cut})\Z" if close else ""
+    closes = "|".join(map(spaced, last_tags(close)))
+    follows = rf"(?={spaced(_first_tag(close))}|{closes})|(?:{cut})\Z" if close else ""
     end = f"(?P<end>{spaced(form.after.strip())}){_SPACE}(?:{follows})"
-    return end, f"(?P<end>){line}(?={spaced(close)})" if close else r"(?!)(?P<end>)"
+    return end, f"(?P<end>){line}(?={closes})" if close else r"(?!)(?P<end>)"
+
+
+def last_tags(text: str) -> tuple[str, ...]:
+    """Markup whole, and without its first tag, its first two and so on; none if it is blank."""
+    text = text.strip()
+    starts = [0, *(found.end() for found in re.finditer(r">\s*(?=<)", text))]
+    return tuple(text[at:] for at in starts if text)
 
 
 def _first_tag(text: str) -> str:

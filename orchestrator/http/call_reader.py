@@ -16,13 +16,20 @@ what the call gives back, is dropped.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from orchestrator.call_markup import begin_of_call, begins, end_of_name, matched, may_be_name
+from orchestrator.call_markup import (
+    begin_of_call,
+    begins,
+    end_of_name,
+    last_tags,
+    matched,
+    may_be_name,
+)
 from orchestrator.grammar import fits
 from orchestrator.http.body import FINITE_JSON
 from orchestrator.http.context import RequestContext
@@ -308,17 +315,19 @@ class CallReader:
         return [CallPiece(index, call.id, None, text)]
 
     def _in_behind(self, ended: bool) -> list[Piece]:
-        """Behind the arguments: another call, or the end of the calls; white space may differ."""
-        held, after = self._held, self._format.after
-        between = self._format.between
-        if between and (found := matched(between, held)):
+        """Behind the arguments: another call, or the end of the calls; white space may differ, and
+        the first tags may be missing."""
+        held, afters = self._held, last_tags(self._format.after)
+        betweens = last_tags(self._format.between or "")
+        if found := _first_matched(betweens, held):
             self._held, self._state = held[found.end() :], "name"
-        elif not ended and between and begins(between, held):
+        elif not ended and any(begins(one, held) for one in betweens):
             pass
-        elif found := matched(after, held):
+        elif found := _first_matched(afters, held):
             self._held, self._state = held[found.end() :], "text"
-        elif ended or not begins(after, held):
-            self._held, self._state = "" if ended and begins(after, held) else held, "text"
+        elif ended or not any(begins(one, held) for one in afters):
+            cut = ended and any(begins(one, held) for one in afters)
+            self._held, self._state = "" if cut else held, "text"
         return []
 
     def _begin_loose(self) -> None:
@@ -476,6 +485,11 @@ class _JsonEnd:
                 if self._depth <= 0:
                     return i + 1
         return None
+
+
+def _first_matched(markups: Iterable[str], text: str) -> re.Match[str] | None:
+    """The first of some markup with which a text begins."""
+    return next((found for one in markups if (found := matched(one, text))), None)
 
 
 def _objects(text: str) -> list[Any]:

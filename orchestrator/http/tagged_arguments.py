@@ -97,6 +97,9 @@ class TaggedArguments:
             ways = ends_of_answers(self._calls)
             places = (re.compile(way).search(text, start) for way in (ends.pattern, *ways))
             place = next((one for one in places if one), None)
+            if place is None:  # all that ends the call is missing
+                tag = re.compile(f"(?P<end>{spaced(self._form.after.strip())})")
+                *_, place = [None, *tag.finditer(text, start)]
         if place is None:
             return None
         value = text[start : place.start()]

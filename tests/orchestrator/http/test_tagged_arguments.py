@@ -189,6 +189,34 @@ def test_an_end_tag_may_be_missing(answer: str, expected: Any, behind: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("calls", "ends"),
+    [
+        (LINES, ["</parameter>\n</tool_call>", "</parameter>\n", "</tool_call>"]),
+        (KEYS, ["</arg_value>\n"]),
+        (MARKED, ["</parameter>\n</calls>", "</parameter>\n"]),
+        (QUOTED, ["</param>\n"]),
+    ],
+    ids=FORMATS,
+)
+@pytest.mark.parametrize("behind", ["", "Now I wait.", "\nI call:\n"])
+def test_the_first_tags_of_a_calls_end_may_be_missing(
+    calls: CallFormat, ends: list[str], behind: str
+) -> None:
+    form = calls.each
+    assert form is not None
+    for end in ends:
+        made = [("look", {"path": "hello"})]
+        if behind and form.after.strip() not in end:
+            continue  # nothing says that the call has ended
+        whole = written(calls, *made)
+        answer = whole[: whole.index("hello") + len("hello")]
+        answer += ("\n" if form.after.startswith("\n") else "") + end + behind
+        assert both_ways(calls, answer) == (behind.strip(), made)
+        more = ("look_up", {"path": "b", "n": 3})
+        assert both_ways(calls, answer + written(calls, more)) == (behind.strip(), [*made, more])
+
+
+@pytest.mark.parametrize(
     "answer",
     [
         "<tool_call>look</tool_call>",
