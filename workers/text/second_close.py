@@ -8,22 +8,26 @@ marker ("the tag </think> ends ..."), and then it is text. So a marker in an ans
 - after a forced close, at the end of a line, at its beginning, or right behind a sentence.
 
 It is text where it stands in its line as a word does, with a space or a quotation mark before it,
-or behind it where it begins the line; in a block of code; and where it closes an opening marker
-that the answer has. What is in doubt is text: that loses nothing.
+or behind it where it begins the line; alone on its line after a line that ends with a colon; in a
+block of code; and where it closes an opening marker that the answer has. What is in doubt is text:
+that loses nothing.
 """
 
 from __future__ import annotations
 
+import re
 from unicodedata import east_asian_width
 
 _FENCE = "```"
 _QUOTES = "\"'`\u2018\u2019\u201c\u201d\u00ab\u00bb\u300c\u300d"
 _OPENING, _CLOSING = _QUOTES + "([{<", _QUOTES + ")]}>,.;:!?\u3002\uff0c"
+_COLONS = ":\uff1a"
 _SENTENCE_ENDS = ".!?\u2026\u3002\uff01\uff1f"
+_BLANK = re.compile(r"[^\S\n]*")
 
 
 class SecondClose:
-    """Finds that end in a text that comes in pieces.
+    """Finds that end in a text that comes in pieces, in a time that is linear in the text.
 
     Args:
         opening, closing: the markers of a thought.
@@ -32,9 +36,13 @@ class SecondClose:
     """
 
     def __init__(self, opening: str, closing: str, before: str, *, forced: bool) -> None:
-        self._opening, self._closing, self._before = opening, closing, before
-        self._forced = forced
-        self._text, self._searched = "", 0
+        self._opening, self._closing, self._forced = opening, closing, forced
+        self._overlap = max(map(len, (opening, closing, _FENCE)))
+        self._text, self._start = before, -len(before)  # what is kept, and its place in the text
+        self._searched = len(before)
+        self._read = self._fenced = 0  # up to here what follows says what was written
+        self._in_block = self._is_open = False
+        self._said, self._last, self._begins_line = "", "", True
         self.held = 0
         """Characters at the end of the text that may belong to such a marker."""
 
@@ -52,32 +60,67 @@ class SecondClose:
         text, closing = self._text, self._closing
         while (at := text.find(closing, self._searched)) >= 0:
             end = at + len(closing)
-            rest = text[end:]
-            if not (rest.strip() or "\n" in rest or ended):
+            rest = _BLANK.match(text, end)
+            assert rest is not None
+            if rest.end() == len(text) and not ended:
                 self.held = len(text) - at
                 return None
-            if self._ends_thought(self._before + text[:at], rest):
-                return at, end
+            self._read_to(at)
+            if self._ends_thought(text[end : end + 1], text[rest.end() : rest.end() + 1]):
+                return at + self._start, end + self._start
             self._searched = end
         sizes = range(min(len(closing) - 1, len(text) - self._searched), 0, -1)
         self.held = next((size for size in sizes if text.endswith(closing[:size])), 0)
+        self._searched = max(self._searched, len(text) - len(closing) + 1)
+        self._read_to(self._searched)
+        self._forget(self._searched - self._overlap)
         return None
 
-    def _ends_thought(self, before: str, behind: str) -> bool:
-        """Whether the marker between these two is the end of the thought."""
-        if before.strip() and not self._forced:
+    def _read_to(self, end: int) -> None:
+        """Take in what stands before a place."""
+        text, begin = self._text, self._read
+        while (at := text.find(_FENCE, self._fenced, end)) >= 0:
+            self._in_block, self._fenced = not self._in_block, at + len(_FENCE)
+        self._fenced = max(self._fenced, end - len(_FENCE) + 1)
+        again = max(0, begin - self._overlap + 1)  # a marker may have begun there
+        opened, closed = (text.rfind(one, again, end) for one in (self._opening, self._closing))
+        if opened >= 0 or closed >= 0:
+            self._is_open = opened > closed
+        line = text.rfind("\n", begin, end) + 1
+        new = text[begin:end]
+        bare = new.rstrip()
+        self._said, self._last = bare[-1:] or self._said, new[-1:] or self._last
+        self._begins_line = (bool(line) or self._begins_line) and not text[
+            line or begin : end
+        ].strip()
+        self._read = end
+
+    def _forget(self, size: int) -> None:
+        """Drop the first characters of what is kept."""
+        if size > 0:
+            self._text = self._text[size:]
+            self._start += size
+            self._searched -= size
+            self._read -= size
+            self._fenced -= size
+
+    def _ends_thought(self, following: str, rest: str) -> bool:
+        """Whether the marker behind what was read is the end of the thought: `following` stands
+        behind it, and `rest` behind the white space there."""
+        if self._said and not self._forced:
             return False
-        if before.count(_FENCE) % 2 or before.rfind(self._opening) > before.rfind(self._closing):
+        if self._in_block or self._is_open:
             return False
         if self._closing[0].isalnum():  # a sentence of its own
             return True
-        line = before.rpartition("\n")[2]
-        ends_line, following = not behind.partition("\n")[0].strip(), behind[:1]
-        if not line.strip():
-            return ends_line or not (following.isspace() or following in _CLOSING)
-        if line[-1].isspace():
-            return ends_line and line.rstrip()[-1] in _SENTENCE_ENDS
-        if line[-1] in _OPENING or (following and following in _QUOTES):
+        said, last, ends_line = self._said, self._last, rest in ("", "\n")
+        if self._begins_line:
+            if ends_line:
+                return not said or said not in _COLONS
+            return not (following.isspace() or following in _CLOSING)
+        if last.isspace():
+            return ends_line and said in _SENTENCE_ENDS
+        if last in _OPENING or (following and following in _QUOTES):
             return False
         # Where words have no spaces between them a marker that is named has none either.
-        return ends_line or line[-1] in _SENTENCE_ENDS or east_asian_width(line[-1]) not in "FW"
+        return ends_line or last in _SENTENCE_ENDS or east_asian_width(last) not in "FW"
