@@ -69,14 +69,34 @@ Piece = str | CallPiece
 
 
 class AnswerReader:
-    """A request's answer as it comes: text, and calls where there are tools."""
+    """A request's answer as it comes: text, and calls where there are tools.
 
-    def __init__(self, context: RequestContext, response: ResponseAccumulator) -> None:
+    What a model still thought in it is text alone: calls wait until no thought can end behind them.
+
+    Args:
+        start: characters of the answer that are left out.
+    """
+
+    def __init__(
+        self, context: RequestContext, response: ResponseAccumulator, start: int = 0
+    ) -> None:
         self._context, self._response = context, response
         self._reader: CallReader | None = None
+        self._start = self._fed = start
+        self._waiting: list[Piece] = []
 
     def feed(self, text: str) -> list[Piece]:
         """What is certain with this piece of it."""
+        thought, start = "", self._response.reply_start
+        pieces: list[Piece] = []
+        if start > self._start:
+            thought, text = text[: start - self._fed], text[start - self._fed :]
+            pieces += [one for one in [*self._feed(thought), *self._rest()] if isinstance(one, str)]
+            self._reader, self._start = None, start
+        self._fed += len(thought) + len(text)
+        return pieces + self._feed(text)
+
+    def _feed(self, text: str) -> list[Piece]:
         calls, tools = self._response.calls, self._context.body.tool_use
         if self._reader is None and calls is not None and tools is not None and tools.names:
             self._reader = CallReader(
@@ -87,11 +107,22 @@ class AnswerReader:
                 parallel=tools.parallel,
                 schemas=tools.schemas,
             )
-        return [text] if self._reader is None else self._reader.feed(text)
+        if self._reader is None:
+            return [text]
+        pieces, self._waiting = [*self._waiting, *self._reader.feed(text)], []
+        if self._response.thinks_on:
+            calling = (i for i, piece in enumerate(pieces) if isinstance(piece, CallPiece))
+            size = next(calling, len(pieces))
+            pieces, self._waiting = pieces[:size], pieces[size:]
+        return pieces
 
     def end(self) -> list[Piece]:
         """The rest, once nothing more comes."""
-        return [] if self._reader is None else self._reader.end()
+        return [*self.feed(""), *self._rest()]
+
+    def _rest(self) -> list[Piece]:
+        pieces, self._waiting = self._waiting, []
+        return pieces if self._reader is None else [*pieces, *self._reader.end()]
 
     @property
     def calls(self) -> Sequence[ToolCall]:
@@ -103,7 +134,7 @@ def read_answer(
     context: RequestContext, response: ResponseAccumulator
 ) -> tuple[str, Sequence[ToolCall]]:
     """A whole answer: its text, and the calls of tools in it."""
-    reader = AnswerReader(context, response)
+    reader = AnswerReader(context, response, response.reply_start)
     pieces = [*reader.feed(response.raw_answer), *reader.end()]  # as a stream reads it
     if not reader.calls:
         return response.answer, ()

@@ -41,6 +41,7 @@ class ResponsesFormat(AnswerFormat):
         self._items: list[Json] = []  # completed ones
 
     def whole(self) -> Json:
+        self._answer = AnswerReader(self.context, self.response, self.response.reply_start)
         for phase, text in (("thought", self.response.thought), ("answer", self.response.answer)):
             for _ in self._read(phase, text):  # type: ignore[arg-type]
                 pass

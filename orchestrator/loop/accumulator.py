@@ -80,6 +80,8 @@ class ResponseAccumulator:
         self.failures: list[Failure] = []  # of calls that workers did not answer
         self.missing: WorkerError | None = None  # why the rest of a text is another worker's
         self._broke_off: tuple[WorkerName, WorkerError] | None = None
+        self.reply_start = 0  # characters of the answer's text that were a thought
+        self.thinks_on = False  # whether what comes of the answer may yet become one
         self.continues = False  # whether the answer goes on with text of the request
         self.shown = {"thought": 0, "answer": 0}  # tokens of the text so far
         self.calls: CallFormat | None = None  # how the models write calls of tools
@@ -95,7 +97,6 @@ class ResponseAccumulator:
         self.first_step_ms: float | None = None  # until the first accepted step
         self._began = perf_counter()
         self._texts: list[TextDelta] = []
-        self._reply_start = 0  # of these: what is before it in the answer was a thought
         self._generated = dict.fromkeys(WORKERS, 0)  # tokens, markers included
         self._drafted: dict[str, int] = dict.fromkeys(WORKERS, 0)  # of these, offered as drafts
         self._kept: dict[str, int] = dict.fromkeys(WORKERS, 0)  # tokens of accepted drafts
@@ -181,14 +182,14 @@ class ResponseAccumulator:
     @property
     def raw_answer(self) -> str:
         """The accepted answer as it was written, without what a model still thought in it."""
-        return self._text("answer", self._reply_start)
+        return self._text("answer")[self.reply_start :]
 
     def restart_answer(self) -> None:
         """What there is of the answer was a thought, which has ended now."""
-        self._reply_start = len(self._texts)
+        self.reply_start = len(self._text("answer"))
 
-    def _text(self, phase: Literal["thought", "answer"], start: int = 0) -> str:
-        return "".join(delta.text for delta in self._texts[start:] if delta.phase == phase)
+    def _text(self, phase: Literal["thought", "answer"]) -> str:
+        return "".join(delta.text for delta in self._texts if delta.phase == phase)
 
     @property
     def elapsed_s(self) -> float:

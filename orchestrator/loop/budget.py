@@ -151,11 +151,13 @@ class Budget:
         had ended it, or before anything else: the answer follows. Not where it ended one just
         before, and has written nothing since."""
         blank = not (transcript.reply + segment.text).strip()
-        return (
-            self.nudges
-            and transcript.thinking
-            and (not transcript.reply_start if blank else transcript.forced)
-        )
+        if blank:
+            return self.nudges and transcript.thinking and not transcript.reply_start
+        return self.may_think_on(transcript)
+
+    def may_think_on(self, transcript: Transcript) -> bool:
+        """Whether what is written of an answer may yet turn out to be a thought."""
+        return self.nudges and transcript.thinking and transcript.forced
 
     def _lacks_answer(self, transcript: Transcript, segment: Segment) -> bool:
         """Whether a model has thought, and ends its turn before it has answered anything, though it

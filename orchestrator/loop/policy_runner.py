@@ -189,7 +189,9 @@ class PolicyRunner:
                 yield from map(self.response.add, self._shown(item))
             return
         done = before.done
-        yield from map(self.response.add, self._certain_of(before, item.action, self._apply(item)))
+        events = self._certain_of(before, item.action, self._apply(item))
+        self.response.thinks_on = self.budget.may_think_on(self.transcript)
+        yield from map(self.response.add, events)
         if self.transcript.reply_start > before.reply_start:
             self.response.restart_answer()
         if self.transcript.done and not done:

@@ -82,6 +82,38 @@ def in_thought(thought: str, finish: Any, answers: list[str]) -> Scripted:
     return Scripted(line, call_format=FORMAT)
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize(
+    "leftover", [f"maybe {OTHER} no.", "so:\n```json\n", f"maybe {OTHER[:45]}", f"{OTHER}\n{OTHER}"]
+)
+def test_calls_in_a_thought_that_goes_on_behind_its_budget_are_none(
+    leftover: str, parallel: bool
+) -> None:
+    def line(transcript: Transcript, criteria: StopCriteria) -> Say:
+        if not transcript.closed:
+            return Say("one two three four five")
+        return Say(CALLED, "eos") if transcript.reply_start else Say(leftover, "think_end")
+
+    with api(large=Scripted(line, call_format=FORMAT)) as official:
+        body: Any = {"model": "large-only", "extra_body": {"policy": {"budget": 3}}}
+        body |= {"parallel_tool_calls": parallel}
+        chat: Any = {**body, "messages": [QUESTION], "tools": [ADD]}
+        whole = official.chat.completions.create(**chat).choices[0].message.tool_calls
+        with official.chat.completions.stream(**chat) as made:
+            streamed = made.get_final_completion().choices[0].message.tool_calls
+        tools = [{"type": "function", **ADD["function"]}]
+        given: Any = {**body, "input": "2+3?", "tools": tools}
+        responses = [official.responses.create(**given).output]
+        *_, last = official.responses.create(**given, stream=True)
+        responses.append(last.response.output)
+    for calls in (whole, streamed):
+        assert [json.loads(call.function.arguments) for call in calls or ()] == [{"a": 2, "b": 3}]
+        assert [call.id.rpartition("_")[2] for call in calls or ()] == ["0"]
+    for output in responses:
+        found = [json.loads(one.arguments) for one in output if one.type == "function_call"]
+        assert found == [{"a": 2, "b": 3}]
+
+
 @pytest.mark.parametrize("policy", ["large-only", "specreason"])
 @pytest.mark.parametrize("api_name", ["chat", "responses"])
 @pytest.mark.parametrize("stream", [False, True])
