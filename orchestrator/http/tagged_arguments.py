@@ -16,7 +16,8 @@ from orchestrator.types import CallFormat
 
 _MOST_NAME = 256
 _MOST_END = 1024  # characters of what ends a value, white space and all
-_MOST_LITERAL = 1 << 16
+_MOST_LITERAL = 1 << 14
+_MOST_TRIES = 16  # ends of a value at which it is parsed
 
 
 class TaggedArguments:
@@ -36,6 +37,7 @@ class TaggedArguments:
         self._tools = "|".join(map(re.escape, sorted(tools)))
         # Of the text: where the end of the value was looked for, and what is none.
         self._searched = self._past = 0
+        self._tries = 0
 
     def next(self, text: str, *, ended: bool) -> tuple[str, int] | None:
         """The next member of the JSON object and where the text behind it begins; None: not yet.
@@ -61,7 +63,7 @@ class TaggedArguments:
             return None
         value, end = found
         self._given.add(name)
-        self._searched = self._past = 0
+        self._searched = self._past = self._tries = 0
         is_text = opening["text"] is not None if self._form.other else None
         member = _argument(value, form, is_text, python=self._form.python)
         return f"{dumped(name)}: {member}", end
@@ -89,7 +91,7 @@ class TaggedArguments:
             return None if close is None else (text[start : close.start()], close.end())
         searched = max(start, self._past, self._searched - _MOST_END)
         while place := ends.search(text, searched):
-            if _is_whole(text[start : place.start()], form):
+            if self._is_whole(text[start : place.start()], form):
                 break
             searched = self._past = place.end()
         self._searched = len(text)
@@ -108,12 +110,17 @@ class TaggedArguments:
         white = self._form.after[: -len(self._form.after.lstrip())]
         return value.removesuffix(white), place.end("end")
 
-
-def _is_whole(text: str, form: ValueForm) -> bool:
-    """Whether a value may end here: not in the middle of an object or a list."""
-    if not form.types or "string" in form.types or text.lstrip()[:1] not in ("{", "["):
-        return True
-    return _decoded(text, python=True) is not None
+    def _is_whole(self, text: str, form: ValueForm) -> bool:
+        """Whether a value may end here: not in the middle of an object or a list. Each try parses
+        it from its beginning, so there are few."""
+        if not form.types or "string" in form.types or text.lstrip()[:1] not in ("{", "["):
+            return True
+        if self._tries >= _MOST_TRIES:
+            return True
+        if text.rstrip()[-1:] not in ("}", "]"):
+            return False
+        self._tries += 1
+        return _decoded(text, python=True) is not None
 
 
 def _argument(text: str, form: ValueForm, is_text: bool | None, *, python: bool) -> str:

@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from orchestrator.call_markup import ends_of_values
 from orchestrator.grammar import LIMITS, lark, tool_rules
+from orchestrator.http import tagged_arguments
 from orchestrator.http.call_reader import CallPiece, CallReader
 from orchestrator.types import ArgumentFormat, CallFormat
 
@@ -232,6 +233,21 @@ def test_nothing_need_stand_between_a_name_and_what_follows(answer: str, middle:
     name = "look_up" if "look_up" in answer else "look"
     assert both_ways(form, answer) == ("", [(name, {"n": 3} if "3" in answer else {})])
     assert both_ways(form, answer.replace("look", "lo"))[1] == []
+
+
+def test_a_value_is_parsed_at_few_of_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = list[str]()
+    decoded = tagged_arguments._decoded
+
+    def counted(text: str, *, python: bool) -> tuple[Any] | None:
+        parsed.append(text)
+        return decoded(text, python=python)
+
+    monkeypatch.setattr(tagged_arguments, "_decoded", counted)
+    end = "\n</parameter>\n</function>\n</tool_call>"
+    begin = "<tool_call>\n<function=look>\n<parameter=list>\n["
+    read(LINES, begin + f"[],{end}[]{end}" * 500)
+    assert 0 < len(parsed) < 20
 
 
 ids = {"ids": list(FORMATS)}
