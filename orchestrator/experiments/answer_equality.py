@@ -13,6 +13,7 @@ from json import JSONDecoder
 from typing import Final
 
 from orchestrator.experiments.answer_values import (
+    LONGEST,
     Expression,
     Named,
     Number,
@@ -27,6 +28,10 @@ from orchestrator.experiments.answer_values import (
 __all__ = ["Number", "boxed", "compare", "equal", "expected", "final", "number"]
 
 _MOST_UNORDERED: Final = 100  # values that are compared in any order
+_LAST: Final = re.compile(
+    r"(?<!#)####(?!#)[ \t]*(?!\d{1,2}[.:)][ \t]|[*_]*(?:step|part|case|method)\b)(\S.*)",
+    re.IGNORECASE,
+)  # as GSM8K marks an answer
 
 _FORMULA: Final = re.compile(
     r"\\\((.+?)\\\)|\\\[(.+?)\\\]|\$\$(.+?)\$\$|\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\d)", re.DOTALL
@@ -55,9 +60,16 @@ def final(text: str) -> str:
     box = boxed(text)
     if box is not None:
         return box.strip()
+    *_, marked = [None, *_LAST.finditer(text)]
+    ends = marked is not None and not text[marked.end() :].strip()
+    if marked is not None and ends and re.search(r"\d", marked[1]):
+        return final(marked[1])
+    if marked is not None and number(marked[1]) is not None:
+        return marked[1].strip()
     if number(text) is not None or not re.search(r"\s", text.strip()):
         return text.strip()
-    begin, last = 0, text.strip()
+    begin, last = 0, (marked[1] if marked is not None and ends else text).strip()
+    text = _tail(text)
     for formula in _FORMULA.finditer(text):
         content = next(group for group in formula.groups() if group is not None)
         values = [*found(text[begin : formula.start()])]
@@ -68,6 +80,14 @@ def final(text: str) -> str:
         re.sub(r"\\[A-Za-z]*", " ", text[begin:]) if begin else text
     )  # a formula that was cut off
     return next(reversed([*found(rest)]), last)
+
+
+def _tail(text: str) -> str:
+    """The last lines of a text that are read in search of a value."""
+    if len(text) <= LONGEST:
+        return text
+    begin = len(text) - LONGEST
+    return text[max(begin, text.find("\n", begin)) :]
 
 
 def expected(answer: str) -> str:

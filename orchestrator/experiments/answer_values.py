@@ -14,6 +14,7 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Final
 
+LONGEST: Final = 4000  # characters that are read as a value; a longer text is compared as words
 _MAX_LENGTH: Final = 1000  # characters of a number; anything longer is no answer
 _DEEPEST: Final = 50  # brackets within brackets; what nests deeper is compared as it is written
 
@@ -116,7 +117,12 @@ _FULL: Final = re.compile(
     re.DOTALL,
 )
 _FOUND: Final = re.compile(_QUANTITY)
-_LISTED: Final = re.compile(r"^\s*\d{1,2}[.)][ \t]+(?=\S)|^#+[ \t]+.*$", re.MULTILINE)
+_LISTED: Final = re.compile(
+    r"^\s*\d{1,2}[.)][ \t]+(?=\S)"
+    r"|^[ \t]*#+[ \t]+(?:(?:step|part|case|method|question|problem)[ \t]+\d+\b[.:)]?"
+    r"|\d{1,2}[.:)][ \t]+(?=\S))",
+    re.MULTILINE | re.IGNORECASE,
+)
 _PERCENT: Final = re.compile(r"\s*(?:%|percent|per cent)\s*")
 _REPEATING: Final = re.compile(r"([-+]?)(\d+)\.(\d*)\\overline\s*\{(\d+)\}")
 _BASED: Final = re.compile(r"\(?([-+]?)([0-9A-Za-z]+)\)?_(?:\{(\d+)\}|(\d))")
@@ -176,14 +182,14 @@ _OPAQUE: Final = re.compile(
 """What an algebra system would read and should not: it drops primes, divides at colons, and takes
 the digits of 3a0 for factors."""
 _CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
-_WRAPPED: Final = re.compile(
-    r"\\(?:text(?:bf|it|rm|tt|sf|sc|up|normal)?|math(?:rm|bf|it|sf|tt|normal)|operatorname\*?|mbox"
-    r"|hbox|emph|underline|bold(?:symbol)?|fbox|boxed)\s*(?=\{)"
+_BRACE: Final = re.compile(
+    r"(\\(?:text(?:bf|it|rm|tt|sf|sc|up|normal)?|math(?:rm|bf|it|sf|tt|normal)|operatorname\*?|mbox"
+    r"|hbox|emph|underline|bold(?:symbol)?|fbox|boxed))\s*\{|[{}]"
 )
 _BARE: Final = re.compile(
     r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|!)(?![A-Za-z])|\\(?:rm|bf|it)\s(?!\w*\{)"
 )
-_BOLD: Final = re.compile(r"(?<!\S)\*\*(?=\S)(.+?)(?<=\S)\*\*(?![\w*])")
+_BOLD: Final = re.compile(r"(?<!\S)\*\*(?=\S)(.{1,300}?)(?<=\S)\*\*(?![\w*])")
 _SPACE: Final = re.compile(r"\\(?:[,;:> ]|(?:quad|qquad|thinspace|medspace|nobreakspace)\b)|~")
 _FRACTION: Final = re.compile(
     r"(?:(\d)[ \t]*)?\\frac\s*(?:\{\s*([-+]?[\d.,]+)\s*\}\s*\{\s*([-+]?[\d.,]+)\s*\}"
@@ -205,6 +211,8 @@ _SAME: Final = {
 
 def read(text: str) -> Value:
     """The value that a text writes, if the text is a value and nothing else."""
+    if len(text) > LONGEST:
+        return _words(text)
     text = plain(text)
     nested = accumulate((sign in "([{") - (sign in ")]}") for sign in text)
     return _words(text) if max(nested, default=0) > _DEEPEST else _read(text)
@@ -230,7 +238,7 @@ def plain(text: str) -> str:
 
 def number(text: str) -> Number | None:
     """A text that is one number and nothing else, with or without a unit or a currency sign."""
-    return _number(plain(text).rstrip("."))
+    return None if len(text) > LONGEST else _number(plain(text).rstrip("."))
 
 
 def found(text: str) -> Iterator[str]:
@@ -509,18 +517,22 @@ def _words(text: str) -> Words:
 
 def _unwrapped(text: str) -> str:
     r"""A text without the commands that only say how their content looks, as `\text{}`."""
-    while (match := _WRAPPED.search(text)) is not None:
-        depth, begin = 0, match.end()
-        for end in range(begin, len(text)):
-            depth += (text[end] == "{") - (text[end] == "}")
-            if depth == 0:
-                break
-        else:
-            end = len(text)
-        content = text[begin + 1 : end]
-        touches = text[: match.start()][-1:].isdigit() and content[:1].isalpha()
-        text = f"{text[: match.start()]}{' ' * touches}{content}{text[end + 1 :]}"
-    return text
+    kept: list[str] = []
+    left_out: list[bool] = []  # for each open brace, whether it is a command's
+    begin, last = 0, ""
+    for match in _BRACE.finditer(text):
+        if match.start() > begin:
+            kept.append(text[begin : match.start()])
+            last = kept[-1][-1]
+        begin = match.end()
+        if match[1] is not None:
+            left_out.append(True)
+            if last.isdigit() and text[begin : begin + 1].isalpha():
+                kept.append(last := " ")
+        elif match[0] == "{" or not left_out or not left_out.pop():
+            left_out += [False] * (match[0] == "{")
+            kept.append(last := match[0])
+    return "".join([*kept, text[begin:]])
 
 
 def _slash(match: re.Match[str]) -> str:

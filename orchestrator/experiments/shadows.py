@@ -155,5 +155,9 @@ class ShadowRunner:
             large_tokens=metrics.large_tokens,
             prompt_tokens=max(0, metrics.prefill_tokens),
             accepted=metrics.acceptance_rate,
-            agreement=compare(answer, final(job.request.answer)),
+            agreement=await asyncio.to_thread(_agreement, answer, job.request.answer),
         )
+
+
+def _agreement(shadow: str, served: str) -> bool | None:
+    return compare(shadow, final(served))

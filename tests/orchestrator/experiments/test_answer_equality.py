@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 
 from orchestrator.experiments.answer_equality import compare, expected, final, number
+from orchestrator.experiments.answer_values import plain
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,18 @@ def test_what_is_no_plain_number(text: str) -> None:
         ("\\[ -16 + j = 0 \\]\n\n4. **Solve for \\(", "0"),
         ("\\[ 362 - 271 = 91 \\]\n\nTherefore, the \\text{amount", "91"),
         ("It costs $5 and then $6 more", "6"),
+        ("So we add 3 and 4.\n#### 7", "7"),
+        ("#### 42", "42"),
+        ("#### \\frac{1}{2}", "\\frac{1}{2}"),
+        ("#### The answer is 42.", "42"),
+        ("#### 7\nQuestion: what are 3 and 5?", "7"),
+        ("#### Step 1\nWe get 42.", "42"),
+        ("#### 1. Add\nWe get 42.\n#### 2. Check", "42"),
+        ("It is\n#### blue", "blue"),
+        ("## Answer: 7", "7"),
+        ("### Step 3\nWe get 42.\n### Answer: 17", "17"),
+        ("We get 42.\n### **Step 2:** Check", "42"),
+        ("It is 1 here.\n" * 500 + "So it is 42.", "42"),
         ("blue", "blue"),
         ("", ""),
     ],
@@ -180,3 +193,19 @@ def test_spellings(text: str, answer: str) -> None:
 def test_what_looks_alike(text: str, answer: str) -> None:
     assert compare(f"\\boxed{{{text}}}", answer) is False
     assert compare(f"\\boxed{{{answer}}}", text) is False
+
+
+@pytest.mark.parametrize(
+    "piece", ["\\text{", "\\text{a} ", "**a ", "\\(1 ", "$1 ", "\\[", "\\frac", "9,", "and "]
+)
+def test_long_answers_are_compared_in_one_pass(piece: str) -> None:
+    long = piece * 30_000  # in the square of its length this would take minutes
+    assert compare(long, long) is True
+    assert compare(f"{long}\nSo it is 42.", "42") is True
+    assert compare(f"\\boxed{{{long}}}", "42") is False
+    assert compare(long, "43") is False
+
+
+def test_wrappers_are_left_out_in_one_pass() -> None:
+    assert plain("\\text{" * 30_000) == ""
+    assert plain("12\\text{\\textbf{legs}} {a} }\\mathrm{b") == "12 legs {a} }b"
