@@ -10,8 +10,6 @@ from __future__ import annotations
 import codecs
 import re
 from functools import cached_property
-from itertools import takewhile
-from operator import eq
 
 from workers.remote.errors import Foreign, Gap
 from workers.text.tokenizer import Tokenizer
@@ -48,15 +46,20 @@ class Agreement:
         """
         if self._blind or not text:
             return
-        self._shown += _BLANK.sub("", text)
-        while self._shown:
-            same = _same(self._spelled, self._shown)
-            self._spelled, self._shown = self._spelled[same:], self._shown[same:]
-            control = next(filter(self._shown.startswith, self._controls), "")
-            if not (same or control):
+        shown = self._shown + _BLANK.sub("", text)
+        spelled, at, same = self._spelled, 0, 0
+        while at < len(shown):
+            if len(shown) - at < self._longest and shown[at:] in self._beginnings:
+                break  # the next text says whether it is a control
+            control = self._control.match(shown, at)
+            if control and not spelled.startswith(control[0], same):
+                at = control.end()
+            elif spelled[same : same + 1] == shown[at]:
+                at, same = at + 1, same + 1
+            else:
                 break
-            self._shown = self._shown[len(control) :]
-        if not self._shown or any(one.startswith(self._shown) for one in self._controls):
+        self._spelled, self._shown = spelled[same:], shown[at:]
+        if not self._shown or self._shown in self._beginnings:
             return
         if not self._spelled and not self._ended:
             raise Gap("ids")
@@ -67,12 +70,19 @@ class Agreement:
 
     @cached_property
     def _controls(self) -> list[str]:
-        """How controls are spelled, which a server may show or hide."""
+        """How controls are spelled, which a server may show or hide; the longest first."""
         pieces, controls = self._tokenizer.pieces, self._tokenizer.controls
-        texts = (pieces[i].decode("utf-8", "replace") for i in sorted(controls))
-        return [text for text in (_BLANK.sub("", one) for one in texts) if text]
+        texts = {_BLANK.sub("", pieces[i].decode("utf-8", "replace")) for i in controls}
+        return sorted(texts - {""}, key=len, reverse=True)
 
+    @cached_property
+    def _control(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self._controls)) or "(?!)")
 
-def _same(one: str, other: str) -> int:
-    """How many characters both begin with."""
-    return len(list(takewhile(bool, map(eq, one, other))))
+    @cached_property
+    def _beginnings(self) -> set[str]:
+        return {one[:size] for one in self._controls for size in range(1, len(one))}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._controls), default=0)
