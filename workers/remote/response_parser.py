@@ -196,6 +196,10 @@ class ResponseParser:
         self._agreement.shown(chunk.text)
         return finish or self._server_finish(chunk)
 
+    def ended(self, chunk: Chunk) -> None:
+        """Take the server's last chunk, which may count a token that it does not send."""
+        self._silent_end = chunk.finish == "stop" and not isinstance(chunk.stop, str)
+
     def check_count(self, told: int, finish: Finish) -> None:
         """Compare all that the server sent with how many tokens it says that it made.
 
@@ -307,7 +311,7 @@ class ResponseParser:
             return "length"
         if chunk.finish != "stop":
             return None
-        self._silent_end = not isinstance(chunk.stop, str)
+        self.ended(chunk)
         if isinstance(chunk.stop, str) and self._capabilities.reads_ids:
             if chunk.stop in self._options.criteria.until:
                 return "until"

@@ -431,6 +431,7 @@ class RemoteWorker:
                             if chunk.finish is None and not whole:
                                 break  # it goes on, so it does not stop by itself
                             whole = True
+                            parser.ended(chunk)
                             continue
                         finish = parser.push(chunk)
                         whole = chunk.finish is not None

@@ -608,6 +608,30 @@ async def test_tokens_that_are_lost_or_come_twice_do_not_fit_the_usage(off: int)
             await write(worker)
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+async def test_the_token_that_ends_a_text_is_counted_and_not_sent(lost: int) -> None:
+    """llama.cpp's last chunk comes after the one in which the worker found a stop string."""
+    numbered = ServerCapabilities("ids", ids=True, top=20, numbered=True)
+
+    def token(i: int) -> dict[str, Any]:
+        one = {"id": i, "logprob": -0.5, "bytes": list(TOKENIZER.pieces[i])}
+        item = {**one, "token": "", "top_logprobs": [{**one, "token": ""}]}
+        return said(TOKENIZER.decode([i]), logprobs={"content": [item]})
+
+    async with odd(well) as (behind, worker):
+        worker._capabilities = numbered
+        length = well.start  # type: ignore[attr-defined]
+        usage = {"prompt_tokens": length, "completion_tokens": len(IDS) + 1 + lost}
+        behind.replies = [stream(*map(token, IDS), said("", "stop"), usage=usage)]
+        criteria = StopCriteria(50, stop=(TEXT[-1],))
+        if lost:
+            with pytest.raises(Contradiction, match="parts of its stream are lost"):
+                await write(worker, criteria)
+            return
+        generation = whole(await write(worker, criteria))
+        assert (generation.segment.text, generation.segment.finish) == (TEXT[:-1], "stop")
+
+
 async def test_a_stream_is_utf8_with_or_without_a_mark_whatever_its_headers_say() -> None:
     data = json.dumps({"choices": [said("é → 42", "stop")]}, ensure_ascii=False)
     for kind in ("text/event-stream", "text/event-stream; charset=iso-8859-1"):
