@@ -21,6 +21,7 @@ from workers.remote import sglang
 from workers.remote.errors import Absent, Broke, Declined, Foreign, Gap
 from workers.remote.protocol import (
     EXTRAS,
+    ROUNDING,
     TOP,
     WIDE,
     Chunk,
@@ -33,6 +34,7 @@ from workers.remote.protocol import (
     next_token,
     parse_chunk,
     prompt_logprobs,
+    sampling_fields,
     shown_bytes,
 )
 from workers.remote.request_builder import RequestBuilder
@@ -59,14 +61,11 @@ SEVERAL = {"max_tokens": 8, "temperature": 0}
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 SEVEN_TEXT = "7"
 SEVEN = Constraint("json_schema", '{"const": 7}')
-HOT = ((100.0, 1), (2.0, 1), (2.0, 2), (2.0, 3))
+HOT = ((100.0, 1), *((limit, seed) for limit in (2.0, 1.0) for seed in (1, 2, 3, 4)))
 """(temperature, seed) by which a server that samples writes another text than the likeliest; some
-take no more than OpenAI's 2, where a model may be sure of it."""
+take no more than OpenAI's 2 or Anthropic's 1, where a model may be sure of it."""
 TIES = 2  # greedy texts that may differ by rounding errors, as they do beside other requests
 SURELY = 100  # OpenAI's most for `logit_bias`: only such a token is drawn
-ROUNDING = 0.15
-"""Nats by which one model's log-probabilities may differ between two of its paths: bfloat16 has
-logits of 16 to 32 in steps of 0.125."""
 
 
 async def probe(
@@ -289,7 +288,10 @@ async def _draws(
         """Whether it does; None where it refuses. `greedily`: by `generation_config`, too."""
         differs: bool | None = None
         for temperature, seed in HOT:
-            body = {**prompt, "temperature": temperature, "seed": seed}
+            if differs is not None and temperature < 2:
+                break  # it takes more, and wrote the same
+            sampling = Sampling(temperature, seed=seed)
+            body = {**prompt, **sampling_fields(sampling, capabilities)}
             if greedily is not None:
                 body |= generation_config(Sampling(0.0 if greedily else temperature))
             if (text := await _several(ask, capabilities, body, vocabulary)) is None:
@@ -299,9 +301,12 @@ async def _draws(
                 break
         return differs
 
+    drawn = await samples(None)
+    if drawn is None:
+        return "temperature"  # nothing shows the contrary
     if capabilities.ids:
-        return "temperature" if await samples(None) else None
-    if await samples(None):  # by the checkpoint's settings beside ours, if it can be told so
+        return "temperature" if drawn else None
+    if drawn:  # by the checkpoint's settings beside ours, if it can be told so
         return "generation_config" if await samples(True) is False else "temperature"
     return "generation_config" if await samples(False) else None
 

@@ -22,7 +22,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from math import inf
+from math import exp, inf
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -46,8 +46,9 @@ SAMPLERS = ["temperature", "top_k", "top_p"]
 """llama.cpp's stages that are wanted, in Baton's order; without them its own defaults would cut
 the distribution (`top_k` 40, `min_p` 0.05)."""
 _ID = "token_id:"
-_ABOVE = 1e-3
-"""How far rounding may lift a log-probability above 0, or a sum of probabilities above 1."""
+ROUNDING = 0.15
+"""Nats by which one model's log-probabilities may differ between two of its paths, or be too high:
+bfloat16 has logits of 16 to 32 in steps of 0.125."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +288,8 @@ def logprob_of(value: Any) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"a log-probability is a {type(value).__name__}")
-    if not value <= _ABOVE:
-        raise ValueError(f"a log-probability is {value}")
+    if not value <= ROUNDING:
+        raise ValueError(f"a log-probability is {value}, which is above 0")
     return min(0.0, float(value))
 
 
@@ -299,8 +300,8 @@ def distribution(shown: Iterable[tuple[int, float]]) -> dict[int, float]:
         ValueError: together they are more than 1.
     """
     logprobs = dict(shown)
-    if (whole := sum(map(probability, logprobs.values()))) > 1 + 50 * _ABOVE:
-        raise ValueError(f"the probabilities of one position add up to {whole:.3g}")
+    if (whole := sum(map(probability, logprobs.values()))) > exp(ROUNDING):
+        raise ValueError(f"the probabilities of one position add up to {whole:.3g}, not to 1")
     return logprobs
 
 

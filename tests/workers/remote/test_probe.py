@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,23 @@ async def test_a_thought_is_not_refused_where_nothing_shows_that_its_end_is_unse
     behavior = replace(MUTE, stops_at_controls=shown, stop_ids=False, biases=shown)
     with served(local, behavior) as worker:
         assert (await worker.capabilities()).stops
+
+
+@pytest.mark.parametrize(
+    ("changes", "draws"),
+    [
+        ({"top_k": 1}, "temperature"),  # by its own cuts it would write the same
+        ({"hottest": 1.5}, "temperature"),
+        ({"hottest": 1.0}, "temperature"),
+        ({"hottest": 0.7}, "temperature"),  # nothing shows the contrary
+        ({"hottest": 1.0, "samples": None}, None),
+    ],
+)
+async def test_sampling_is_seen_as_requests_ask_for_it(
+    changes: dict[str, Any], draws: str | None, local: LocalWorker
+) -> None:
+    with served(local, ServerBehavior(**changes)) as worker:
+        assert (await worker.capabilities()).draws == draws
 
 
 async def test_a_server_that_samples_greedy_requests_is_refused(local: LocalWorker) -> None:

@@ -10,7 +10,9 @@ from orchestrator.types import Sampling
 from workers.remote.protocol import (
     ServerCapabilities,
     Vocabulary,
+    distribution,
     label_probabilities,
+    logprob_of,
     sampling_fields,
 )
 from workers.text.tokenizer import Tokenizer
@@ -77,3 +79,14 @@ def test_all_tokens_are_asked_for_by_minus_one() -> None:
     llama = ServerCapabilities("text", ids=True, top=20, numbered=True)
     for server in (VLLM, llama):
         assert sampling_fields(Sampling(0.7), server)["top_k"] == -1
+
+
+def test_log_probabilities_of_bfloat16_are_rounded() -> None:
+    """mlx-lm computes them in steps of 0.125: together they may be more than 1."""
+    rounded = {1: 0.0, 2: -2.5}  # 1.08 together
+    assert distribution(rounded.items()) == rounded
+    assert logprob_of(0.125) == 0.0
+    with pytest.raises(ValueError, match="above 0"):
+        logprob_of(0.2)
+    with pytest.raises(ValueError, match=r"add up to 1\.38, not to 1"):
+        distribution([(1, -0.125), (2, -0.7)])

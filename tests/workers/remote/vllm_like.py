@@ -59,6 +59,8 @@ class ServerBehavior:
     lacks_after: int = 0  # from which token on
     foreign: bool = False  # its ids are another vocabulary's
     samples: Literal["temperature", "generation_config", "always"] | None = "temperature"
+    hottest: float = 100.0  # refuses a higher temperature
+    top_k: int = 0  # where a request does not say
     stops: bool = True  # reads stop strings
     stop_ids: bool = True  # reads stop_token_ids
     biases: bool = True  # reads logit_bias
@@ -216,6 +218,8 @@ class VllmLike:
         if behavior.strict and unknown:
             status = 500 if behavior.breaks else 422
             raise Refusal(status, f"Unexpected fields in the request: {unknown}")
+        if body.get("temperature", 1.0) > behavior.hottest:
+            raise Refusal(400, f"temperature: at most {behavior.hottest}", "temperature")
         for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
             if (asked := body.get(name) or 0) is not True and asked > behavior.max_logprobs:
                 text = f"Requested sample logprobs of {asked}, which is greater than max allowed"
@@ -297,7 +301,7 @@ class VllmLike:
         sampling = Sampling(
             body.get("temperature", 1.0),
             body.get("top_p", 1.0),
-            max(0, body.get("top_k", 0)),
+            max(0, body.get("top_k", self.behavior.top_k)),
             body.get("seed"),
         )
         hf, made, cached, behavior = self.hf, Made([]), None, self.behavior
