@@ -83,7 +83,7 @@ class ParserOptions:
             return {"min_tokens": least, "stop_token_ids": sorted(ends)}
         if not capabilities.reads_ids:
             return marker_stop(closing, tokenizer, capabilities) if closing else {}
-        texts = self._looked_for((*self.criteria.until, *self.criteria.stop))
+        texts = self.looked_for((*self.criteria.until, *self.criteria.stop))
         fields: dict[str, object] = {}
         if closing and tokenizer.close_id is not None:
             fields["stop_token_ids"] = [tokenizer.close_id]
@@ -94,9 +94,9 @@ class ParserOptions:
     @property
     def until(self) -> list[str]:
         """The delimiters at which a server may stop."""
-        return self._looked_for(self.criteria.until)
+        return self.looked_for(self.criteria.until)
 
-    def _looked_for(self, texts: Sequence[str]) -> list[str]:
+    def looked_for(self, texts: Sequence[str]) -> list[str]:
         """None is looked for in the white space before an answer."""
         return [text for text in texts if not self.begins_answer or text == text.lstrip()]
 
@@ -196,9 +196,13 @@ class ResponseParser:
         self._agreement.shown(chunk.text)
         return finish or self._server_finish(chunk)
 
-    def ended(self, chunk: Chunk) -> None:
-        """Take the server's last chunk, which may count a token that it does not send."""
-        self._silent_end = chunk.finish == "stop" and not isinstance(chunk.stop, str)
+    def ended_unasked(self, chunk: Chunk, finish: Finish) -> None:
+        """Take the server's last chunk, after the one that gave `finish`: where the server was not
+        asked to stop, it may have ended with a token more, which it counts and does not send."""
+        stops = self._options.criteria.stop
+        own = len(self._options.looked_for(stops)) < len(stops)
+        unasked = own if finish == "stop" else finish == "think_end" and not self._closing
+        self._silent_end = unasked and chunk.finish == "stop"
 
     def check_count(self, told: int, finish: Finish) -> None:
         """Compare all that the server sent with how many tokens it says that it made.
@@ -311,7 +315,7 @@ class ResponseParser:
             return "length"
         if chunk.finish != "stop":
             return None
-        self.ended(chunk)
+        self._silent_end = not isinstance(chunk.stop, str)
         if isinstance(chunk.stop, str) and self._capabilities.reads_ids:
             if chunk.stop in self._options.criteria.until:
                 return "until"

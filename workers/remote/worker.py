@@ -431,7 +431,7 @@ class RemoteWorker:
                             if chunk.finish is None and not whole:
                                 break  # it goes on, so it does not stop by itself
                             whole = True
-                            parser.ended(chunk)
+                            parser.ended_unasked(chunk, finish)
                             continue
                         finish = parser.push(chunk)
                         whole = chunk.finish is not None
