@@ -107,7 +107,11 @@ class Traced(str):
         return [one[: len(text)] for one, text in zip(whole, bare, strict=True)]
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> Traced:
-        return Traced(str.join(new, self.split(old, count)))
+        if old:
+            return Traced(str.join(new, self.split(old, count)))
+        places = len(self) + 1 if int(count) < 0 else min(int(count), len(self) + 1)
+        begun = "".join(new + str.__getitem__(self, slice(i, i + 1)) for i in range(places))
+        return Traced(begun + str.__getitem__(self, slice(places, None)))
 
     def _in_three(self, texts: tuple[str, str, str]) -> tuple[str, str, str]:
         first, second, third = self._cut(texts, "")
