@@ -128,7 +128,7 @@ _REPEATING: Final = re.compile(r"([-+]?)(\d+)\.(\d*)\\overline\s*\{(\d+)\}")
 _BASED: Final = re.compile(r"\(?([-+]?)([0-9A-Za-z]+)\)?_(?:\{(\d+)\}|(\d))")
 _PREFIXED: Final = re.compile(r"([-+]?)0([bBoOxX])([0-9A-Fa-f]+)")
 _BASES: Final = {"b": 2, "o": 8, "x": 16}
-_DECIMAL_COMMA: Final = re.compile(rf"({_SIGN}?\d+),(\d+)(.*)", re.DOTALL)
+_DECIMAL_COMMA: Final = re.compile(rf"({_SIGN}?\d+),(\d{{2,}})(.*)", re.DOTALL)  # 1,2 is a list
 
 # Units: what one is in the first unit of its kind, and its names without the plural's s.
 _UNITS: Final = {
