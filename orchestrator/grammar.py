@@ -23,12 +23,11 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.held_schema import LIMITS as LIMITS
 from orchestrator.held_schema import fault_of, held, json_rule
 from orchestrator.held_schema import reason as reason
-from orchestrator.json_schema import FORMATS, modern, properties_of, value_form
+from orchestrator.json_schema import FORMATS, inner, modern, properties_of, value_form
 from orchestrator.types import ArgumentFormat, CallFormat, Constraint
 
 MAX_SOURCE: Final = 1 << 17  # characters of a grammar
 MAX_FITTING = 1 << 14  # bytes of a value that is compared with a schema
-_NAMED: Final = re.compile(r'"\$ref": "#/\$defs/([^"]*)"')
 _ANY_OBJECT: Final = {"type": "object"}
 _SOME_FORM: Final = CallFormat("<call>", " ", "</call>", "</call><call>")
 """Of calls, where it is not known which the models have."""
@@ -314,11 +313,14 @@ def _values(schema: Any, root: Any, form: ArgumentFormat) -> tuple[Sequence[str]
 def _taken_out(schema: Any, root: Any) -> Any:
     """A schema that stands by itself, taken out of another that its references point into: with
     those definitions alone that it reaches."""
-    defs, left = dict[str, Any](), [schema]
+    known, defs, left = root.get("$defs", {}), dict[str, Any](), [schema]
     while left:
-        for name in _NAMED.findall(json.dumps(left.pop())):
-            if name not in defs:
-                defs[name] = root["$defs"][name]
+        one = left.pop()
+        if isinstance(one, dict):
+            left += [each for _, each in inner(one)]
+            name = str(one.get("$ref", "")).removeprefix("#/$defs/")
+            if name in known and name not in defs:
+                defs[name] = known[name]
                 left.append(defs[name])
     return {**schema, "$defs": defs} if defs else schema
 

@@ -47,6 +47,11 @@ _NUMBER: Final = {
     "exclusiveMaximum",
 }
 _IN_PLACE: Final = ("$ref", "const", "enum", "allOf", "anyOf", "oneOf")
+_SHAPES: Final = {
+    *(*_IN_PLACE, "required", "properties", "patternProperties", "additionalProperties"),
+    *("prefixItems", "items"),
+}
+"""What says of which parts a value is made."""
 _ANYTHING: Final[tuple[Any, ...]] = (True, {})
 _UNHELD: Final = dict.fromkeys(
     (
@@ -365,7 +370,8 @@ class _Reader:
         if not isinstance(schema, dict) or not _alone(schema):
             return schema
         found = changed(schema, lambda one, at: self._mended(one, _joined(place, at)))
-        keywords = [name for name in found if name != "type"]
+        # What says most of a value comes last: another one may go in its place.
+        keywords = sorted((name for name in found if name != "type"), key=_SHAPES.__contains__)
         for keyword in keywords:
             if why := _alone({name: found[name] for name in found if name in ("type", keyword)}):
                 self._leave_out(found, place, keyword, why)

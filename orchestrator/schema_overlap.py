@@ -39,7 +39,7 @@ def parts(schema: Any, defs: Mapping[str, Any]) -> Iterator[Any]:
         if not isinstance(one, dict):
             continue
         left += one.get("allOf", ())
-        name = str(one.get("$ref")).removeprefix("#/$defs/")
+        name = str(one.get("$ref", "")).removeprefix("#/$defs/")
         if name in defs and name not in seen:
             seen.add(name)
             left.append(defs[name])

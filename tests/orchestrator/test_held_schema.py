@@ -239,3 +239,13 @@ def test_arguments_of_a_tool_are_an_object_whatever_its_schema_says() -> None:
     tool = {"name": "t", "parameters": {"properties": {}}, "strict": True, "place": "p"}
     rules = tool_rules([tool], required=False, parallel=True, answer=None)
     assert json.loads(rules.source)["tools"][0][1]["type"] == "object"
+
+
+@pytest.mark.parametrize("count_first", [False, True])
+def test_of_keywords_that_are_refused_together_a_count_is_left_out(count_first: bool) -> None:
+    named = {"a": {"type": "string"}, "b": {"type": "integer"}}
+    count, shape = {"minProperties": 1}, {"properties": named}
+    both = {**count, **shape} if count_first else {**shape, **count}
+    found = held(json.dumps({"type": "object", **both}))
+    assert [fault.partition(":")[0] for fault in found.faults] == ["minProperties"]
+    assert found.schema["properties"].keys() == {"a", "b"}

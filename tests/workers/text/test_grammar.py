@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.grammar import check, lark, tool_rules
-from orchestrator.held_schema import held
+from orchestrator.held_schema import fault_of, held
 from orchestrator.json_schema import value_form
 from orchestrator.types import ArgumentFormat, CallFormat, Constraint, Message, Segment, Transcript
 from workers.text.grammar import GrammarCompiler, Matcher
@@ -480,3 +480,12 @@ def test_whole_numbers_without_bounds_get_some_wherever_they_stand() -> None:
     assert found["properties"]["d"] == {"type": "integer", "minimum": -most, "maximum": most}
     assert found["prefixItems"][0]["anyOf"][0]["minimum"] == -most
     assert "default" not in found
+
+
+def test_a_reference_among_an_arguments_values_is_a_value() -> None:
+    listed = {"type": "object", "properties": {"y": {"enum": [{"$ref": "#/$defs/none"}]}}}
+    schema = {"type": "object", "properties": {"x": listed}, "required": ["x"]}
+    tool = {"name": "t", "parameters": schema, "strict": True, "place": "p"}
+    rules = tool_rules([tool], required=True, parallel=True, answer=None)
+    calls = CallFormat("<call>", "", "</call>", each=ArgumentFormat("<", ">", "</>"))
+    assert not fault_of(lark(rules, calls))
