@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -176,6 +177,7 @@ class _Dialect:
         # Up to the draft 7, a reference hides what stands beside it.
         self._hides = bool(re.search(r"draft-0[3-7]/", draft))
         self._names: dict[str, str] = {}  # of what references point to
+        self._names_of: dict[int, str] = {}  # by the identity of what they point to
         self._targets: dict[str, Any] = {}
 
     def whole(self) -> Any:
@@ -239,15 +241,35 @@ class _Dialect:
     def _named(self, ref: str) -> str:
         """The reference to that entry of `$defs` that stands for what another one points to."""
         if ref not in self._names:
-            found, target = target_of(self._root, ref)
+            found, target = self._target_of(ref)
             if not found:
                 return ref
-            name = re.sub(r"[^\w.-]+", "_", unquote(ref).rpartition("/")[2]) or "root"
-            while name in self._targets:
-                name += "_"
-            self._names[ref] = name
-            self._targets[name] = target
+            if id(target) not in self._names_of:
+                path = unquote(ref).rpartition("/")[2]
+                # The library reads names as parts of an address.
+                name = re.sub(r"[^\w.-]+", "_", path, flags=re.ASCII) or "root"
+                while name in self._targets:
+                    name += "_"
+                self._names_of[id(target)] = name
+                self._targets[name] = target
+            self._names[ref] = self._names_of[id(target)]
         return f"#/$defs/{self._names[ref]}"
+
+    def _target_of(self, ref: str) -> tuple[bool, Any]:
+        """As `target_of`; the names of all schemas are looked up in one index."""
+        if ref == "#" or ref.startswith("#/"):
+            return target_of(self._root, ref)
+        found = self._called.get(ref, self._called.get(ref.removesuffix("#")))
+        return found is not None, found
+
+    @cached_property
+    def _called(self) -> dict[str, Any]:
+        """The schemas that have a name, the first one of each name."""
+        called = dict[str, Any]()
+        for one in _all(self._root):
+            for name in _called_of(one):
+                called.setdefault(name, one)
+        return called
 
 
 def target_of(root: Any, ref: str) -> tuple[bool, Any]:
@@ -277,5 +299,12 @@ def _all(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _is_called(schema: dict[str, Any], ref: str) -> bool:
-    names = [f"#{schema.get('$anchor')}", schema.get("$id"), schema.get("id")]
+    names = _called_of(schema)
     return ref in names or ref.removesuffix("#") in names
+
+
+def _called_of(schema: dict[str, Any]) -> list[str]:
+    """The names by which references may call a schema."""
+    anchor = schema.get("$anchor")
+    names = [f"#{anchor}" if isinstance(anchor, str) else None, schema.get("$id"), schema.get("id")]
+    return [name for name in names if isinstance(name, str)]

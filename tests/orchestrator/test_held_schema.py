@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import held_schema
+from orchestrator import held_schema, json_schema
 from orchestrator.errors import InvalidRequest
 from orchestrator.grammar import check, fits, holds, tool_rules
 from orchestrator.held_schema import held
@@ -193,6 +193,24 @@ def test_two_keywords_that_no_value_matches_together_are_named() -> None:
     assert held(json.dumps({**whole, "required": []})).faults == ()  # it is never written
     with pytest.raises(InvalidRequest, match=r"p: properties\.a\.pattern: .*empty"):
         check(Constraint("json_schema", json.dumps(whole)), "p")
+
+
+def test_names_of_definitions_may_be_in_any_language() -> None:
+    sizes = {"Größe": {"type": "integer"}, "Grüße": {"type": "string"}}
+    named = {"s": {"$ref": "#/$defs/Größe"}, "g": {"$ref": "#/$defs/Gr%C3%BC%C3%9Fe"}}
+    schema = {"type": "object", "properties": named, "required": ["s", "g"], "$defs": sizes}
+    state = matcher(json.dumps({**schema, "additionalProperties": False}))
+    assert lets_through(state, '{"s": 1, "g": "a"}')
+    assert not lets_through(state, '{"s": "a", "g": 1}')
+
+
+def test_the_names_of_schemas_are_looked_up_in_one_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    scans = []
+    objects = json_schema._all
+    monkeypatch.setattr(json_schema, "_all", lambda root: scans.append(root) or objects(root))
+    references = {f"p{i}": {"$ref": f"nowhere-{i}"} for i in range(20)}
+    json_schema.modern({"type": "object", "properties": references})
+    assert len(scans) == 1
 
 
 def test_a_schema_that_doubles_with_each_reference_is_refused() -> None:
