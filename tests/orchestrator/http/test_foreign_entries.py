@@ -121,7 +121,7 @@ ENTRIES = st.one_of(
 
 
 @settings(
-    max_examples=150,
+    max_examples=40,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
