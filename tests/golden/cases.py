@@ -12,7 +12,8 @@ from typing import Any
 
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.http.service import Service
-from orchestrator.types import CallFormat, StopCriteria, Transcript
+from orchestrator.types import StopCriteria, Transcript
+from tests.orchestrator.http.test_tools import worker as tool_worker
 from tests.orchestrator.serving import scripted, service
 from workers.scripted import Say, Scripted
 
@@ -22,12 +23,6 @@ KEPT = (
     "small-only", "large-only", "coin", "specreason", "learned-gate", "cascade", "route",
     "speculative-thinking", "surprise-takeover", "bild",
 )  # fmt: skip
-FORMAT = CallFormat(
-    '<tool_call>\n{"name": "',
-    '", "arguments": ',
-    "}\n</tool_call>",
-    '}\n</tool_call>\n<tool_call>\n{"name": "',
-)
 ADD = {
     "name": "add",
     "description": "Adds two numbers.",
@@ -52,21 +47,12 @@ class Case:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-def _agent(transcript: Transcript, criteria: StopCriteria) -> str:
-    if not transcript.closed:
-        return "I should add.\n\n" if not transcript.thought else "So I call it."
-    last = transcript.messages[-1]
-    if last.role == "tool":
-        return f"It is {last.content}."
-    return 'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
-
-
 def _form(transcript: Transcript, criteria: StopCriteria) -> str:
     return '{"sum": 4}' if transcript.closed else "Two and two."
 
 
 def _tools() -> Service:
-    return service(Scripted(_agent, call_format=FORMAT), Scripted(_agent, call_format=FORMAT))
+    return service(tool_worker(), tool_worker())
 
 
 def _forms() -> Service:
