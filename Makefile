@@ -229,14 +229,12 @@ REAL_POLICIES ?= small-only,large-only,specreason,bild,coin:large_probability=0.
 REAL_OTHERS ?= bild:rollback=0,bild:rollback=1.5
 # Probabilities that 60, 40 and 25 % of the drafts exceed in the gate's reliability table (tuning seed).
 REAL_GATED := learned-gate:risk=0:hopeless=0:correct_above=
-REAL_CALIBRATED ?= surprise-takeover,triggers,plan,cascade,lookahead,route,entropy-gate,$(REAL_GATED)0.25,$(REAL_GATED)0.45,speculative-thinking:begin=60:every_delimiter=true
+REAL_CALIBRATED ?= surprise-takeover,cascade,route,$(REAL_GATED)0.25,$(REAL_GATED)0.45,speculative-thinking:begin=60:every_delimiter=true
 # Added later, likewise.
 REAL_HALF ?= $(REAL_GATED)0.1
-# Three drafts of each step at once: slow in a batch.
-REAL_DRAFTS ?= best-of-k:scoring=likelihood
 REAL_TIMED_POLICIES ?= small-only,large-only,specreason,bild,bild:rollback=0
-# Added later, beside large-only once more; never-slower goes by the clock and is measured here alone.
-REAL_TIMED_MORE ?= bild:rollback=1.5,never-slower
+# Added later, beside large-only once more.
+REAL_TIMED_MORE ?= bild:rollback=1.5
 # What it costs in answers to accept drafts that are likely enough; its time: docs/decoding.
 REAL_RELAXED ?= relaxed:gamma=12:threshold=0.6:thoughts_only=false
 # The policy that comes nearest to large-only is measured on more questions, so that its interval is narrower.
@@ -265,7 +263,6 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	  $(call REAL_MORE,others,$(REAL_OTHERS),48); \
 	  $(call REAL_MORE,calibrated,$(REAL_CALIBRATED),96); \
 	  $(call REAL_MORE,gate,$(REAL_HALF),96); \
-	  $(call REAL_MORE,drafts,$(REAL_DRAFTS),48); \
 	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 --policies large-only \
 	    --speculation $(REAL_RELAXED) --rows $(REAL)/relaxed-$$name/rows.jsonl || exit 1; \
 	done
@@ -310,10 +307,8 @@ REAL_CALIBRATE = $(BIN)/baton calibrate --config deploy/evaluation/real_pair_bat
 calibrate-real: $(STAMP) real-pair ## thresholds of the pretrained pair, in deploy/evaluation/real_pair_calibration.json (20 minutes; resumable)
 	@mkdir -p build/real-calibration
 	@test -f build/real-calibration/pair.json || cp $(REAL_CALIBRATION) build/real-calibration/pair.json
-	@$(REAL_CALIBRATE) --policy route --policy cascade --policy plan --policy triggers
+	@$(REAL_CALIBRATE) --policy route --policy cascade
 	@$(REAL_CALIBRATE) --policy surprise-takeover --range 2,12
-	@$(REAL_CALIBRATE) --policy lookahead --range 4,6
-	@$(REAL_CALIBRATE) --policy best-of-k:scoring=likelihood --range 4,8
 	@cp build/real-calibration/pair.json $(REAL_CALIBRATION)
 
 REAL_GATE := build/real-gate

@@ -11,13 +11,6 @@ the one to read first.
 - `gate`: a pair's learned models of what a rewrite would change.
 - `learned_gate`: the large model reads only where that gate doubts, and corrects what it finds.
 - `cascade`: the small model judges its own step, the large one if in doubt (ConfSpec).
-- `entropy_gate`: the entropy of a step's first token decides who writes it (GlimpRouter).
-- `triggers`: a plan, over-confidence or a loop calls the large model (TrigReason).
-- `plan`: the large model plans, the small one carries it out (Tandem).
-- `best_of_k`: several drafts of a step, one choice (SpecCoT).
-- `lookahead`: steps are drafted ahead of their verification (Lookahead Reasoning).
-- `task_group`: concurrent scripts within one policy.
-- `never_slower`: SpecReason that measures its own speed, and stops where it does not pay.
 - `route`: one decision, before the first step: which model answers.
 - `speculative_thinking`: keywords of doubt call the large model for a few tokens.
 - `surprise_takeover`: the large model takes over at a token that it finds unlikely.
@@ -27,36 +20,24 @@ the one to read first.
 from __future__ import annotations
 
 from orchestrator.loop.policy import Policy
-from policies.best_of_k import BestOfK
 from policies.bild import BiLD
 from policies.cascade import Cascade
 from policies.coin import Coin
-from policies.entropy_gate import EntropyGate
 from policies.learned_gate import LearnedGate
-from policies.lookahead import Lookahead
-from policies.never_slower import NeverSlower
-from policies.plan import PlanFirst
 from policies.route import Route
 from policies.single import LargeOnly, SmallOnly
 from policies.specreason import SpecReason
 from policies.speculative_thinking import SpeculativeThinking
 from policies.surprise_takeover import SurpriseTakeover
-from policies.triggers import Triggers
 
 POLICIES: dict[str, type[Policy]] = {
     "small-only": SmallOnly,
     "large-only": LargeOnly,
     "coin": Coin,
     "specreason": SpecReason,
-    "entropy-gate": EntropyGate,
-    "triggers": Triggers,
-    "plan": PlanFirst,
     "learned-gate": LearnedGate,
     "cascade": Cascade,
-    "lookahead": Lookahead,
-    "best-of-k": BestOfK,
     "route": Route,
-    "never-slower": NeverSlower,
     "speculative-thinking": SpeculativeThinking,
     "surprise-takeover": SurpriseTakeover,
     "bild": BiLD,

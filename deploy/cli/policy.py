@@ -104,7 +104,7 @@ def publish(
     if calibration is not None:
         from deploy.service.calibration import read
 
-        measured = read(calibration).params_or_shared(given.policy)
+        measured = read(calibration).params(given.policy)
         if not measured:
             raise ConfigError(f"{calibration}: {given.policy} is not calibrated in it")
     body = {

@@ -33,9 +33,6 @@ NOTES = {
     "`large-only`'s by construction, so that it is not set against a coin. What it measures is "
     "tokens and time.",
     "bild": "`bild` without parameters has its defaults, `fallback` 0.6 and `rollback` 5.",
-    "never-slower": "`never-slower` goes by the clock, so that it was asked one question at a time "
-    "only: its row is of the timed questions, its differences those to `large-only` and "
-    "`small-only` on these, its coins the two models alone.",
     "speculative-thinking": "Speculative Thinking with a small model that does not reason gained "
     "7.8 points on that model in its paper (74.0 to 81.8 %); here no model of the pair reasons.",
 }

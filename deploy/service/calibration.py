@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.errors import ConfigError
-from policies import POLICIES
 from workers.embedded.checkpoints import place_of
 from workers.text.gguf_tokenizer import is_gguf
 
@@ -51,11 +50,6 @@ class Calibration(BaseModel):
     def params(self, policy: str) -> dict[str, Any]:
         """The policy's calibrated parameters; none where it was not calibrated."""
         return dict(self.policies[policy].params) if policy in self.policies else {}
-
-    def params_or_shared(self, policy: str) -> dict[str, Any]:
-        """The same, or else those of the policy whose thresholds are its own as well."""
-        other = POLICIES[policy].thresholds_of if policy in POLICIES else None
-        return self.params(policy) or self.params(other or policy)
 
 
 def read(path: Path) -> Calibration:

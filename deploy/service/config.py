@@ -431,7 +431,7 @@ class PolicyChoice(Strict):
                     raise ValueError(
                         f"params.{name}.{twice[0]}: stands in the calibration too; leave one out"
                     )
-                if not (calibrated := measured.params_or_shared(name)):
+                if not (calibrated := measured.params(name)):
                     continue
                 self.params[name] = calibrated | written
                 try:

@@ -22,8 +22,6 @@ class Policy(BaseModel):
     workers: ClassVar[frozenset[WorkerName]] = frozenset({"small", "large"})
     calibrated: ClassVar[str | None] = None
     """The field that trades accuracy for cost: what `baton calibrate` sets, within its bounds."""
-    thresholds_of: ClassVar[str | None] = None
-    """The policy whose calibrated parameters are this one's as well."""
     asks_recent: ClassVar[bool] = False
     """Whether it yields `Recent`: for the others nobody keeps what requests have cost lately."""
 

@@ -99,7 +99,7 @@ def test_a_field_of_a_nested_object_is_told_that_objects_fields() -> None:
 def test_names_that_are_close() -> None:
     assert closest("treshold", ["threshold", "budget"]) == "; did you mean threshold?"
     assert closest("x" * 5000, ["threshold"]) == ""
-    assert closest("best", ["route", "best-of-k"]) == "; did you mean best-of-k?"
+    assert closest("learned", ["route", "learned-gate"]) == "; did you mean learned-gate?"
     assert closest("bandit", ["unit", "arms"]) == ""
     assert unknown("field", "zzz", []) == "unknown field"
     assert unknown("field", "zzz", [str(n) for n in range(40)]) == "unknown field"

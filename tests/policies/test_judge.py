@@ -112,7 +112,7 @@ def test_a_question_of_ones_own_is_asked_by_every_judging_policy() -> None:
     assert asked.turns == (Message("user", own["instruction"]),)
     assert asked.lead_in == own["lead_in"]
     judging = [policy for policy in POLICIES.values() if issubclass(policy, Judging)]
-    assert {"specreason", "cascade", "lookahead"} <= {
+    assert {"specreason", "cascade"} <= {
         name for name, policy in POLICIES.items() if policy in judging
     }
     for policy in judging:

@@ -76,32 +76,18 @@ async def run(
 ENDS: list[tuple[str, dict[str, Any]]] = [
     ("specreason", {"threshold": 0}),
     ("specreason", {"threshold": 9.5}),
-    ("entropy-gate", {}),
-    ("entropy-gate", {"threshold": 0}),
-    ("entropy-gate", {"threshold": 20}),
     ("learned-gate", {}),
     ("learned-gate", {"risk": 0, "correct_above": 0}),
     ("learned-gate", {"gate": {}, "hopeless": 0}),
     ("cascade", {}),
     ("cascade", {"accept_at": 0}),
     ("cascade", {"signal": "digit"}),
-    ("lookahead", {}),
-    ("lookahead", {"threshold": 9.5}),
-    ("lookahead", {"verifier": "equivalence"}),
-    ("lookahead", {"verifier": "equivalence", "depth": 1}),
-    ("best-of-k", {"k": 1}),
     ("route", {"threshold": 0}),
     ("route", {"signal": "difficulty"}),
-    ("never-slower", {"patience": 1, "evidence_steps": 1, "evidence_tokens": 1}),
-    ("triggers", {}),
-    ("triggers", {"overconfidence": 5, "hard": "any"}),
-    ("plan", {}),
-    ("plan", {"judged": False, "pieces": 3, "sufficient": 1}),
     # The small model goes on in mid-sentence where the large one has spent what it may.
     ("large-only", {"max_large_tokens": 7}),
     ("specreason", {"threshold": 9.5, "max_large_tokens": 13}),
     ("bild", {"max_large_tokens": 2}),
-    ("lookahead", {"verifier": "equivalence", "max_large_tokens": 9}),
 ]
 
 
@@ -115,13 +101,6 @@ async def test_with_equal_models_everybody_says_the_same(
         said = (ended.transcript.text, ended.transcript.answer[0].text)
         assert said == await alone(workers, problem.question)
     assert all(worker.stats()["live_rows"] == 0 for worker in workers.values())
-
-
-async def test_equivalence_keeps_every_draft_of_an_equal_model(workers: Any) -> None:
-    policy = made("lookahead", verifier="equivalence")
-    _, ended = await run(policy, workers, PROBLEMS[0].question)
-    assert {segment.author for segment in ended.transcript.thought} == {"small"}
-    assert ended.metrics.judge_calls == 0  # word for word the same
 
 
 @pytest.mark.parametrize("name", STEPWISE)
@@ -176,11 +155,11 @@ async def test_of_fifteen_answers_none_changes_by_a_cap_ten_tokens_above_it(work
 
 @pytest.mark.parametrize("name", POLICIES)
 async def test_a_cap_of_any_size_cuts_every_policy(workers: Any, name: str) -> None:
-    question, seeded = PROBLEMS[0].question, Sampling(seed=5)  # some policies draw drafts
-    _, whole = await run(made(name), workers, question, seeded)
+    question = PROBLEMS[0].question
+    _, whole = await run(made(name), workers, question)
     need = spent(whole.transcript)
     for max_tokens in (1, 2, need // 2, need - 9, need - 1, need):
-        _, ended = await run(made(name), workers, question, seeded, max_tokens=max_tokens)
+        _, ended = await run(made(name), workers, question, max_tokens=max_tokens)
         assert ended.transcript.finish == ("stop" if max_tokens == need else "length")
         assert spent(ended.transcript) <= max_tokens
 
@@ -221,8 +200,7 @@ def plain() -> Iterator[dict[str, LocalWorker]]:
 @pytest.mark.parametrize("name", POLICIES)
 async def test_without_a_thought_every_policy_writes_the_answer(name: str, plain: Any) -> None:
     _, expected = await run(made("large-only"), plain, PROBLEMS[0].question, max_tokens=60)
-    one = {"k": 1} if name == "best-of-k" else {}  # the others would be drawn, and may be kept
-    events, ended = await run(made(name, **one), plain, PROBLEMS[0].question, max_tokens=60)
+    events, ended = await run(made(name), plain, PROBLEMS[0].question, max_tokens=60)
     transcript = ended.transcript
     assert (transcript.thought, transcript.thinking, transcript.done) == ((), False, True)
     assert transcript.text == expected.transcript.text != ""
@@ -230,6 +208,6 @@ async def test_without_a_thought_every_policy_writes_the_answer(name: str, plain
     assert {event.phase for event in events if isinstance(event, TextDelta)} == {"answer"}
     request = RecordedRequest("r", name, (Message("user", PROBLEMS[0].question),))
     recording = loads(dumps(Recording(request, tuple(events))))
-    *_, again = replay(recording, made(name, **one))
+    *_, again = replay(recording, made(name))
     assert isinstance(again, RequestCompleted)
     assert again.transcript == transcript

@@ -25,7 +25,6 @@ MODELS: Final = (MODEL, "specreason")
 QUESTIONS: Final = (QUESTION, "37 * 46 + 12", "Mia has 6 bags with 17 marbles each. How many?")
 SEED: Final = 1  # of what is drawn
 BEFORE_S: Final = 1.0  # within which a fault comes after the first requests
-BY_TIME: Final = ("never-slower",)  # what it writes depends on what calls took
 TAKEN_FOR_DEAD_S: Final = 60.0  # Serve replaces what is stopped for so long
 
 
@@ -156,7 +155,7 @@ async def _fault(
         for question in QUESTIONS:
             reply = await ask(question, model=policy, seed=SEED)
             outcome.count(reply, "stream" if streamed else "")
-            expected = None if policy in BY_TIME else said[policy, question].text
+            expected = said[policy, question].text
             _judge(outcome, f"{fault}: {policy}", reply, expected, excused)
 
     running = asyncio.gather(

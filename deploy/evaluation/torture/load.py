@@ -245,7 +245,7 @@ async def soak(attack: Attack) -> None:
     outcome, number, chance = attack.outcome, attack.number, attack.chance
     processes = attack.target.processes
     assert processes is not None
-    models = ("large-only", "small-only", "specreason", "bild", "cascade", "best-of-k")
+    models = ("large-only", "small-only", "specreason", "bild", "cascade")
     began, level = time.monotonic(), dict[str, float]()
 
     async def client() -> None:

@@ -2,12 +2,8 @@
 
 import { number, plural } from "./dom.js";
 
-const JUDGED = new Set(["specreason", "cascade", "lookahead", "never-slower", "best-of-k", "plan"]);
-const UNSCORED = {
-  bild: "the large model found its first token unlikely",
-  triggers: "the small model was too sure of it, or it repeated what stands before it",
-  plan: "the small model was not sure how to go on",
-};
+const JUDGED = new Set(["specreason", "cascade"]);
+const UNSCORED = { bild: "the large model found its first token unlikely" };
 export const NAMES = { small: "small model", large: "large model", policy: "policy" };
 export const LETTERS = { small: "S", large: "L", policy: "P" };
 
@@ -31,7 +27,7 @@ export function draftReason(run, draft) {
     return UNSCORED[run.policyName] ?? "rejected without a score";
   if (limit === null) return `rejected at score ${shown(draft.score)}`;
   const [score, wanted] = pair(draft.score, limit);
-  return draft.score < limit ? `score ${score} is under ${wanted}` : `score ${score}: a step before it was rejected, or another draft was better`;
+  return draft.score < limit ? `score ${score} is under ${wanted}` : `score ${score}: a step before it was rejected`;
 }
 
 /** Why this row's text stands, and by whose hand. */
@@ -50,7 +46,6 @@ export function rowReason(run, row) {
   if (author === "large") {
     const [draft] = row.drafts.slice(-1);
     if (draft) return `The draft was rejected: ${draftReason(run, draft)}. The large model wrote the step anew.`;
-    if (policyName === "entropy-gate") return "The first token was uncertain, so the large model wrote the step.";
     if (row.phase === "answer") return "This policy has the large model write the answer.";
     if (parameters.first_n) return `This policy has the large model write the first ${plural(parameters.first_n, "step")}.`;
     if (policyName === "coin") return "The coin fell on the large model.";
@@ -61,7 +56,6 @@ export function rowReason(run, row) {
     return row.score >= limit ? `Score ${score} reaches ${wanted}: the small model's draft is kept.`
       : `Score ${score} is under ${wanted}, and the draft is kept all the same.`;
   }
-  if (policyName === "entropy-gate") return "The first token was certain enough: the small model wrote the step.";
   if (policyName === "bild") return "The large model found no token of it too unlikely.";
   if (policyName === "coin") return "The coin fell on the small model.";
   if (row.phase === "answer") return "This policy has the small model write the answer.";

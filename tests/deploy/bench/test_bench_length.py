@@ -65,7 +65,7 @@ def calls_counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("calls_counted")
 @pytest.mark.parametrize("way", length.WAYS)
-@pytest.mark.parametrize("policy", [*length.CHOICE, "cascade", "lookahead", "surprise-takeover"])
+@pytest.mark.parametrize("policy", [*length.CHOICE, "cascade", "surprise-takeover"])
 def test_a_step_takes_as_many_calls_however_long_the_thought(policy: str, way: str) -> None:
     (row,) = length.bench_steps([policy], [30, 300], repeats=1, ways=[way])
     assert row["growth"] < 1.25, row

@@ -65,7 +65,7 @@ def test_a_candidates_answers_are_taken_from_another_run(tmp_path: Path) -> None
     for wanted, changed, candidate in (
         ("expected answers to y.jsonl, found x.jsonl", {"problems": "y.jsonl"}, baseline),
         ("its seed is 1, that of", {"seed": 1}, baseline),
-        ("expected answers of plan, found none", {}, Candidate("plan", "plan")),
+        ("expected answers of route, found none", {}, Candidate("route", "route")),
     ):
         with pytest.raises(ConfigError, match=wanted):
             answered(tmp_path, {**settings, **changed}, PROBLEMS, candidate)

@@ -128,7 +128,7 @@ def test_a_claim_is_measured_under_its_own_conditions() -> None:
 
 def test_the_claims_that_ship_can_be_read() -> None:
     found = load_baselines()
-    assert {"specreason", "speculative-thinking", "bild", "entropy-gate"} <= found.keys()
+    assert {"specreason", "speculative-thinking", "bild", "cascade"} <= found.keys()
     assert [one.low for one in found["bild"].claims] == [1.85, 2.12]
 
 

@@ -33,18 +33,6 @@ def test_measured_thresholds_are_defaults(tmp_path: Path) -> None:
     assert policy.judge == "short"  # type: ignore[attr-defined]
 
 
-def test_a_policy_that_judges_as_another_does_has_its_thresholds(tmp_path: Path) -> None:
-    file = calibrated(tmp_path, {}, scoring="likelihood")
-    change = {f"{ARGS}.policy": {"calibration": str(file)}}
-    policy = load(write(tmp_path, change)).args.policy.policy("never-slower")
-    assert (policy.threshold, policy.scoring) == (4.25, "likelihood")  # type: ignore[attr-defined]
-    assert read(file).params_or_shared("never-slower") == read(file).params("specreason")
-    assert read(file).params_or_shared("nosuch") == {}
-    change[f"{ARGS}.policy"]["params"] = {"never-slower": {"threshold": 6, "patience": 1}}  # type: ignore[assignment]
-    policy = load(write(tmp_path, change)).args.policy.policy("never-slower")
-    assert (policy.threshold, policy.scoring) == (6, "likelihood")  # type: ignore[attr-defined]
-
-
 def test_a_parameter_that_stands_twice_is_named(tmp_path: Path) -> None:
     file = calibrated(tmp_path, {})
     written = {"calibration": str(file), "params": {"specreason": {"threshold": 1, "first_n": 2}}}

@@ -154,8 +154,11 @@ def test_the_port_can_be_replaced() -> None:
         ({f"{ARGS}.store": {"url": "redis://h", "prefix": "a b"}}, "store.prefix: "),
         ({f"{ARGS}.store": {"url": "redis://h", "trace_ttl_s": 0}}, "store.trace_ttl_s: "),
         ({f"{ARGS}.store": {"password_env": "X"}}, "store: password_env: goes with redis://"),
-        ({f"{ARGS}.policy.default": "best"}, "no policy 'best'; did you mean best-of-k?"),
-        ({f"{ARGS}.policy.params": {"best": {}}}, "no policy 'best'; did you mean best-of-k?"),
+        ({f"{ARGS}.policy.default": "learned"}, "no policy 'learned'; did you mean learned-gate?"),
+        (
+            {f"{ARGS}.policy.params": {"lookahead": {}}},
+            "no policy 'lookahead'; there are",
+        ),
         ({f"{ARGS}.policy.params": {"specreason": {"threshold": 99}}}, "specreason.threshold: "),
         ({f"{ARGS}.policy.params": {"specreason": {"thresh": 9}}}, "specreason.thresh: unknown"),
         ({f"{ARGS}.policy.params": {"specreason": {"threshold": "7"}}}, "specreason.threshold: "),

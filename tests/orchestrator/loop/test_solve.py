@@ -52,8 +52,6 @@ from orchestrator.types import (
 )
 from policies.bild import BiLD
 from policies.coin import Coin
-from policies.lookahead import Lookahead
-from policies.never_slower import NeverSlower
 from policies.single import LargeOnly, SmallOnly
 from policies.specreason import SpecReason
 from policies.speculative_thinking import SpeculativeThinking
@@ -251,7 +249,6 @@ async def test_at_the_budget_the_thought_is_closed_and_answered(budget: int) -> 
         SpecReason(),
         SpecReason(threshold=10),
         BiLD(window=2),
-        Lookahead(),
         SpeculativeThinking(),
         SurpriseTakeover(surprise=10),
     ],
@@ -432,7 +429,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-@pytest.mark.parametrize("policy", [SpecReason(), Lookahead(), SpeculativeThinking()])
+@pytest.mark.parametrize("policy", [SpecReason(), SpeculativeThinking()])
 async def test_the_small_model_drafts_while_the_large_one_reads_the_prompt(policy: Policy) -> None:
     workers = pair()
     workers["large"] = large = HeldReader(story=LARGE, scores=[9])
@@ -627,7 +624,7 @@ async def test_an_answer_made_without_a_worker_says_so_or_is_refused() -> None:
 async def test_a_worker_that_writes_the_rest_itself_was_not_missing() -> None:
     for policy, large in (
         (LargeOnly(), Scripted(story=LARGE, deaths={0: 4, 2: 1})),
-        (NeverSlower(first_n=2), Scripted(story=LARGE, deaths={0: 1})),
+        (SpecReason(first_n=2), Scripted(story=LARGE, deaths={0: 1})),
     ):
         response = ResponseAccumulator()
         workers: dict[WorkerName, Scripted] = {"small": Scripted(story=SMALL), "large": large}

@@ -19,7 +19,6 @@ from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
 from orchestrator.telemetry.spans import Spans
 from orchestrator.types import Limits, Message, Sampling
-from policies.lookahead import Lookahead
 from policies.specreason import SpecReason
 from tests.orchestrator.serving import client, service, serving
 from workers.scripted import Scripted
@@ -153,14 +152,6 @@ async def test_a_clock_that_is_moved_moves_no_call(monkeypatch: pytest.MonkeyPat
     assert all(0 <= (span.end_time or 0) - (span.start_time or 0) < day // 2 for span in calls)
 
 
-async def test_jobs_are_calls_from_their_start() -> None:
-    memory = Memory()
-    await run(memory, Lookahead(depth=2))
-    assert len(memory.named("classify")) >= 1
-    assert all("baton.prompt_tokens" in call for call in memory.named("classify"))
-    assert len({span.context.trace_id for span in memory.ended}) == 1
-
-
 async def test_the_clients_trace_goes_on() -> None:
     memory = Memory()
     await run(memory, caller=CALLER)
@@ -192,7 +183,7 @@ async def test_what_goes_wrong_is_marked() -> None:
 
 async def test_a_call_that_fails_says_how() -> None:
     memory = Memory()
-    await run(memory, Lookahead(depth=2), failures={0: WorkerUnavailable("xyzzy")})
+    await run(memory, failures={0: WorkerUnavailable("xyzzy")})
     failed = [span for span in memory.ended if span.status.status_code is StatusCode.ERROR]
     assert [(span.name, (span.attributes or {})["error.type"]) for span in failed] == [
         ("generate", "WorkerUnavailable")
