@@ -518,9 +518,7 @@ class SamplingSpec(Strict):
 class LimitsSpec(Strict):
     """What one replica of the orchestrator takes on (`orchestrator.http.limits.ServiceLimits`)."""
 
-    concurrent: int = Field(
-        default=64, ge=1, description="requests at once, by the calls each makes; one more waits"
-    )
+    concurrent: int = Field(default=64, ge=1, description="answers at once; one more waits")
     wait_s: float = Field(
         default=1.0,
         ge=0,

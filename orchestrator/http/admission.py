@@ -1,6 +1,6 @@
 """Who is answered next: places for requests, shared fairly between those who ask.
 
-A request takes as many places as it makes calls at once: its policy's, for each answer it wants.
+A request takes a place for each answer it wants.
 Where none is free it waits for a short while; a place that becomes free goes to whoever would then
 hold the least, not to whoever asked most often; of one owner's, to the lowest `priority` first.
 Places stand empty for a request that needs several only while it is within its owner's equal share.

@@ -67,9 +67,10 @@ class RequestContext:
         Raises:
             InvalidRequest: more tokens or more answers than this service makes.
         """
-        if body.choices > limits.choices:
+        most = min(limits.choices, limits.concurrent)
+        if body.choices > most:
             raise InvalidRequest(
-                f"{body.choices_name}: this service gives at most {limits.choices} answers to a "
+                f"{body.choices_name}: this service gives at most {most} answers to a "
                 f"request, not {body.choices}",
                 param=body.choices_name,
                 code="invalid_value",

@@ -11,7 +11,7 @@ from orchestrator.types import TokenPrices
 class ServiceLimits:
     """Times in seconds, sizes in bytes, `max_tokens` in tokens."""
 
-    concurrent: int = 64  # calls of requests being answered; one more waits
+    concurrent: int = 64  # answers at once; one more waits
     wait_s: float = 1.0  # for a place, before a request is refused with 429
     prompt_tokens: int | None = None  # of one key's live requests; one more is refused with 429
     max_tokens: int = 2048  # for a request that names none

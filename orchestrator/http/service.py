@@ -287,15 +287,6 @@ class Service:
                 param=body.alone,
                 code="unsupported_parameter",
             )
-        width, calls = context.policy.width, context.policy.width * body.choices
-        if body.choices > 1 and calls > self.limits.concurrent:
-            raise InvalidRequest(
-                f"{body.choices_name}: {body.choices} answers by {context.policy_name}, which "
-                f"makes {width} calls at once for each, are {calls} calls, and this service makes "
-                f"at most {self.limits.concurrent} (limits.concurrent); ask for at most "
-                f"{max(1, self.limits.concurrent // width)}",
-                param=body.choices_name,
-            )
         if not body.says_all_of_sampling:
             context.sampling = body.sampling(await self._default_sampling(context.policy))
         context.policy = _capped(context.policy, body.thinking_cap(context.limits.max_tokens))
@@ -376,9 +367,8 @@ class Service:
     @asynccontextmanager
     async def place(self, context: RequestContext) -> AsyncIterator[None]:
         """A place for a request, within the share of its key."""
-        cost = context.policy.width * context.body.choices
-        wanted = context.key or "", cost, context.estimated_prompt, context.body.priority
-        prompts = len(context.conversations)
+        body, prompts = context.body, len(context.conversations)
+        wanted = context.key or "", body.choices, context.estimated_prompt, body.priority
         async with self.admission.place(*wanted, prompts=prompts) as context.place:
             if self.draining:
                 raise shutting_down()

@@ -58,11 +58,6 @@ class Policy(BaseModel):
         """Whether ids travel from one model to the other, which then need the same tokenizer."""
         return False
 
-    @property
-    def width(self) -> int:
-        """How many calls a request makes at once: what it counts among others."""
-        return 1
-
     @abstractmethod
     def solve(self, transcript: Transcript) -> Script[None]:
         """Write the thought and the answer: a generator that yields actions and gets results.

@@ -325,8 +325,8 @@ def test_what_an_evaluation_asked_the_models_is_not_asked_again(
     )
     assert recorded.status == 0, recorded.err
     monkeypatch.setattr(cached_worker, "open_worker", lambda _: pytest.fail("a model is loaded"))
-    # With every draft kept, looking ahead asks for the same drafts and scores.
-    others = "lookahead:threshold=0:answer_by=small:depth=1"
+    # A small model that is sure of no step asks for the same drafts and scores.
+    others = "cascade:threshold=0:accept_at=10:answer_by=small"
     again = baton(
         *(*asked, "--recordings", str(second), "--beside", str(first), "--policies", others)
     )

@@ -11,7 +11,6 @@ import pytest
 from orchestrator.errors import InvalidRequest, WorkerError
 from orchestrator.http.admission import Admission
 from orchestrator.http.errors import LIMIT, MOST_RETRY_AFTER_S, RESET, HttpError
-from policies import POLICIES
 
 
 async def flood(
@@ -245,13 +244,6 @@ async def test_a_refusal_says_how_many_like_it_find_places_in_a_minute(
             async with admission.place("loud", cost):
                 pass
         assert refused.value.headers[LIMIT] == limit  # two seconds a place
-
-
-def test_several_calls_at_once_count_as_such() -> None:
-    assert POLICIES["best-of-k"](k=7).width == 7  # type: ignore[call-arg]
-    assert POLICIES["lookahead"](depth=3).width == 3  # type: ignore[call-arg]
-    others = POLICIES.keys() - {"best-of-k", "lookahead"}
-    assert {POLICIES[name]().width for name in others} == {1}
 
 
 async def test_one_key_has_so_many_prompt_tokens_live_and_another_its_own() -> None:
