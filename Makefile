@@ -399,17 +399,13 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[dev]'
 	@touch $@
 
-# A service runs already: `make serve` in another terminal. Questions of the autopilot are of the part
-# that is meant for tuning.
-experiments: $(STAMP) ## an A/B test and an autopilot on a running service, docs/experiments.md (URL= names it)
+# A service runs already: `make serve` in another terminal.
+experiments: $(STAMP) ## an A/B test on a running service, docs/experiments.md (URL= names it)
 	@set -e; failed=0; export BATON_URL=$(or $(URL),http://127.0.0.1:$(PORT)); \
-	for run in "thresholds heldout 2000" "autopilot dev 3000"; do \
-	  set -- $$run; \
-	  $(BIN)/baton experiment start deploy/experiments/$$1.yaml; \
-	  $(BIN)/baton experiment drive --problems builtin:$$2 --limit $$3 --concurrency 8 --every 200 || failed=1; \
-	  $(BIN)/baton experiment report $$1; \
-	  $(BIN)/baton experiment stop $$1; \
-	done; exit $$failed
+	$(BIN)/baton experiment start deploy/experiments/thresholds.yaml; \
+	$(BIN)/baton experiment drive --problems builtin:heldout --limit 2000 --concurrency 8 --every 200 || failed=1; \
+	$(BIN)/baton experiment report thresholds; \
+	$(BIN)/baton experiment stop thresholds; exit $$failed
 
 # The tests want a real redis-server and Chromium. Installing them needs root; nothing is started by us.
 redis-server chromium:

@@ -1,18 +1,30 @@
-"""Experiments: policies compared on live requests, in A/B tests, bandits and shadow arms.
+"""A/B tests and shadow arms: policies compared on live requests.
 
-- `documents`: what an experiment is: arms, goal, guardrails, ramp; and the state of its run.
-- `assignment`: which arm a unit gets, by a salted hash.
+The document:
+- `documents`: an experiment's arms, goal, guardrails and ramp, and the state of its run.
 - `runs`: experiments in the store: start, change, stop.
-- `experimenter`: a replica's part: enroll requests, record events, act on what they show.
+
+Assignment:
+- `assignment`: the arm of a unit, by a salted hash, and so the part of a request.
+
+Recording:
+- `recorder`: a replica's events: exposures, outcomes, rewards.
+- `outcome_log`: those events, read back and joined by request.
 - `shadows`: shadow arms, which answer a request again while the machine is idle.
-- `outcome_log`: exposures, outcomes and rewards, joined by request.
+
+Readout:
 - `metrics`: the metrics that arms are compared by.
-- `answer_equality`: whether two answers have the same value.
-- `answer_values`: the value that an answer writes.
 - `samples`: a metric's values by unit: mean, variance, the delta method for ratios.
 - `sequential`: confidence sequences, sample ratio mismatch, fixed-horizon tests.
-- `guardrails`: when an arm is stopped, and when the ramp takes its next step.
-- `bandit`: Thompson sampling within bounds, and doubly robust estimates.
-- `report`: the readout: sample ratio, comparisons, bounds, verdicts.
+- `report`: sample ratio, comparisons, bounds, verdicts.
 - `readouts`: past readouts of a run, for a plot over time.
+
+Decisions:
+- `guardrails`: limits that stop an arm.
+- `decisions`: when a decision is due, and the state that follows.
+- `experimenter`: a replica's task that reads the log, decides and keeps readouts.
+
+Answers:
+- `answer_values`: the value that an answer writes.
+- `answer_equality`: whether two answers have the same value.
 """

@@ -4,24 +4,113 @@ The hash, the ranges and the namespaces are GrowthBook's (docs.growthbook.io/lib
 hash version 2), so its published test cases hold. More coverage moves no unit: an arm's range
 begins at the same bucket and ends later.
 
-That hash has 32 bits, so whoever knows some units' arms finds out what it is seeded with. Units are
-hidden from it by a keyed hash that is none to be guessed, unless the document names its `salt`.
+That hash has 32 bits, so users who know the arms of some units can find its seed. A keyed hash
+therefore hides the units from it, unless the document names its `salt`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from math import ceil
 from typing import Final
 
-from orchestrator.experiments.documents import Experiment, ExperimentState
+from orchestrator.errors import InvalidRequest
+from orchestrator.experiments.documents import Experiment, ExperimentState, Unit
+from orchestrator.experiments.runs import BuiltArm, Run
 
 Range = tuple[float, float]
 BUCKETS: Final = 10_000
 _OFFSET: Final = 0x811C9DC5
 _PRIME: Final = 0x01000193
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentFacts:
+    """The attributes of a request that its assignment may use: one per kind of unit.
+
+    `forced` is an arm to test, written EXPERIMENT/ARM.
+    """
+
+    request: str
+    key: str | None = None
+    user: str | None = None
+    session: str | None = None
+    forced: str | None = None
+
+    def unit(self, kind: Unit) -> str | None:
+        """The id of the request's unit; None if the request has none of that kind."""
+        value: str | None = getattr(self, kind)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Enrollment:
+    """A request's part in an experiment, fixed when the request begins."""
+
+    run: Run
+    unit: str
+    arm: str
+    forced: bool = False
+
+    @property
+    def built(self) -> BuiltArm:
+        return self.run.arms[self.arm]
+
+
+def enroll(runs: Sequence[Run], facts: AssignmentFacts) -> Enrollment | None:
+    """A request's part in these experiments; None if it takes part in none.
+
+    Raises:
+        InvalidRequest: the forced arm does not exist, or its experiment does not run.
+    """
+    live = [run for run in runs if run.live and run.error is None]
+    if facts.forced is not None:
+        return _forced(live, facts.forced, facts.request)
+    for run in live:
+        unit = facts.unit(run.experiment.unit)
+        if unit is not None and (arm := assign(run.experiment, run.state, unit)) is not None:
+            return Enrollment(run, unit, arm)
+    return None
+
+
+def _forced(live: Sequence[Run], forced: str, request: str) -> Enrollment:
+    name, _, arm = forced.partition("/")
+    for run in live:
+        served = {one.name for one in run.experiment.served} - run.state.stopped.keys()
+        if run.name == name and arm in served:
+            return Enrollment(run, request, arm, forced=True)
+    raise InvalidRequest(
+        "x-baton-arm: no experiment that runs serves this arm (write EXPERIMENT/ARM)",
+        param="x-baton-arm",
+    )
+
+
+def assign(experiment: Experiment, state: ExperimentState, unit: str) -> str | None:
+    """The arm that answers a unit's requests; None if the unit takes no part.
+
+    The units of a stopped arm take no part any more: if they moved to another arm, the arms could
+    no longer be compared.
+    """
+    group = experiment.group
+    if group is not None and not in_group(unit, group.name, group.start, group.end):
+        return None
+    names, weights = list(experiment.weights), list(experiment.weights.values())
+    at = bucket(experiment.seed, _hidden(unit, experiment.secret))
+    index = choose_variation(at, bucket_ranges(state.coverage(experiment), weights))
+    return None if index < 0 or names[index] in state.stopped else names[index]
+
+
+def in_shadow_sample(experiment: Experiment, shadow: str, request: str, share: float) -> bool:
+    """Whether a shadow arm answers this request too."""
+    return bucket(f"{experiment.seed}:{shadow}", request) < share
+
+
+def _hidden(unit: str, secret: str | None) -> str:
+    """The text that the hash sees in place of a unit."""
+    if secret is None:
+        return unit
+    return blake2b(unit.encode(), key=bytes.fromhex(secret), digest_size=16).hexdigest()
 
 
 def fnv1a(text: str) -> int:
@@ -33,7 +122,7 @@ def fnv1a(text: str) -> int:
 
 
 def bucket(seed: str, unit: str) -> float:
-    """Where a unit lies in [0, 1): one of `BUCKETS` places (GrowthBook's hash version 2)."""
+    """A unit's place in [0, 1): one of `BUCKETS` (GrowthBook's hash version 2)."""
     return fnv1a(str(fnv1a(seed + unit))) % BUCKETS / BUCKETS
 
 
@@ -53,70 +142,5 @@ def bucket_ranges(coverage: float, weights: Sequence[float]) -> list[Range]:
 
 
 def choose_variation(at: float, parts: Sequence[Range]) -> int:
-    """The index of the range that holds `at`, -1 where none does."""
+    """The index of the range that holds `at`; -1 if none does."""
     return next((i for i, (low, high) in enumerate(parts) if low <= at < high), -1)
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A unit's arm; `probability` is that of this arm among all buckets that take part."""
-
-    arm: str
-    bucket: float
-    probability: float
-    forced: bool = False
-
-
-def assign(experiment: Experiment, state: ExperimentState, unit: str) -> Assignment | None:
-    """The arm that answers a unit's requests; None where it takes no part.
-
-    A unit whose arm was stopped takes no part any more: if it moved to another arm, the arms could
-    no longer be compared. (A bandit draws anew for every request, and shares them out again.)
-    """
-    group = experiment.group
-    if group is not None and not in_group(unit, group.name, group.start, group.end):
-        return None
-    weights = current_weights(experiment, state)
-    names = list(weights)
-    at = bucket(experiment.seed, _hidden(unit, experiment.secret))
-    parts = bucket_ranges(state.coverage(experiment), list(weights.values()))
-    index = choose_variation(at, parts)
-    if index < 0 or names[index] in state.stopped:
-        return None
-    counts = {
-        name: _bucket_count(part)
-        for name, part in zip(names, parts, strict=True)
-        if name not in state.stopped
-    }
-    return Assignment(names[index], at, counts[names[index]] / sum(counts.values()))
-
-
-def _hidden(unit: str, secret: str | None) -> str:
-    """What stands for a unit in the hash that chooses its arm."""
-    if secret is None:
-        return unit
-    return blake2b(unit.encode(), key=bytes.fromhex(secret), digest_size=16).hexdigest()
-
-
-def _bucket_count(part: Range) -> int:
-    """How many of the 10,000 buckets lie in a range."""
-    low, high = (ceil(round(end * BUCKETS, 6)) for end in part)
-    return min(high, BUCKETS) - low
-
-
-def current_weights(experiment: Experiment, state: ExperimentState) -> Mapping[str, float]:
-    """The served arms' current shares, in the document's order; those of a bandit change.
-
-    What a bandit's stopped arm had goes to the others at once, in proportion to theirs.
-    """
-    if experiment.kind != "bandit":
-        return experiment.weights
-    weights = experiment.weights if state.weights is None else state.weights
-    left = {name: weights.get(name, 0.0) for name in experiment.weights.keys() - state.stopped}
-    total = sum(left.values())
-    return {name: left.get(name, 0.0) / total if total else 0.0 for name in experiment.weights}
-
-
-def in_shadow_sample(experiment: Experiment, shadow: str, request: str, share: float) -> bool:
-    """Whether a shadow arm answers this request too."""
-    return bucket(f"{experiment.seed}:{shadow}", request) < share

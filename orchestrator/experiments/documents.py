@@ -1,7 +1,7 @@
 """Experiments as documents: arms, units, goal, guardrails, ramp.
 
-A document never changes while its experiment runs; what does change (the step of the ramp, arms
-that were stopped, a bandit's weights) is its `ExperimentState`.
+A document never changes while its experiment runs. `ExperimentState` holds what changes: the step
+of the ramp, and the arms that were stopped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ MetricName = Literal[
     "error",
     "cancelled",
 ]
-MAX_ARMS: Final = 64  # counting every value of a grid
 WEIGHT_TOLERANCE: Final = 1e-9  # of the sum of the weights
 
 
@@ -62,10 +61,9 @@ class ExperimentDocument(BaseModel):
 class Arm(ExperimentDocument):
     """One way to answer: a policy (or a published version of it) with parameters.
 
-    `weight` is its share of the units that take part; where no arm names one all are alike. A
-    `shadow` arm answers the control's requests again, for comparison only. `grid` makes
-    one arm of each value of one parameter; `speculation` is one of the methods that the large
-    worker offers (None: its default).
+    `weight` is its share of the units that take part; without any weights, arms get equal shares.
+    A `shadow` arm answers the control's requests again, for comparison only. `speculation` is one
+    of the methods that the large worker offers (None: its default).
     """
 
     name: Name
@@ -75,20 +73,6 @@ class Arm(ExperimentDocument):
     weight: Annotated[float, Field(gt=0, le=1)] | None = None
     shadow: bool = False
     sample: Annotated[float, Field(gt=0, le=1)] = 1.0  # of a shadow: share of the control's
-    grid: Annotated[dict[str, list[Any]], Field(max_length=1)] = Field(default_factory=dict)
-
-    def expand_grid(self) -> tuple[Arm, ...]:
-        """This arm, or one arm for each value of its grid."""
-        return tuple(
-            Arm(
-                name=f"{self.name}.{number}",
-                policy=self.policy,
-                params={**self.params, key: value},
-                speculation=self.speculation,
-            )
-            for key, values in self.grid.items()
-            for number, value in enumerate(values)
-        ) or (self,)
 
 
 class ExclusionGroup(ExperimentDocument):
@@ -102,8 +86,8 @@ class ExclusionGroup(ExperimentDocument):
 class Bound(ExperimentDocument):
     """A bound of the goal: `metric` may be worse than in arm `than` by at most `by`.
 
-    `than` is the control where it is not named. `by` is in the metric's own unit: 0.01 of a reward
-    is one point.
+    The default of `than` is the control. `by` is in the metric's unit: 0.01 of a reward is one
+    point.
     """
 
     metric: MetricName
@@ -126,13 +110,12 @@ class Goal(ExperimentDocument):
 class Guardrail(ExperimentDocument):
     """A limit that stops an arm once the arm has surely crossed it.
 
-    One of: `at_most` or `at_least` (in the metric's unit), or `worse_than_control_by` (likewise).
-    With a `quantile` (of a time) it is that quantile that may be `at_most` so many ms. `alpha`
-    bounds the probability that an arm within the limit is ever stopped by it, for times as they
-    were observed: a request that its client cancelled, or that failed, counts against `at_most`
-    with the time that had passed, against the control with the worst time of all arms; an arm that
-    has one of them crosses no `at_least` of a time. `cancelled` and `error` are metrics of their
-    own.
+    It has one of `at_most`, `at_least` and `worse_than_control_by`, in the metric's unit. With a
+    `quantile` (of a time), `at_most` limits that quantile. `alpha` bounds the probability that an
+    arm within the limit is ever stopped, for times as they were observed. A cancelled or failed
+    request counts against `at_most` with the time that had passed, and against the control with
+    the worst time of all arms; an arm that has one crosses no `at_least` of a time. See the metrics
+    `cancelled` and `error`.
     """
 
     metric: MetricName
@@ -197,19 +180,16 @@ class Prices(ExperimentDocument):
 class Experiment(ExperimentDocument):
     """One experiment: its arms answer the requests for the model `baton` that take part.
 
-    `salt` seeds the hash of units, so that two experiments assign them independently; where none is
-    given, the experiment's name does, and `secret` hides the units' names first, so that nobody
-    computes their arms. It is made when the experiment is first started, and kept when it is
-    started again. `coverage` is the share of units that take part.
-    `alpha` is the false positive rate on one metric over all arms, at any number of looks;
-    `tuned_for` the number of units (of two equal arms) at which the intervals are tightest.
-    `judges` are the keys whose rewards count, by the eight digits that name them in logs and
-    records; `all`, or none named: everybody's. `exploration` bounds a bandit's share of requests
-    that go to arms that are not known to keep the goal's bounds.
+    `coverage` is the share of units that take part. `salt` seeds the hash of units, so that two
+    experiments assign them independently. Without it the name seeds the hash, and `secret` hides
+    the units from it, so that users cannot compute arms; the first start makes the secret, and
+    later starts keep it. `alpha` is the false positive rate on one metric over all arms, at any
+    number of looks. `tuned_for` is the number of units (of two equal arms) at which the intervals
+    are tightest. `judges` are the keys whose rewards count, by the eight digits that name them in
+    logs and records; `all` or None: the rewards of every key.
     """
 
     name: Name
-    kind: Literal["ab", "bandit"] = "ab"
     arms: Annotated[tuple[Arm, ...], Field(min_length=1, max_length=32)]
     control: Name | None = None
     unit: Unit = "request"
@@ -225,7 +205,6 @@ class Experiment(ExperimentDocument):
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     tuned_for: Annotated[int, Field(ge=10)] = 1000
     min_units: Annotated[int, Field(ge=2)] = 100  # per arm, before anything is concluded
-    exploration: Annotated[float, Field(gt=0, le=0.5)] = 0.1
     note: Annotated[str, StringConstraints(max_length=1000)] = ""
     author: Annotated[str, StringConstraints(max_length=128)] = ""
 
@@ -235,15 +214,11 @@ class Experiment(ExperimentDocument):
             raise _invalid(
                 "salt", "leave out salt or secret: one of them seeds the hash", self.salt
             )
-        names = [arm.name for arm in self.all_arms]
+        names = [arm.name for arm in self.arms]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise _invalid("arms", "two arms have this name", twice[0])
-        if len(names) > MAX_ARMS:
-            raise _invalid("arms", f"{len(names)} arms are too many: {MAX_ARMS} at most")
-        for arm in self.arms:
-            self._check_arm(arm)
         served = [arm.name for arm in self.served]
-        if len(self.all_arms) < 2 or not served:
+        if len(names) < 2 or not served:
             raise _invalid("arms", "an experiment needs two arms, one of them no shadow")
         if self.base not in served:
             raise _invalid("control", "no arm that is served has this name", self.base)
@@ -253,38 +228,23 @@ class Experiment(ExperimentDocument):
         for bound in self.goal.within:
             if bound.than is not None and bound.than not in served:
                 raise _invalid("goal.within", "no arm that is served has this name", bound.than)
-        if self.kind == "bandit" and self.unit != "request":
-            raise _invalid("unit", "a bandit draws anew for every request: its unit is the request")
         return self
 
-    def _check_arm(self, arm: Arm) -> None:
-        if arm.grid:
-            if self.kind != "bandit" or arm.shadow:
-                raise _invalid("arms", "a grid is for the arms of a bandit", arm.name)
-            values = next(iter(arm.grid.values()))
-            if not 2 <= len(values) <= 16:
-                raise _invalid("arms", "a grid holds 2 to 16 values", arm.name)
-        if arm.shadow and (arm.weight is not None or self.kind == "bandit"):
-            raise _invalid(
-                "arms", "a shadow serves nobody: no weight, and not of a bandit", arm.name
-            )
-
     def _check_weights(self) -> None:
+        for arm in self.shadows:
+            if arm.weight is not None:
+                raise _invalid("arms", "a shadow is never returned: it has no weight", arm.name)
         given = [arm.weight for arm in self.served if arm.weight is not None]
-        if not given:
-            return
-        if self.kind == "bandit":
-            raise _invalid("arms", "a bandit finds its weights itself")
-        if len(given) < len(self.served):
+        if given and len(given) < len(self.served):
             raise _invalid("arms", "give every arm a weight, or none")
-        if abs(sum(given) - 1) > WEIGHT_TOLERANCE:
+        if given and abs(sum(given) - 1) > WEIGHT_TOLERANCE:
             raise _invalid("arms", f"the weights add up to {sum(given):g} instead of 1")
 
     def check_decidable(self) -> None:
-        """Refuse a goal, bound or guardrail by a metric that no request of this experiment has.
+        """Check that requests of this experiment have the metrics of goal, bounds and guardrails.
 
         Raises:
-            InvalidRequest: the first of them, by name.
+            InvalidRequest: the first metric that they do not have.
         """
         decisive = [
             ("goal", self.goal.metric),
@@ -295,39 +255,31 @@ class Experiment(ExperimentDocument):
             if metric == "cost" and not any(self.prices.model_dump().values()):
                 raise _invalid(place, "cost needs the experiment's prices: give one above 0")
             if metric == "agreement" and not (place == "goal" and self.shadows):
-                raise _invalid(place, "agreement is of shadows alone: name a metric of served arms")
-
-    @property
-    def all_arms(self) -> tuple[Arm, ...]:
-        """Every arm, with one for each value of a grid."""
-        return tuple(one for arm in self.arms for one in arm.expand_grid())
+                raise _invalid(place, "only shadows have agreement: name a metric of served arms")
 
     @property
     def served(self) -> tuple[Arm, ...]:
         """The arms whose answers users get."""
-        return tuple(arm for arm in self.all_arms if not arm.shadow)
+        return tuple(arm for arm in self.arms if not arm.shadow)
 
     @property
     def shadows(self) -> tuple[Arm, ...]:
-        return tuple(arm for arm in self.all_arms if arm.shadow)
+        return tuple(arm for arm in self.arms if arm.shadow)
 
     @property
     def base(self) -> str:
-        """The name of the control: by default the first arm that is served."""
+        """The name of the control, by default the first served arm."""
         return self.control or next((arm.name for arm in self.served), "")
 
     @property
     def adaptive(self) -> bool:
-        """Whether its state changes while it runs, by what its log shows."""
-        return bool(self.guardrails) or self.ramp is not None or self.kind == "bandit"
+        """Whether its log may change its state while it runs."""
+        return bool(self.guardrails) or self.ramp is not None
 
     @property
     def acts_on_rewards(self) -> bool:
-        """Whether rewards alone may stop an arm of it, or move its weights."""
-        decides = {rail.metric for rail in self.guardrails}
-        if self.kind == "bandit":
-            decides |= {self.goal.metric, *(bound.metric for bound in self.goal.within)}
-        return "reward" in decides
+        """Whether rewards alone may stop one of its arms."""
+        return any(rail.metric == "reward" for rail in self.guardrails)
 
     def counts_rewards_of(self, judge: str | None) -> bool:
         """Whether the rewards of a key count (8 hex digits of its digest, None without keys)."""
@@ -341,17 +293,6 @@ class Experiment(ExperimentDocument):
     def weights(self) -> dict[str, float]:
         """Each served arm's share of the units that take part."""
         return {arm.name: arm.weight or 1 / len(self.served) for arm in self.served}
-
-    def arm(self, name: str) -> Arm:
-        """The arm of that name.
-
-        Raises:
-            InvalidRequest: there is none.
-        """
-        for arm in self.all_arms:
-            if arm.name == name:
-                return arm
-        raise InvalidRequest(f"arm: experiment {self.name} has no arm {name[:64]!r}", param="arm")
 
     def excludes(self, other: Experiment) -> bool:
         """Whether no unit can take part in both."""
@@ -369,18 +310,13 @@ class StoppedArm(ExperimentDocument):
 
 
 class ExperimentState(ExperimentDocument):
-    """What changes while an experiment runs. Times in seconds since 1970.
-
-    `weights` are a bandit's, once it has any; `evidence` is what they follow from.
-    """
+    """What changes while an experiment runs. Times in seconds since 1970."""
 
     started: float
     ended: float | None = None
     step: Annotated[int, Field(ge=0)] = 0
     step_since: float
     stopped: dict[str, StoppedArm] = Field(default_factory=dict)
-    weights: dict[str, float] | None = None
-    evidence: dict[str, Any] = Field(default_factory=dict)
 
     def coverage(self, experiment: Experiment) -> float:
         """The share of units that take part now."""

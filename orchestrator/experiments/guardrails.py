@@ -1,29 +1,22 @@
-"""Guardrails, which stop an arm, and the steps of a ramp.
+"""Guardrails: limits that stop an arm once it has surely crossed one.
 
-Both are evaluated after every few requests, so a limit counts as crossed only by a sequential test:
+They are evaluated after every few requests, so a limit counts as crossed only by a sequential test:
 an arm within its limit is stopped with probability `alpha` at most, over all looks.
 
-That holds for times as they were observed. What a request would have taken that was cancelled, or
-failed, is not known: against a limit (`at_most`, a quantile) it counts with the time that had
-passed, a lower bound, so what it adds is never more than was seen; against the control with the
-worst time of all arms (`comparable`). No upper bound is known, so an `at_least` of a time is not
-decided where there is any of them. How many there are are metrics of their own, `cancelled` and
-`error`.
+That holds for times as they were observed. The full time of a cancelled or failed request is not
+known. Against a limit (`at_most`, a quantile) it counts with the time that had passed, a lower
+bound. Against the control it counts with the worst time of all arms (`comparable`). It has no upper
+bound, so an arm with such a request crosses no `at_least` of a time. The metrics `cancelled` and
+`error` count these requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.experiments.documents import (
-    Experiment,
-    ExperimentState,
-    Guardrail,
-    StoppedArm,
-)
+from orchestrator.experiments.documents import Experiment, ExperimentState, Guardrail
 from orchestrator.experiments.metrics import METRICS, observations
 from orchestrator.experiments.outcome_log import TIMES, ByArm, RequestRecord, comparable
 from orchestrator.experiments.samples import Sample, linearise, sample
@@ -34,19 +27,11 @@ from orchestrator.experiments.sequential import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CrossedGuardrail:
-    """A guardrail that an arm crossed, in words."""
-
-    arm: str
-    why: str
-
-
 def crossed_guardrails(
     experiment: Experiment, state: ExperimentState, by_arm: ByArm
-) -> list[CrossedGuardrail]:
-    """The arms to stop now; never the control or another that the goal compares with."""
-    crossings = []
+) -> dict[str, str]:
+    """The arms to stop now, each with the reason in words; no arm that others are compared with."""
+    crossings: dict[str, str] = {}
     relative = any(rail.worse_than_control_by is not None for rail in experiment.guardrails)
     compared: ByArm = comparable(by_arm) if relative else {}
     compared_with = {experiment.base, *(bound.than for bound in experiment.goal.within)}
@@ -60,37 +45,9 @@ def crossed_guardrails(
                 else _worse(rail, compared[name], compared.get(experiment.base, ()), experiment)
             )
             if seen is not None:
-                crossings.append(CrossedGuardrail(name, f"{rail}: {seen}"))
+                crossings[name] = f"{rail}: {seen}"
                 break
     return crossings
-
-
-def stop_arms(
-    state: ExperimentState, arms: Sequence[CrossedGuardrail], at: float
-) -> ExperimentState:
-    """The state in which these arms are stopped."""
-    stops = {
-        one.arm: StoppedArm(at=at, why=one.why) for one in arms if one.arm not in state.stopped
-    }
-    return state.model_copy(update={"stopped": {**state.stopped, **stops}})
-
-
-def next_ramp_step(
-    experiment: Experiment, state: ExperimentState, units: Mapping[str, int], at: float
-) -> ExperimentState | None:
-    """The state one step up the ramp; None where it is not due, or there is no further step.
-
-    `units`: units exposed since the last step, by arm.
-    """
-    ramp = experiment.ramp
-    if ramp is None or state.ended is not None or state.step >= len(ramp.steps) - 1:
-        return None
-    live = [name for name in experiment.weights if name not in state.stopped]
-    if live == [experiment.base] or at < state.step_since + ramp.hold_s:
-        return None
-    if any(units.get(name, 0) < ramp.units for name in live):
-        return None
-    return state.model_copy(update={"step": state.step + 1, "step_since": at})
 
 
 def _worse(
@@ -99,7 +56,7 @@ def _worse(
     control: Sequence[RequestRecord],
     experiment: Experiment,
 ) -> str | None:
-    """The means, once the arm is surely worse than the control by more than it may be."""
+    """The means, if the arm is surely worse than the control by more than the limit."""
     assert rail.worse_than_control_by is not None
     own, other = (sample(each, rail.metric, experiment.prices) for each in (requests, control))
     if min(own.count, other.count) < rail.min_units:
@@ -114,7 +71,7 @@ def _worse(
 def _crossed(
     rail: Guardrail, requests: Sequence[RequestRecord], experiment: Experiment
 ) -> str | None:
-    """The values beyond the limit; None while the limit is not surely crossed."""
+    """The values beyond the limit; None unless the limit is surely crossed."""
     own = sample(requests, rail.metric, experiment.prices)
     if own.count < rail.min_units:
         return None
@@ -149,11 +106,10 @@ def _slow(
     requests: Sequence[RequestRecord],
     experiment: Experiment,
 ) -> str | None:
-    """A quantile q is above a limit where more than 1 - q of the requests take longer.
+    """A quantile q is above a limit if more than 1 - q of the requests take longer.
 
-    Requests of one unit are alike, so units are what is counted: exactly where each has one
-    request or is slow as a whole or not at all, else by the ratio of slow requests to all over
-    units.
+    Requests of one unit are alike, so units are counted: exactly if all requests of each unit are
+    slow or none is, else by the ratio of slow requests to all requests over units.
     """
     sums: dict[str, list[float]] = {}
     for request, ms, _ in observations(requests, rail.metric, experiment.prices):

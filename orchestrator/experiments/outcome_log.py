@@ -1,26 +1,33 @@
 """The log of an experiment: its events, joined by request.
 
 Three kinds of events, each one JSON object: an *exposure* when an arm takes effect, an *outcome*
-when its request has ended (a shadow's too), a *reward* when somebody judged the answer. Each names
-its request, so one that is delivered twice counts once. Unknown keys are ignored.
+when its request has ended (a shadow's too), a *reward* when a user judged the answer. Each names
+its request, so an event that is delivered twice counts once. Unknown keys are ignored.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from time import monotonic
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from orchestrator.experiments.documents import Name
+from orchestrator.experiments.runs import Run
+from orchestrator.state.outbox import EVENTS_KEPT
+from orchestrator.state.store import Store
 
 Text = Annotated[str, Field(max_length=256)]
 Tokens = Annotated[int, Field(ge=0, lt=2**53)]
 TimeName = Literal["ms", "first_step_ms"]
 TIMES: Final[tuple[TimeName, ...]] = ("ms", "first_step_ms")
+BATCH: Final = 1000  # events read at once
+KEPT: Final = 100_000  # requests of one run in memory
 
 
 class _Event(BaseModel):
@@ -31,29 +38,24 @@ class _Event(BaseModel):
 
 
 class Exposure(_Event):
-    """An arm took effect. `unit` is a digest; `probability` that with which the arm was drawn.
-
-    A forced exposure is recorded and never analysed.
-    """
+    """An arm took effect. `unit` is a digest. A forced exposure is recorded and never analysed."""
 
     kind: Literal["exposure"] = "exposure"
     trace_id: Text
     at: float
     arm: Name
     unit: Text
-    bucket: float = 0.0
-    probability: Annotated[float, Field(gt=0, le=1)] = 1.0
     forced: bool = False
 
 
 class Outcome(_Event):
-    """The end of a request; times in ms, None where there is none.
+    """The end of a request; times in ms.
 
-    `accepted` is the share of judged drafts that were accepted, `prompt_tokens` are those computed.
-    The arm that served a request is in its exposure. A `shadow` outcome names its arm and the trace
-    of the served request; `agreement`: both answers have the same value. Of a request that was
-    cancelled, or failed, `ms` is what had passed by then. `refused`: it failed because it can never
-    be answered (a 4xx), however long one waits.
+    `accepted` is the share of judged drafts that were accepted; `prompt_tokens` counts those
+    computed. The exposure names the arm that served the request. A `shadow` outcome names its arm
+    and the trace of the served request; `agreement`: both answers have the same value. If the
+    request was cancelled or failed, `ms` is the time until then. `refused`: it failed because it
+    can never be answered (a 4xx).
     """
 
     kind: Literal["outcome"] = "outcome"
@@ -73,11 +75,11 @@ class Outcome(_Event):
 
     @property
     def censored(self) -> bool:
-        """Whether it got no answer in its time, so that times may be lower bounds."""
+        """Whether it ended without an answer, so that its times are lower bounds."""
         return self.status != "finished" and not self.refused
 
     def time(self, name: TimeName) -> float | None:
-        """A time in ms, None where the request was refused; a lower bound where it is censored."""
+        """A time in ms, None if the request was refused; a lower bound if it is censored."""
         if self.refused:
             return None
         if name == "first_step_ms" and (
@@ -89,7 +91,7 @@ class Outcome(_Event):
 
 class Reward(_Event):
     """A judgement of an answer, from 0 to 1, by `key` (8 hex digits of its digest, None without
-    keys). The first one on record of each key counts."""
+    keys). Each key's first judgement on record counts."""
 
     kind: Literal["reward"] = "reward"
     trace_id: Text
@@ -112,7 +114,7 @@ def load(line: bytes) -> Event | None:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request under an experiment: its events so far; `rewards` by who judged."""
+    """One request under an experiment: its events so far; `rewards` by key."""
 
     exposure: Exposure
     outcome: Outcome | None = None
@@ -121,12 +123,12 @@ class RequestRecord:
 
     @property
     def reward(self) -> float | None:
-        """The mean over those who judged the answer; None where nobody did."""
+        """The mean over the keys that judged the answer; None without a judgement."""
         return fmean(self.rewards.values()) if self.rewards else None
 
 
 class OutcomeLog:
-    """Events joined by request, in whatever order they come.
+    """Events joined by request; they may come in any order.
 
     Args:
         counts_rewards_of: whether the rewards of a key count.
@@ -138,7 +140,7 @@ class OutcomeLog:
         self._early: OrderedDict[str, list[Event]] = OrderedDict()  # before their exposure
 
     def add(self, line: bytes, at: float) -> None:
-        """Add one event as the store has it; `at` is when it came there, by the store's clock."""
+        """Add one event as the store has it; `at` is when it came, by the store's clock."""
         event = load(line)
         if event is None:
             self.unreadable += 1
@@ -171,7 +173,7 @@ class OutcomeLog:
 
     @property
     def requests(self) -> list[RequestRecord]:
-        """All requests with an exposure, in the order in which these came."""
+        """All requests with an exposure, in the order of their exposures."""
         return list(self._requests.values())
 
     def forget(self, keep: int) -> None:
@@ -181,13 +183,56 @@ class OutcomeLog:
                 kept.popitem(last=False)
 
 
+class LogReader:
+    """The events of one run, read from its stream as they come; `events` counts them."""
+
+    def __init__(self, run: Run) -> None:
+        self.outcomes, self.events = OutcomeLog(run.experiment.counts_rewards_of), 0
+        self.position = ""  # of the last event
+        self.forgotten = False  # whether the store or this replica dropped requests
+        # The store's clock is ahead of ours by this much, or more.
+        self._ahead = max(run.state.started, run.state.step_since) - monotonic()
+        self._stream = run.stream
+        self._reading = asyncio.Lock()
+
+    async def read(self, store: Store) -> None:
+        """Read the new events."""
+        async with self._reading:
+            before = self.events
+            while entries := await store.read(self._stream, after=self.position, count=BATCH):
+                for entry in entries:
+                    self.outcomes.add(entry.event, entry.time)
+                self.events += len(entries)
+                self.position = entries[-1].at
+                self._ahead = max(self._ahead, entries[-1].time - monotonic())
+                await asyncio.sleep(0)  # requests go first
+            # This many at once fill the stream: there may have been more before them.
+            self.forgotten |= self.events - before >= EVENTS_KEPT or self.outcomes.count > KEPT
+            self.outcomes.forget(KEPT)
+
+    @property
+    def now(self) -> float:
+        """The time by the store's clock, as far as the events tell it, or a little earlier.
+
+        The clocks of the machines that stopped an arm or took a step may differ from ours.
+        """
+        return monotonic() + self._ahead
+
+    @property
+    def since(self) -> float | None:
+        """When the first request that is known came; None if no request was dropped."""
+        if not self.forgotten:
+            return None
+        return min((one.exposure.at for one in self.outcomes.requests), default=self.now)
+
+
 ByArm = Mapping[str, Sequence[RequestRecord]]
 """Requests by the arm that served them."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnalysisSet:
-    """The requests of an analysis, and how many were left out and why."""
+    """The requests of an analysis, and the number of those left out."""
 
     by_arm: ByArm
     forced: int
@@ -219,10 +264,9 @@ def analysis_set(requests: Iterable[RequestRecord], arms: Iterable[str]) -> Anal
 def comparable(by_arm: ByArm) -> dict[str, list[RequestRecord]]:
     """The requests with times that arms may be compared by.
 
-    A request that its client cancelled would have taken longer than the client's patience, and one
-    that failed has no answer yet, in particular where its time was up. Left out, the arm that tries
-    patience most would look fastest; so their times are the worst of all arms. Against a limit of
-    its own an arm has its own times alone (`Outcome.time`).
+    A cancelled request would have taken longer than its client waited, and a failed one has no
+    answer yet. Without them the arm that tries patience most would look fastest, so they get the
+    worst times of all arms. A limit on one arm uses that arm's times alone (`Outcome.time`).
     """
     outcomes = [one.outcome for own in by_arm.values() for one in own if one.outcome is not None]
     times = {name: [outcome.time(name) for outcome in outcomes] for name in TIMES}
@@ -234,7 +278,7 @@ def comparable(by_arm: ByArm) -> dict[str, list[RequestRecord]]:
 
 
 def _with_worst(request: RequestRecord, worst: Mapping[TimeName, float | None]) -> RequestRecord:
-    """The request, with the worst times where it ended before they were known."""
+    """The request, with the worst times if it ended before they were known."""
     outcome = request.outcome
     if outcome is None or not outcome.censored:
         return request

@@ -1,8 +1,7 @@
-"""Past readouts of a run, for a plot over time: kept in a stream of their own as the run goes on.
+"""Past readouts of a run, for a plot over time, in a stream beside its events.
 
-The older a run, the longer it is between two, so a run of any length has some hundreds, and what
-was claimed at any time can still be seen. Every replica asks when the next one is due; where two
-find that at once, there are two.
+The time between two grows with the run's age, so a run of any length has some hundreds. Every
+replica asks when the next one is due; if two ask at the same moment, both keep one.
 """
 
 from __future__ import annotations
@@ -28,29 +27,26 @@ SHARE: Final = 1 / 120
 
 
 async def next_due(store: Store, run: Run, at: float) -> float:
-    """When the next readout is due; `at` is now, both by the store's clock."""
+    """When the next readout is due; `at` is now. Both by the store's clock."""
     newest = await store.newest(run.readout_stream, 1)
     if not newest:
         return at
     made = _readout(newest[0])
     if made is None:
         return at
-    last: float = min(at, made["at"])  # where it was read before the newest events are
+    last: float = min(at, made["at"])  # the events may tell an earlier time
     return last + max(APART_S, SHARE * (last - run.state.started))
 
 
 async def keep(store: Store, run: Run, report: ExperimentReport, at: float) -> None:
-    """Keep what a readout says of the goal's metric, and the weights that the arms have; of a
-    bandit also what they follow from (`Allocation.beliefs`)."""
+    """Keep a readout's intervals of the goal's metric."""
     made = report.json()
     intervals = {
         one["arm"]: [one["always_valid"][name] for name in ("estimate", "low", "high")]
         for one in made["comparisons"]
         if one["metric"] == made["metric"]
     }
-    readout = {"at": round(at, 3), "intervals": intervals, "weights": made["weights"]}
-    if beliefs := run.state.evidence.get("beliefs"):
-        readout["beliefs"] = beliefs
+    readout = {"at": round(at, 3), "intervals": intervals}
     await store.append(run.readout_stream, [json.dumps(readout).encode()], keep=KEPT)
 
 
@@ -59,7 +55,7 @@ async def read(
 ) -> list[dict[str, Any]]:
     """At most `SHOWN` of the kept readouts, spread over all of them, oldest first.
 
-    `skip` is called with the place of each entry that is none.
+    `skip` is called with the place of each entry that is not a readout.
     """
     entries = (await store.newest(run.readout_stream, KEPT))[::-1]
     step = max(1, -(-len(entries) // SHOWN))
@@ -73,11 +69,10 @@ async def read(
 
 
 class _Readout(BaseModel):
-    """What the plot asks of a readout."""
+    """The part of a readout that the plot uses."""
 
     at: float
     intervals: dict[str, list[float | None]]
-    weights: dict[str, float]
 
 
 def _readout(entry: StreamEntry) -> dict[str, Any] | None:

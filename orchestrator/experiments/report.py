@@ -1,12 +1,12 @@
 """The readout of an experiment: sample ratio, comparisons with the control, bounds, verdicts.
 
-The order is that of the reasoning. First the sample ratio: if arms did not get the shares of units
-that were intended, assignment is biased and no difference can be trusted. Then, per metric, each
-arm against the control: an always-valid interval (a confidence sequence), and beside it a
-fixed-horizon test. Verdicts use the always-valid intervals alone.
+First the sample ratio: if the arms did not get the intended shares of units, assignment is biased
+and no difference can be trusted. Then, per metric, each arm against the control: an always-valid
+interval (a confidence sequence), and beside it a fixed-horizon test. Verdicts use the always-valid
+intervals alone.
 
-Of a run whose first requests are forgotten the rest is a window that moves on. A sequential test
-holds for a sample that grows, so nothing that would hold at any number of looks is said of it.
+If the store dropped the first requests of a run, the others are a window that moves on. A
+sequential test holds for a sample that grows, so the report then claims nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from orchestrator.experiments.assignment import current_weights
-from orchestrator.experiments.bandit import doubly_robust_scores
 from orchestrator.experiments.documents import Bound, Experiment, ExperimentState, MetricName
 from orchestrator.experiments.metrics import METRICS
 from orchestrator.experiments.outcome_log import (
@@ -62,10 +60,7 @@ QUANTILES: Final = (0.5, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class ArmMetric:
-    """One arm's value of one metric, over `units` units and `requests` requests.
-
-    `quantiles` are of the requests, for times.
-    """
+    """One arm's value of one metric; `quantiles` are over requests, for times."""
 
     mean: float
     units: int
@@ -77,7 +72,7 @@ class ArmMetric:
 class Comparison:
     """An arm against the control on one metric; `always_valid` holds at any number of looks.
 
-    `units` are those of the arm that has fewer; `paired` ones are the control's own.
+    `units` counts the smaller arm; in a `paired` comparison, the control's units with a shadow.
     """
 
     arm: str
@@ -108,11 +103,10 @@ class BoundCheck:
 class ExperimentReport:
     """The whole readout; `verdicts` by arm, `sentence` in words.
 
-    `since`: requests before this moment (seconds since 1970) are forgotten; None: none are.
+    `since`: requests before this time (seconds since 1970) were dropped; None: none were.
     """
 
     experiment: str
-    kind: str
     metric: MetricName
     alpha: float
     sample_ratio: SampleRatioTest | None
@@ -124,12 +118,11 @@ class ExperimentReport:
     comparisons: Sequence[Comparison]
     bounds: Sequence[BoundCheck]
     stopped: Mapping[str, str]
-    weights: Mapping[str, float]
     verdicts: Mapping[str, Verdict]
     sentence: str
 
     def json(self) -> dict[str, Any]:
-        """As JSON values; infinite bounds, where too little is known, as null."""
+        """As JSON values; infinite bounds (too little is known) become null."""
         values: dict[str, Any] = _finite(asdict(self))
         return values
 
@@ -143,21 +136,17 @@ def report(
 ) -> ExperimentReport:
     """Analyse an experiment's requests; valid at any time and any number of times.
 
-    `since`: those before are forgotten; None: `requests` are all there were.
+    `since`: earlier requests were dropped; None: `requests` are all there were.
     """
     served = [arm.name for arm in experiment.served]
     usable = analysis_set(requests, served)
     by_arm = comparable(usable.by_arm)
     comparer = _Comparer(experiment, state, by_arm, whole=since is None)
     others = [name for name in served if name != experiment.base]
-    tested = experiment.kind != "bandit" and since is None
-    ratio = _ratio(experiment, state, by_arm) if tested else None
-    comparisons = [
-        comparison
-        for name in [*others, *(arm.name for arm in experiment.shadows)]
-        for metric in METRICS
-        if (comparison := comparer.compare(name, metric)) is not None
-    ]
+    ratio = _ratio(experiment, state, by_arm) if since is None else None
+    found = [comparer.compare(name, metric) for name in others for metric in METRICS]
+    found += [comparer.pair(arm.name, metric) for arm in experiment.shadows for metric in METRICS]
+    comparisons = [comparison for comparison in found if comparison is not None]
     bounds = [comparer.bound(name, bound) for name in others for bound in experiment.goal.within]
     bounds = [one for one in bounds if one.than != one.arm]
     verdicts: dict[str, Verdict] = {
@@ -168,7 +157,6 @@ def report(
     }
     return ExperimentReport(
         experiment=experiment.name,
-        kind=experiment.kind,
         metric=experiment.goal.metric,
         alpha=experiment.alpha,
         sample_ratio=ratio,
@@ -180,7 +168,6 @@ def report(
         comparisons=comparisons,
         bounds=bounds,
         stopped={name: stop.why for name, stop in state.stopped.items()},
-        weights=current_weights(experiment, state),
         verdicts=verdicts,
         sentence=_sentence(experiment, state, ratio, comparisons, verdicts)
         if since is None
@@ -200,35 +187,20 @@ class _Comparer:
         self._experiment, self._state, self._by_arm = experiment, state, by_arm
         self._whole = whole
         # Bonferroni over the arms, which are all compared with one control.
-        self._alpha = experiment.alpha / max(1, len(experiment.all_arms) - 1)
+        self._alpha = experiment.alpha / max(1, len(experiment.arms) - 1)
         self._values: dict[tuple[str, MetricName, float], MetricValues] = {}
-        self._scores: dict[tuple[MetricName, float], Mapping[str, np.ndarray[Any, Any]]] = {}
 
     def compare(self, name: str, metric: MetricName) -> Comparison | None:
-        """None where there is nothing to compare."""
-        experiment = self._experiment
-        base, prices, tuned = experiment.base, experiment.prices, experiment.tuned_for
-        if experiment.arm(name).shadow:
-            differences = paired_sample(self._by_arm[base], name, metric, prices)
-            if not differences.count:
-                return None
-            interval = self._claim(mean_interval(differences, self._alpha, tuned))
-            units = differences.count
-            if metric == "agreement":  # a share, not a difference
-                return Comparison(name, base, metric, units, interval, None, None, None, True)
-            tested = fixed_paired_test(differences, self._alpha)
-            usual = self._sample(base, metric, float("inf")).mean
-            relative = interval.estimate / usual if usual else None
-            return Comparison(name, base, metric, units, interval, relative, tested, None, True)
+        """A served arm against the control; None if either has no values."""
+        experiment, base = self._experiment, self._experiment.base
         own, control = self._samples(name, base, metric)
         if not own.count or not control.count:
             return None
         wanted = (
             experiment.goal.detect * abs(control.mean) if metric == experiment.goal.metric else 0
         )
-        shares = current_weights(experiment, self._state)
-        ratio = shares[name] / shares[base]
-        interval = self._interval(name, base, metric, self._alpha)
+        ratio = experiment.weights[name] / experiment.weights[base]
+        interval = self._interval(own, control, self._alpha)
         return Comparison(
             arm=name,
             against=base,
@@ -236,52 +208,52 @@ class _Comparer:
             units=min(own.count, control.count),
             always_valid=interval,
             relative=interval.estimate / control.mean if control.mean else None,
-            # A bandit's means are biased, since its weights depend on them: no such test.
-            fixed_horizon=None
-            if experiment.kind == "bandit"
-            else fixed_difference_test(own, control, self._alpha),
-            needed=required_units(own, control, wanted, ratio, self._alpha, tuned)
-            if ratio
-            else None,
+            fixed_horizon=fixed_difference_test(own, control, self._alpha),
+            needed=required_units(own, control, wanted, ratio, self._alpha, experiment.tuned_for),
+        )
+
+    def pair(self, name: str, metric: MetricName) -> Comparison | None:
+        """A shadow arm against the control on the same requests; None without a pair."""
+        experiment, base = self._experiment, self._experiment.base
+        own = paired_sample(self._by_arm[base], name, metric, experiment.prices)
+        if not own.count:
+            return None
+        interval = self._claim(mean_interval(own, self._alpha, experiment.tuned_for))
+        if metric == "agreement":  # a share, not a difference
+            relative, tested = None, None
+        else:
+            usual = self._sample(base, metric, float("inf")).mean
+            relative = interval.estimate / usual if usual else None
+            tested = fixed_paired_test(own, self._alpha)
+        return Comparison(
+            name, base, metric, own.count, interval, relative, tested, needed=None, paired=True
         )
 
     def bound(self, name: str, bound: Bound) -> BoundCheck:
         """Whether an arm keeps a bound of the goal."""
         than = bound.than or self._experiment.base
-        interval = self._interval(name, than, bound.metric, 1 - bound.confidence)
+        interval = self._interval(*self._samples(name, than, bound.metric), 1 - bound.confidence)
         low, high = interval.ends(METRICS[bound.metric].sign)
         surely, broken = bool(low >= -bound.by), bool(high < -bound.by)
         return BoundCheck(name, bound.metric, than, bound.by, interval, surely, broken)
 
-    def _interval(self, name: str, than: str, metric: MetricName, alpha: float) -> Interval:
-        tuned = self._experiment.tuned_for
-        if self._experiment.kind == "bandit":
-            key = metric, self._until(name, than)
-            if key not in self._scores:
-                prices = self._experiment.prices
-                self._scores[key] = doubly_robust_scores(self._by_arm, *key, prices)
-            scores = self._scores[key]
-            return self._claim(mean_interval(Sample(scores[name] - scores[than]), alpha, tuned))
-        own, other = self._samples(name, than, metric)
-        return self._claim(difference_interval(own, other, alpha, tuned))
+    def _interval(self, own: Sample, other: Sample, alpha: float) -> Interval:
+        return self._claim(difference_interval(own, other, alpha, self._experiment.tuned_for))
 
     def _claim(self, interval: Interval) -> Interval:
         return interval if self._whole else Interval(interval.estimate, -np.inf, np.inf)
 
-    def _until(self, name: str, than: str) -> float:
-        """When the first of two arms was stopped."""
-        ends = [stop.at for arm, stop in self._state.stopped.items() if arm in (name, than)]
-        return min(ends, default=float("inf"))
-
     def _samples(self, name: str, than: str, metric: MetricName) -> tuple[Sample, Sample]:
-        until = self._until(name, than)
+        """The samples of two arms until the first of them was stopped."""
+        ends = [stop.at for arm, stop in self._state.stopped.items() if arm in (name, than)]
+        until = min(ends, default=float("inf"))
         return self._sample(name, metric, until), self._sample(than, metric, until)
 
     def _sample(self, name: str, metric: MetricName, until: float) -> Sample:
-        """Cached: the log may be long, and the control is in every comparison."""
         return linearise(self._metric_values(name, metric, until).sums, METRICS[metric].bounded)
 
     def _metric_values(self, name: str, metric: MetricName, until: float) -> MetricValues:
+        """Cached: the log may be long, and every comparison uses the control."""
         key = name, metric, until
         if key not in self._values:
             own: Sequence[RequestRecord] = self._by_arm[name]
@@ -291,7 +263,7 @@ class _Comparer:
         return self._values[key]
 
     def figures(self, name: str) -> dict[MetricName, ArmMetric]:
-        """Every metric of an arm, over all its requests, also those after another arm stopped."""
+        """Every metric of an arm, over all its requests, also after another arm stopped."""
         by_metric: dict[MetricName, ArmMetric] = {}
         for metric, described in METRICS.items():
             own = self._metric_values(name, metric, float("inf"))
@@ -308,7 +280,7 @@ class _Comparer:
 
 
 def _ratio(experiment: Experiment, state: ExperimentState, by_arm: ByArm) -> SampleRatioTest:
-    """Units by arm: of the arms still live, or of all until the first was stopped."""
+    """Units by arm: of the arms that are live, or of all until the first was stopped."""
     live = [name for name in by_arm if name not in state.stopped]
     until = float("inf")
     if len(live) < 2:
@@ -350,14 +322,10 @@ def _verdict(
 def _primary(
     experiment: Experiment, comparisons: Sequence[Comparison], arm: str
 ) -> Comparison | None:
-    """The arm's comparison on the goal's metric, once there are units enough to speak of it."""
-    for comparison in comparisons:
-        if (comparison.arm, comparison.metric, comparison.paired) == (
-            arm,
-            experiment.goal.metric,
-            False,
-        ):
-            return comparison if comparison.units >= experiment.min_units else None
+    """The arm's comparison on the goal's metric, once it has `min_units` units."""
+    for one in comparisons:
+        if one.arm == arm and one.metric == experiment.goal.metric and not one.paired:
+            return one if one.units >= experiment.min_units else None
     return None
 
 
@@ -373,7 +341,7 @@ def _sentence(
         wanted = ", ".join(f"{name} {count:.0f}" for name, count in ratio.expected.items())
         return (
             f"Do not trust this experiment (sample ratio mismatch): the arms were given {seen} "
-            f"units where {wanted} were expected (p = {ratio.always_valid_p:.1g})."
+            f"units, but {wanted} were expected (p = {ratio.always_valid_p:.1g})."
         )
     title = METRICS[experiment.goal.metric].title
     sentences = []
@@ -392,9 +360,9 @@ def _no_claim(state: ExperimentState, since: float) -> str:
     when = datetime.fromtimestamp(since, UTC)
     stops = (f" {arm} was stopped ({stop.why})." for arm, stop in state.stopped.items())
     return (
-        f"Nothing is claimed: the requests before {when:%Y-%m-%d %H:%M} UTC are no longer kept, "
-        "and what holds at any number of looks takes all of a run. Start the experiment again for "
-        f"another verdict.{''.join(stops)}"
+        f"No verdict: the requests before {when:%Y-%m-%d %H:%M} UTC are no longer kept, and a "
+        "verdict needs all requests of a run. Start the experiment again for another verdict."
+        f"{''.join(stops)}"
     )
 
 
@@ -403,8 +371,8 @@ def _arm_sentence(
 ) -> str:
     if comparison is None:
         return (
-            f"It is too early to speak of {arm}: {experiment.min_units} units of either arm "
-            f"whose {title} is known are the least"
+            f"Not enough data for {arm}: a comparison by {title} needs {experiment.min_units} "
+            "units in each arm"
         )
     interval, base = comparison.always_valid, comparison.against
     between = f"by {interval.low:.3g} to {interval.high:.3g}"

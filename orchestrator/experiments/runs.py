@@ -1,11 +1,10 @@
-"""Experiments in the store: start, change, stop; every change has an audit entry, except a bandit's
-weights: they are in its state, and in its readouts what they were.
+"""Experiments in the store: start, change, stop. Every change has an audit entry.
 
     experiment/NAME/RUN   document   the experiment as it was started for the RUN-th time
     experiment/NAME       pointer    the number of the newest run, and its state
 
-What a run records are two streams, its events and its past readouts; nothing reads those of a run
-that was replaced by a newer one or removed, so they are dropped.
+A run records two streams, its events and its past readouts. They are dropped when a newer run
+replaces it or it is removed, since nothing reads them then.
 
 Two experiments that run at the same time must exclude each other, since a request has one policy.
 Arms are built when an experiment is started and again when it is read, since a store may hold
@@ -230,24 +229,15 @@ class Runs:
             await self._drop_streams(name, before=run.number + 1)
         return run
 
-    async def change(
-        self,
-        run: Run,
-        state: ExperimentState,
-        action: str,
-        info: AuditInfo,
-        *,
-        audited: bool = True,
-    ) -> Run:
+    async def change(self, run: Run, state: ExperimentState, action: str, info: AuditInfo) -> Run:
         """Replace the state of a run.
 
         Raises:
-            Conflict: somebody changed it since `run` was read.
+            Conflict: it was changed since `run` was read.
         """
         changed = replace(run, state=state, pointer=_pointer(run.number, state))
         move = PointerUpdate(POINTER + run.name, run.pointer, changed.pointer)
-        audit = _audit(action, changed, info) if audited else None
-        await self._store.commit(update=[move], audit=audit)
+        await self._store.commit(update=[move], audit=_audit(action, changed, info))
         return changed
 
     async def _drop_streams(self, name: str, before: int) -> None:
@@ -333,7 +323,7 @@ class Runs:
         return Run(number, experiment, initial_state(0.0), arms, b"", trouble)
 
     async def _build(self, experiment: Experiment) -> dict[str, BuiltArm]:
-        return {arm.name: await self._built(arm) for arm in experiment.all_arms}
+        return {arm.name: await self._built(arm) for arm in experiment.arms}
 
     async def _built(self, arm: Arm) -> BuiltArm:
         place = f"arms.{arm.name}"
@@ -362,7 +352,7 @@ class Runs:
         return None
 
     def _check_methods(self, experiment: Experiment) -> None:
-        for arm in experiment.all_arms:
+        for arm in experiment.arms:
             check_method(arm.speculation, self._methods, f"arms.{arm.name}.speculation")
 
 

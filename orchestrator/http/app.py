@@ -166,7 +166,7 @@ def create_app(service: Service) -> FastAPI:
         if await is_first_feedback(service.outbox, body, key, service.trace_ttl_s):
             event = reward(body, record, key)
             service.outbox.event(REWARDS, event)
-            service.experimenter.record_reward(record, event)
+            service.recorder.reward(record, event)
         return JSONResponse({"object": "baton.feedback", **body.model_dump()})
 
     @app.get("/health", **described("The process lives"))

@@ -50,7 +50,7 @@ class Choice:
         """The step loop's events, with an eye on them for metrics and spans."""
         service, context, response = self._service, self._context, self.response
         if context.enrollment is not None:
-            service.experimenter.record_exposure(context.enrollment, context.trace_id)
+            service.recorder.exposure(context.enrollment, context.trace_id)
             self._exposed = True
         with ExitStack() as observers:
             observers.enter_context(service.metrics.request(context.policy_name, response))
@@ -112,4 +112,4 @@ class Choice:
                 response.answer,
                 owner=context.owner,
             )
-            service.experimenter.record_outcome(context.enrollment, ended, again)
+            service.recorder.outcome(context.enrollment, ended, again)

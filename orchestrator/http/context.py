@@ -13,7 +13,7 @@ from typing import Final
 from fastapi import Request
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.experiments.experimenter import Enrollment
+from orchestrator.experiments.assignment import Enrollment
 from orchestrator.http.admission import Place
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.schemas import MAX_SEED, GenerationRequest, contradiction

@@ -9,7 +9,6 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import InvalidRequest, Unusable
 from orchestrator.experiments import readouts
-from orchestrator.experiments.assignment import current_weights
 from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.runs import Run
 from orchestrator.http.body import json_object, read_body
@@ -91,18 +90,18 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
 
 
 def _check_judges(service: Service, given: Experiment) -> None:
-    """Where there are keys, whoever lets rewards decide says whose.
+    """If there are keys, an experiment whose rewards decide names the keys that count.
 
     Raises:
-        InvalidRequest: it is not said.
+        InvalidRequest: it names none.
     """
     access = service.access
     keys = access.users or access.admins or access.observers
     if keys and given.acts_on_rewards and given.judges is None:
         raise InvalidRequest(
-            "judges: rewards alone may stop an arm or move weights here, and any key can give its "
-            "own answers the worst; name the keys whose rewards count, each by the eight digits "
-            "that logs and traces have, or all",
+            "judges: rewards alone may stop an arm here, and any key can give its answers the "
+            "worst; name the keys whose rewards count, each by the eight digits in logs and "
+            "traces, or all",
             param="judges",
             code="invalid_value",
         )
@@ -127,8 +126,8 @@ def unreadable_json(name: str, trouble: str | None) -> Json:
 
 
 def run_json(run: Run) -> Json:
-    """A run as the API shows it; `coverage` and `weights` are the current ones, `base` is the arm
-    that the others are compared with. In effect: its arms are given to requests here."""
+    """A run as the API shows it: the current `coverage`, and `base`, the control. `in_effect`: this
+    replica gives its arms to requests."""
     experiment, state = run.experiment, run.state
     return {
         "object": "baton.experiment",
@@ -138,7 +137,7 @@ def run_json(run: Run) -> Json:
         "in_effect": run.live and run.error is None,
         "trouble": run.error if run.live or not run.arms else None,
         "coverage": state.coverage(experiment) if run.live else 0.0,
-        "weights": dict(current_weights(experiment, state)),
+        "weights": experiment.weights,
         "base": experiment.base,
         "arms": {
             name: {

@@ -24,7 +24,9 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from pydantic import ValidationError
 
 from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy, WorkerUnavailable
-from orchestrator.experiments.experimenter import AssignmentFacts, Experimenter
+from orchestrator.experiments.assignment import AssignmentFacts, enroll
+from orchestrator.experiments.experimenter import Experimenter
+from orchestrator.experiments.recorder import EventRecorder
 from orchestrator.experiments.runs import Runs
 from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
 from orchestrator.http.admission import Admission
@@ -124,6 +126,8 @@ class Service:
     watcher: ConfigWatcher = field(init=False)
     outbox: Outbox = field(init=False)
     foreign: ForeignEntries = field(init=False)
+    shadows: ShadowRunner = field(init=False)
+    recorder: EventRecorder = field(init=False)
     experimenter: Experimenter = field(init=False)
     admission: Admission = field(init=False)
     draining: bool = field(init=False, default=False)  # no others are taken on
@@ -152,11 +156,11 @@ class Service:
         runs = Runs(self.store, self.versions, self.policies, self.defaults, self.methods)
         self.watcher = ConfigWatcher(self.store, self.versions, runs, self.registry)
         self.outbox, self.foreign = Outbox(self.store, self.registry), ForeignEntries(self.registry)
+        self.shadows = ShadowRunner(self._solve_shadow, self.quiet, self.outbox, self.registry)
+        self.recorder = EventRecorder(self.outbox, self.shadows, self.registry)
         self.experimenter = Experimenter(
             self.store,
             runs,
-            self.outbox,
-            ShadowRunner(self._solve_shadow, self.quiet, self.outbox, self.registry),
             lambda: self.watcher.current.experiments,
             self.watcher.refresh,
             self.registry,
@@ -170,11 +174,13 @@ class Service:
         """Begin to follow the store; one that cannot be reached does not delay this for long."""
         await self.watcher.start()
         await self.outbox.start()
+        await self.shadows.start()
         await self.experimenter.start()
 
     async def stop(self) -> None:
         """Write what waits for the store, and close it."""
         await self.experimenter.stop()
+        await self.shadows.stop()
         await self.watcher.stop()
         await self.outbox.stop()
         await self.store.aclose()
@@ -267,7 +273,7 @@ class Service:
                     session=context.unit(context.session),
                     forced=context.forced_arm,
                 )
-                context.enrollment = self.experimenter.enroll(configuration.experiments, facts)
+                context.enrollment = enroll(configuration.experiments, facts)
         elif context.forced_arm is not None:
             raise InvalidRequest(
                 f"x-baton-arm: goes with the model {DEFAULT_MODEL}, one answer (n), and no policy "

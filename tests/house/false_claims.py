@@ -6,7 +6,7 @@ Every cell simulates experiments in which nothing is to be claimed (arms that ar
 at the very limit of its guardrail), looks all along, and counts those in which anything was claimed
 at any look. All experiments of a cell are reckoned at once, by sums over the requests so far; what
 decides is the service's own code (`difference_bounds`, `mean_bounds`, `proportion_exceeds`,
-`sample_ratio`, `allocate_samples`). That the sums are those of the requests, and the claims those
+`sample_ratio`). That the sums are those of the requests, and the claims those
 of the reports, is tested in tests/orchestrator/experiments/test_false_claims.py.
 """
 
@@ -22,8 +22,6 @@ from typing import Any, Final
 import numpy as np
 from statsmodels.stats.proportion import proportion_confint
 
-from orchestrator.experiments.bandit import allocate_samples
-from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.samples import Moments, Sample, moments
 from orchestrator.experiments.sequential import (
     difference_bounds,
@@ -326,7 +324,7 @@ def relative_rail(law: Law, share: float, requests: int = 4000) -> Any:
     return simulate
 
 
-# --- assignment, bandits, power -------------------------------------------------------------------
+# --- assignment, power ----------------------------------------------------------------------------
 
 
 def ratio_mismatch(weights: dict[str, float], units: int = 2000, every: int = 100) -> Any:
@@ -343,50 +341,6 @@ def ratio_mismatch(weights: dict[str, float], units: int = 2000, every: int = 10
         return wrong
 
     return simulate
-
-
-BANDIT: Final = Experiment.parse(
-    {
-        "name": "pilot",
-        "kind": "bandit",
-        "arms": [{"name": name, "policy": "coin"} for name in ("large", "near", "good")],
-        "goal": {"metric": "ms", "within": [{"metric": "reward", "by": 0.05}]},
-        "exploration": 0.3,
-    }
-)
-
-
-def bandit_bound(requests: int = 2000, every: int = 100) -> Any:
-    """An arm that is at its bound is never to be "known to keep" it (a twentieth may be)."""
-    rewards = {"large": 0.95, "near": 0.90, "good": 0.95}
-
-    def simulate(random: np.random.Generator, experiments: int) -> int:
-        return sum(_bandit_claims(random, rewards, requests, every) for _ in range(experiments))
-
-    return simulate
-
-
-def _bandit_claims(
-    random: np.random.Generator, rewards: dict[str, float], requests: int, every: int
-) -> bool:
-    weights = dict(BANDIT.weights)
-    seen: dict[str, list[float]] = {name: [] for name in rewards}
-    for _ in range(requests // every):
-        drawn = random.choice(list(weights), every, p=list(weights.values()))
-        for name in drawn:
-            seen[name].append(float(random.random() < rewards[name]))
-        samples: dict[str, Any] = {
-            name: {
-                "reward": Sample(np.array(own), BINARY),
-                "ms": Sample(random.normal(100, 10, len(own))),
-            }
-            for name, own in seen.items()
-        }
-        found = allocate_samples(BANDIT, samples, random)
-        weights = dict(found.weights)
-        if found.beliefs["near"]["sure"]:
-            return True
-    return False
 
 
 def power(law: Law, share: float, relative: float) -> Any:
@@ -458,7 +412,6 @@ def cells() -> list[Cell]:
             )
     shares = {"a": 0.9, "b": 0.05, "c": 0.05}
     made.append(Cell("sample ratio", "90/5/5", 0.001, ratio_mismatch(shares)))
-    made.append(Cell("bandit", "an arm at its bound is 'sure' to keep it", ALPHA, bandit_bound()))
     for name, relative in (("normal", 0.02), ("lognormal, sigma 0.6", 0.05)):
         for words, share in (("50/50", 0.5), ("10/90", 0.1)):
             made.append(
@@ -499,7 +452,7 @@ experiments-calibration` writes this page; the service's own functions decide
 {table}
 
 Looks come after every 50 requests (two arms; 200 where users are correlated), 20 (guardrails; 100
-there), 100 (bandit, sample ratio). Two arms have 8,000 requests, or 4,000 where they are compared
+there), 100 (sample ratio). Two arms have 8,000 requests, or 4,000 where they are compared
 from ten units of the smaller arm on; the default of `min_units` is 100. Where users are
 correlated the unit is the user: with `unit: request` their requests count as independent, which an
 absolute limit of an arm then does not allow for. Most rates are well below what is promised; the

@@ -78,7 +78,7 @@ def _events(count: int, chance: random.Random) -> Iterator[bytes]:
     """Exposures and outcomes of requests, two events each."""
     for number in range(count // 2):
         trace, at, arm = f"torture-{number}", float(number), chance.choice(ARMS)
-        exposure = Exposure(trace_id=trace, at=at, arm=arm, unit=trace, probability=0.5)
+        exposure = Exposure(trace_id=trace, at=at, arm=arm, unit=trace)
         ms = MEDIAN_MS * chance.lognormvariate(0, SPREAD)
         outcome = Outcome(
             trace_id=trace, at=at, arm=arm, ms=ms, first_step_ms=ms / 4,

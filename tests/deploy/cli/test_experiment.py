@@ -36,7 +36,7 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_what_is_not_in_effect_is_named_and_removed(baton: Any, url: str) -> None:  # noqa: F811
     with serving(service(store=spoiled())) as address:
         to = ("--url", address)
-        why = "old is not in effect: experiment/old/1 cannot be used: hue: unknown parameter"
+        why = "old is not in effect: experiment/old/1 cannot be used: kind: unknown parameter"
         assert why in baton("experiment", "list", *to).out
         assert why in baton("experiment", "show", "old", *to).out
         refused = baton("experiment", "stop", "old", *to)

@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from deploy.telemetry.metrics import count_replicas, metrics_text, worker_families
+from orchestrator.experiments.assignment import AssignmentFacts, enroll
 from orchestrator.experiments.documents import Experiment
-from orchestrator.experiments.experimenter import AssignmentFacts
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.solve import solve
 from orchestrator.state.versions import AuditInfo
@@ -59,9 +59,11 @@ async def text() -> bytes:
     arms = [{"name": "one", "policy": "specreason"}, {"name": "two", "policy": "bild"}]
     trial = Experiment.parse({"name": "trial", "arms": arms})
     run = await made.experimenter.runs.start(trial, AuditInfo())
-    enrollment = made.experimenter.enroll([run], AssignmentFacts(request="r"))
+    enrollment = enroll([run], AssignmentFacts(request="r"))
     assert enrollment is not None
-    made.experimenter.record_exposure(enrollment, "r")
+    made.recorder.exposure(enrollment, "r")
+    await made.watcher.refresh()
+    await made.experimenter.update()
     count_replicas(made.registry, ("small", "large"))
     exported = metrics_text(
         [

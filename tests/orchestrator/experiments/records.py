@@ -18,7 +18,6 @@ def request(
     at: float | None = None,
     reward: float | None = None,
     forced: bool = False,
-    probability: float = 0.5,
     **outcome: Any,
 ) -> RequestRecord:
     trace = f"trace-{number}"
@@ -28,7 +27,6 @@ def request(
         at=when,
         arm=arm,
         unit=unit or trace,
-        probability=probability,
         forced=forced,
     )
     fields = {"ms": 100.0, "small_tokens": 10, "large_tokens": 10, **outcome}

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from orchestrator.experiments import experimenter, shadows
+from orchestrator.experiments import outcome_log, recorder, shadows
+from orchestrator.experiments.assignment import AssignmentFacts, enroll
 from orchestrator.experiments.documents import Experiment, StoppedArm
-from orchestrator.experiments.experimenter import AssignmentFacts, Experimenter
+from orchestrator.experiments.experimenter import Experimenter
+from orchestrator.experiments.recorder import EventRecorder
 from orchestrator.experiments.runs import Run, Runs
 from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.state.memory import MemoryStore
@@ -47,11 +49,10 @@ class Replica:
         versions = PolicyVersions(store, POLICIES, {})
         self.runs, self.outbox = Runs(store, versions, POLICIES, {}, ()), Outbox(store, registry)
         self.watcher = ConfigWatcher(store, versions, self.runs, registry)
+        self.recorder = EventRecorder(self.outbox, UNKNOWN, registry)
         self.experimenter = Experimenter(
             store,
             self.runs,
-            self.outbox,
-            UNKNOWN,
             lambda: self.watcher.current.experiments,
             self.watcher.refresh,
             registry,
@@ -71,8 +72,8 @@ class Replicas:
             Replica(store, clock, wrong) for wrong in (HOUR, 0.0, -HOUR)
         )
         self._acting = self.right
-        monkeypatch.setattr(experimenter, "monotonic", clock)
-        for module in (experimenter, shadows):
+        monkeypatch.setattr(outcome_log, "monotonic", clock)
+        for module in (recorder, shadows):
             monkeypatch.setattr(module.time, "time", lambda: self._acting.time)
 
     async def start(self, **more: Any) -> None:
@@ -89,10 +90,10 @@ class Replicas:
             self.asked += 1
             trace = f"t{self.asked}"
             facts = AssignmentFacts(request=trace)
-            enrollment = replica.experimenter.enroll(replica.watcher.current.experiments, facts)
+            enrollment = enroll(replica.watcher.current.experiments, facts)
             if enrollment is None:
                 continue
-            replica.experimenter.record_exposure(enrollment, trace)
+            replica.recorder.exposure(enrollment, trace)
             outcome = {
                 "kind": "outcome",
                 "trace_id": trace,
@@ -101,7 +102,7 @@ class Replicas:
                 "ms": (ms or {}).get(enrollment.arm, 100.0),
             }
             request = ShadowRequest(trace, (), Sampling(), Limits(), "")
-            replica.experimenter.record_outcome(enrollment, outcome, request)
+            replica.recorder.outcome(enrollment, outcome, request)
             await replica.outbox.flush()
 
     async def decide(self, replica: Replica) -> Run:
@@ -265,9 +266,9 @@ async def test_events_that_came_to_a_wiped_store_are_no_new_experiments(
     await replicas.start()
     await replicas.ask(replicas.right, 1)
     (run,) = replicas.right.watcher.current.experiments
-    enrollment = replicas.right.experimenter.enroll([run], AssignmentFacts(request="late"))
+    enrollment = enroll([run], AssignmentFacts(request="late"))
     assert enrollment is not None
-    replicas.right.experimenter.record_exposure(enrollment, "late")
+    replicas.right.recorder.exposure(enrollment, "late")
     replicas.store.__init__(wall_clock=replicas.clock)  # type: ignore[misc]
     await replicas.right.outbox.flush()
     await replicas.start()

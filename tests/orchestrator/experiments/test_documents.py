@@ -21,7 +21,7 @@ def arms(*given: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_what_a_short_document_means() -> None:
     made = Experiment.parse(document())
-    assert (made.base, made.seed, made.kind, made.unit) == ("large", "trial", "ab", "request")
+    assert (made.base, made.seed, made.unit) == ("large", "trial", "request")
     assert made.weights == {"large": 0.5, "shared": 0.5}
     assert initial_state(7.0).coverage(made) == 1.0
 
@@ -65,7 +65,11 @@ def test_a_document_survives_the_store() -> None:
             "arms",
             "shadow",
         ),
-        ({"arms": arms({"name": "b", "policy": "x", "grid": {"k": [1, 2]}})}, "arms", "bandit"),
+        (
+            {"arms": arms({"name": "b", "policy": "x", "grid": {"k": [1, 2]}})},
+            "arms[1].grid",
+            "unknown",
+        ),
         ({"control": "nobody"}, "control", "nobody"),
         ({"goal": {"metric": "joy"}}, "goal.metric", ""),
         ({"goal": {"within": [{"metric": "ms", "by": 1, "than": "x"}]}}, "goal.within", "x"),
@@ -77,7 +81,8 @@ def test_a_document_survives_the_store() -> None:
         ),
         ({"ramp": {"steps": [0.5, 0.1]}}, "ramp.steps", "rise"),
         ({"group": {"name": "g", "start": 0.5, "end": 0.5}}, "group", "below"),
-        ({"kind": "bandit", "unit": "user"}, "unit", "request"),
+        ({"kind": "bandit"}, "kind", "unknown parameter"),
+        ({"exploration": 0.1}, "exploration", "unknown parameter"),
     ],
 )
 def test_wrong_documents_are_refused_by_name(wrong: dict[str, Any], place: str, told: str) -> None:
@@ -94,15 +99,6 @@ def test_weights_must_add_up() -> None:
     ]
     with pytest.raises(InvalidRequest, match=r"add up to 0\.9 instead of 1"):
         Experiment.parse(document(arms=pair))
-
-
-def test_a_grid_is_an_arm_for_each_value() -> None:
-    grid = {"name": "shared", "policy": "specreason", "grid": {"threshold": [3.0, 5.0, 7.0]}}
-    made = Experiment.parse(document(kind="bandit", arms=arms(grid)))
-    assert [arm.name for arm in made.served] == ["large", "shared.0", "shared.1", "shared.2"]
-    assert made.arm("shared.2").params == {"threshold": 7.0}
-    with pytest.raises(InvalidRequest, match="no arm"):
-        made.arm("shared")
 
 
 def test_a_ramp_covers_step_by_step() -> None:

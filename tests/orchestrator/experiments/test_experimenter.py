@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -19,10 +18,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from orchestrator.errors import Conflict, InvalidRequest, StoreError, StoreUnavailable, WorkerError
-from orchestrator.experiments import experimenter, readouts
+from orchestrator.experiments import decisions, experimenter, outcome_log, readouts
+from orchestrator.experiments.assignment import AssignmentFacts, enroll
 from orchestrator.experiments.documents import Experiment, ExperimentState, initial_state
-from orchestrator.experiments.experimenter import AssignmentFacts, Experimenter
-from orchestrator.experiments.outcome_log import OutcomeLog, RequestRecord
+from orchestrator.experiments.experimenter import Experimenter
+from orchestrator.experiments.outcome_log import LogReader, RequestRecord
 from orchestrator.experiments.runs import Run
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.service import Service
@@ -80,7 +80,6 @@ def test_a_request_is_answered_by_its_arm_and_says_so() -> None:
         assert {one["trace_id"]: one["arm"] for one in seen} == {
             trace: one["arm"] for trace, one in exposed.items()
         }
-        assert {one["probability"] for one in exposed.values()} == {0.5}
         report = show(url, "trial/report")
         assert report["verdicts"] == {"small": "too_early"}
         assert sum(report["sample_ratio"]["counts"].values()) == 40
@@ -248,7 +247,7 @@ def test_an_arm_may_be_forced_and_is_not_analysed() -> None:
         state = run.state.model_validate({**run.state.model_dump(), "stopped": stopped})
         facts = AssignmentFacts("request", forced="trial/small")
         with pytest.raises(InvalidRequest, match="serves this arm"):
-            made.experimenter.enroll([replace(run, state=state)], facts)
+            enroll([replace(run, state=state)], facts)
         for arm in ("trial/nobody", "other/small", "small"):
             refused = post(url, headers={"x-baton-arm": arm})
             assert refused.status_code == 400
@@ -321,8 +320,6 @@ def test_rewards_stop_an_arm_where_an_administrator_trusts_who_gives_them() -> N
 
         refused = begin()
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "judges")
-        bandit = begin(guardrails=[], kind="bandit", goal={"metric": "reward"})
-        assert (bandit.status_code, bandit.json()["error"]["param"]) == (400, "judges")
         assert begin(judges=[tester]).status_code == 201
         judge("app")
         until(lambda: len(recorded(made)) == 180)
@@ -469,32 +466,6 @@ def _one_slow_request(made: Service) -> Iterator[None]:
         made.quiet.set()
 
 
-def test_a_bandit_finds_its_weights_and_records_what_it_went_by() -> None:
-    made = service()
-    with serving(made) as url:
-        start(url, kind="bandit", goal={"metric": "large_tokens"}, exploration=0.1)
-        weights: Counter[str] = Counter()
-
-        def settled() -> bool:
-            for _ in range(20):
-                weights[ask(url)["arm"]] += 1
-            return bool(show(url)["weights"]["small"] > 0.9)
-
-        until(settled, 30)
-        state = show(url)["state"]
-        assert state["evidence"]["beliefs"]["small"]["best"] > 0.95
-
-        def went_by() -> set[float]:
-            ask(url)
-            return {one["probability"] for one in recorded(made) if one["kind"] == "exposure"}
-
-        until(lambda: {0.5, 0.95} <= went_by())
-        assert show(url)["weights"] == {"large": pytest.approx(0.05), "small": pytest.approx(0.95)}
-        audit = HTTP.get(f"{url}/v1/policies/history").json()["data"]
-        assert [one["action"] for one in audit] == ["experiment.start"]  # none is pushed out
-        until(lambda: any("beliefs" in one for one in show(url, "trial/report")["readouts"]), 10)
-
-
 def test_experiments_are_listed_started_once_and_stopped() -> None:
     with serving(service()) as url:
         assert HTTP.get(f"{url}/v1/experiments").json()["data"] == []
@@ -528,9 +499,8 @@ def test_a_request_keeps_its_arm_while_the_experiment_changes() -> None:
     made = service()
     with serving(made) as url:
         start(url)
-        enrollment = made.experimenter.enroll(
-            made.watcher.current.experiments, experimenter.AssignmentFacts(request="r1")
-        )
+        facts = AssignmentFacts(request="r1")
+        enrollment = enroll(made.watcher.current.experiments, facts)
         assert enrollment is not None
         HTTP.post(f"{url}/v1/experiments/trial/stop", json={})
         assert made.watcher.current.experiments[0].live is False
@@ -541,7 +511,6 @@ def test_a_request_keeps_its_arm_while_the_experiment_changes() -> None:
 def test_a_ramp_counts_units_since_its_last_step() -> None:
     made = Experiment.parse({"name": "trial", "arms": ARMS, "ramp": {"hold_s": 60, "units": 10}})
     state = initial_state(0.0).model_copy(update={"step": 1, "step_since": 1000.0})
-    run = Run(1, made, state, {}, b"")
 
     def steps(at: float) -> bool:
         seen = [
@@ -549,7 +518,7 @@ def test_a_ramp_counts_units_since_its_last_step() -> None:
             for arm in ARMS
             for n in range(50)
         ]
-        return experimenter._decide(run, seen, 5000.0, True)[1] == "ramp"
+        return decisions.decide(made, state, seen, 5000.0)[1] == "ramp"
 
     assert not steps(at=900.0)
     assert steps(at=1001.0)
@@ -570,29 +539,19 @@ class _Watched:
         self.run = Run(1, made, initial_state(0.0), {}, b"")
         self.store, self.events = MemoryStore(), 0
         runs: Any = self
-        unused: Any = None
         self.made = Experimenter(
-            self.store,
-            runs,
-            unused,
-            unused,
-            lambda: [self.run],
-            self.refresh,
-            CollectorRegistry(),
+            self.store, runs, lambda: [self.run], self.refresh, CollectorRegistry()
         )
-        self.monkeypatch.setattr(experimenter, "_decide", self.decide)
+        self.monkeypatch.setattr(experimenter, "decide", self.decide)
         self.monkeypatch.setattr(readouts, "next_due", self.never)
 
     def decide(
-        self, run: Run, requests: Sequence[RequestRecord], at: float, whole: bool
+        self, made: Experiment, state: ExperimentState, requests: Sequence[RequestRecord], at: float
     ) -> tuple[ExperimentState, str]:
         self.decisions.append(len(requests))
-        return run.state.model_copy(update=self.next_state), "step"
+        return state.model_copy(update=self.next_state), "step"
 
-    async def change(
-        self, run: Run, state: ExperimentState, action: str, info: Any, *, audited: bool
-    ) -> Run:
-        assert audited
+    async def change(self, run: Run, state: ExperimentState, action: str, info: Any) -> Run:
         if self.refusals:
             raise self.refusals.pop()
         self.run = replace(run, state=state)
@@ -626,14 +585,14 @@ RAILS = {"guardrails": [{"metric": "error", "at_most": 0.05}]}
 
 
 async def test_decisions_take_constant_work_per_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experimenter, "WAIT_S", inf)
+    monkeypatch.setattr(decisions, "WAIT_S", inf)
     watched = _Watched(monkeypatch, RAILS)
     for _ in range(1000):
         await watched.events_come(2)
         await watched.update()
     assert len(watched.decisions) > 100
     assert watched.decisions[:100] == list(range(1, 101))  # of few, each is decided upon
-    assert sum(watched.decisions) <= watched.events / experimenter.NEWS
+    assert sum(watched.decisions) <= watched.events / decisions.NEWS
 
 
 async def test_a_decision_is_never_later_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -646,7 +605,7 @@ async def test_a_decision_is_never_later_than_it_may_be(monkeypatch: pytest.Monk
     assert await watched.update() == 1
     await watched.events_come(1)
     assert await watched.update() == 0
-    monkeypatch.setattr(experimenter, "WAIT_S", 0.0)  # it has waited long enough
+    monkeypatch.setattr(decisions, "WAIT_S", 0.0)  # it has waited long enough
     assert await watched.update() == 1
     assert await watched.update() == 0  # nothing is new
 
@@ -696,61 +655,26 @@ def lines(first: int, count: int) -> list[bytes]:
 async def test_a_reader_knows_whether_requests_were_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(experimenter, "EVENTS_KEPT", 20)
-    monkeypatch.setattr(experimenter, "KEPT", 30)
+    monkeypatch.setattr(outcome_log, "EVENTS_KEPT", 20)
+    monkeypatch.setattr(outcome_log, "KEPT", 30)
     now = [0.0]
     store = MemoryStore(wall_clock=lambda: now[0])
-    early = experimenter._Reader("s", OutcomeLog())
+    run = Run(1, Experiment.parse({"name": "trial", "arms": ARMS}), initial_state(0.0), {}, b"")
+    early = LogReader(run)
     await early.read(store)
     assert early.since is None
     for n in range(3):
         now[0] = 10.0 * n
-        await store.append("s", lines(10 * n, 10), keep=20)
+        await store.append(run.stream, lines(10 * n, 10), keep=20)
         await early.read(store)
     assert early.since is None  # it was there all the while
-    late = experimenter._Reader("s", OutcomeLog())
+    late = LogReader(run)
     await late.read(store)
     assert late.since == 10.0
-    await store.append("s", lines(30, 1), keep=20)
+    await store.append(run.stream, lines(30, 1), keep=20)
     for reader, since in ((early, 0.0), (late, 10.0)):
         await reader.read(store)
         assert reader.since == since
-
-
-def test_a_bandits_weights_name_the_arms_that_were_stopped() -> None:
-    made = Experiment.parse(
-        {"name": "trial", "kind": "bandit", "arms": ARMS, "goal": {"metric": "ms"}}
-    )
-    stopped = {"small": {"at": 1.0, "why": "it was slow"}}
-    state = ExperimentState.model_validate({**initial_state(0.0).model_dump(), "stopped": stopped})
-    requests = [request(ARMS[n % 2]["name"], n) for n in range(200)]
-    run = Run(1, made, state, {}, b"")
-    changed, action = experimenter._decide(run, requests, 9.0, True)
-    assert (action, changed.weights) == ("weights", {"large": 1.0, "small": 0.0})
-    assert experimenter._decide(run, requests, 9.0, False) == (state, "")  # some are forgotten
-
-
-def test_weights_are_found_anew_soon_after_an_arm_was_stopped() -> None:
-    """The stopped arm's requests count as they did when the weights were found that hold now."""
-    arms = [*ARMS, {"name": "shared", "policy": "specreason"}]
-    made = Experiment.parse(
-        {"name": "trial", "kind": "bandit", "arms": arms, "goal": {"metric": "ms"}}
-    )
-    requests = [request(arms[n % 3]["name"], n) for n in range(300)]
-    evidence = {"ended": 300 - experimenter.FRESH}
-    state = ExperimentState.model_validate(
-        {
-            **initial_state(0.0).model_dump(),
-            "weights": {"large": 0.1, "small": 0.8, "shared": 0.1},
-            "evidence": evidence,
-            "stopped": {"small": {"at": 1.0, "why": "it was slow"}},
-        }
-    )
-    changed, action = experimenter._decide(Run(1, made, state, {}, b""), requests, 9.0, True)
-    assert action == "weights"
-    assert changed.evidence["ended"] == 300
-    assert changed.weights is not None
-    assert changed.weights["small"] == 0.0
 
 
 def test_what_can_never_be_decided_is_not_started() -> None:
@@ -763,7 +687,7 @@ def test_what_can_never_be_decided_is_not_started() -> None:
 
 
 def test_a_report_says_from_when_its_requests_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experimenter, "KEPT", 8)
+    monkeypatch.setattr(outcome_log, "KEPT", 8)
     made = service()
     with serving(made) as url:
         start(url)

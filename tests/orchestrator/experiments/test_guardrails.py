@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.experiments.documents import Experiment, ExperimentState, initial_state
-from orchestrator.experiments.guardrails import (
-    CrossedGuardrail,
-    crossed_guardrails,
-    next_ramp_step,
-    stop_arms,
+from orchestrator.experiments.decisions import decide, next_ramp_step
+from orchestrator.experiments.documents import (
+    Experiment,
+    ExperimentState,
+    StoppedArm,
+    initial_state,
 )
+from orchestrator.experiments.guardrails import crossed_guardrails
 from orchestrator.experiments.outcome_log import RequestRecord, analysis_set
 from tests.orchestrator.experiments.records import request
 
@@ -33,7 +34,7 @@ def requests(arm: str, count: int, **values: Any) -> list[RequestRecord]:
 
 def looked(
     made: Experiment, own: list[RequestRecord], control: list[RequestRecord]
-) -> list[CrossedGuardrail]:
+) -> dict[str, str]:
     return crossed_guardrails(made, initial_state(0.0), {"large": control, "new": own})
 
 
@@ -53,11 +54,11 @@ def test_a_broken_arm_is_stopped_within_40_requests(
     rail: dict[str, Any], bad: dict[str, Any], good: dict[str, Any]
 ) -> None:
     made = experiment(rail)
-    (found,) = looked(made, requests("new", 40, **bad), requests("large", 40, **good))
-    assert found.arm == "new"
-    assert rail["metric"] in found.why
+    found = looked(made, requests("new", 40, **bad), requests("large", 40, **good))
+    assert found.keys() == {"new"}
+    assert rail["metric"] in found["new"]
     steady = {key: (value[0] if isinstance(value, list) else value) for key, value in good.items()}
-    assert looked(made, requests("new", 40, **steady), requests("large", 40, **good)) == []
+    assert looked(made, requests("new", 40, **steady), requests("large", 40, **good)) == {}
 
 
 @pytest.mark.parametrize(("rail", "bad", "good"), BROKEN)
@@ -65,26 +66,26 @@ def test_a_few_requests_and_the_control_stop_nothing(
     rail: dict[str, Any], bad: dict[str, Any], good: dict[str, Any]
 ) -> None:
     made = experiment(rail)
-    assert looked(made, requests("new", 19, **bad), requests("large", 40, **good)) == []
+    assert looked(made, requests("new", 19, **bad), requests("large", 40, **good)) == {}
     if "worse_than_control_by" not in rail:
-        assert looked(made, requests("new", 40, **good), requests("large", 40, **bad)) == []
+        assert looked(made, requests("new", 40, **good), requests("large", 40, **bad)) == {}
 
 
 def test_what_the_goal_compares_with_is_not_stopped() -> None:
     goal = {"metric": "ms", "within": [{"metric": "reward", "by": 0.01, "than": "new"}]}
     made = experiment({"metric": "error", "at_most": 0.05}, goal=goal)
-    assert looked(made, requests("new", 40, status="failed"), []) == []
+    assert looked(made, requests("new", 40, status="failed"), []) == {}
 
 
 def test_a_stopped_arm_says_why_and_stays_stopped() -> None:
     made = experiment({"metric": "error", "at_most": 0.05})
     failed = requests("new", 40, status="failed")
-    found = looked(made, failed, [])
-    state = stop_arms(initial_state(0.0), found, at=9.0)
+    state, action = decide(made, initial_state(0.0), failed, at=9.0)
+    assert action == "guardrail"
     assert state.stopped["new"].at == 9.0
     assert state.stopped["new"].why == "error at most 0.05: 1 over 40 units"
-    assert crossed_guardrails(made, state, {"large": [], "new": failed}) == []
-    assert stop_arms(state, found, at=99.0) == state
+    assert crossed_guardrails(made, state, {"large": [], "new": failed}) == {}
+    assert decide(made, state, failed, at=99.0) == (state, "")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,8 @@ def test_the_ramp_goes_up_to_all_and_no_further() -> None:
 
 def test_a_ramp_ends_with_its_experiment() -> None:
     made = experiment({"metric": "error", "at_most": 0.05}, ramp=RAMP)
-    stopped = stop_arms(initial_state(0.0), [CrossedGuardrail("new", "slow")], 1.0)
+    stops = {"new": StoppedArm(at=1.0, why="slow")}
+    stopped = initial_state(0.0).model_copy(update={"stopped": stops})
     assert next_ramp_step(made, stopped, {"large": 99}, 1e9) is None
     ended = initial_state(0.0).model_copy(update={"ended": 5.0})
     assert next_ramp_step(made, ended, {"large": 99, "new": 99}, 1e9) is None
@@ -158,7 +160,7 @@ def test_a_quantile_is_of_units_where_they_send_many_requests() -> None:
     made = experiment({"metric": "ms", "at_most": 200, "quantile": 0.95})
     slow = [request("new", n, unit="one", ms=300.0) for n in range(60)]
     fast = [request("new", 100 + n, unit=f"u{n % 200}", ms=100.0) for n in range(600)]
-    assert looked(made, [*slow, *fast], []) == []
+    assert looked(made, [*slow, *fast], []) == {}
     many = [request("new", 1000 + n, unit=f"s{n % 100}", ms=300.0) for n in range(300)]
     assert looked(made, [*many, *fast], [])
 
@@ -167,7 +169,7 @@ def test_units_that_are_all_slow_are_counted_not_their_requests() -> None:
     """Few units say little about a p95, even by a hundred slow requests each."""
     made = experiment({"metric": "ms", "at_most": 200, "quantile": 0.5, "min_units": 2})
     units = [request("new", n, unit=f"u{n % 3}", ms=300.0) for n in range(300)]
-    assert looked(made, units, []) == []
+    assert looked(made, units, []) == {}
     assert looked(made, [request("new", n, unit=f"u{n % 30}", ms=300.0) for n in range(300)], [])
 
 
@@ -211,10 +213,9 @@ def test_an_arm_with_requests_without_an_answer_is_not_too_fast(metric: str) -> 
         "first_step_ms": [5.0 + n % 3 for n in range(60)],
     }
     own = requests("new", 60, **fast)
-    (found,) = looked(made, own, [])
-    assert found.arm == "new"
+    assert looked(made, own, []).keys() == {"new"}
     for status in ("cancelled", "failed"):
-        assert looked(made, [*own, request("new", 99, ms=9.0, status=status)], []) == []
+        assert looked(made, [*own, request("new", 99, ms=9.0, status=status)], []) == {}
     assert looked(made, [*own, request("new", 99, ms=9.0, status="failed", refused=True)], [])
 
 

@@ -64,7 +64,7 @@ async def test_more_than_are_kept_push_the_oldest_out(monkeypatch: pytest.Monkey
     assert [one["at"] for one in await readouts.read(store, RUN)] == [2, 3, 4]
 
 
-async def test_a_readout_says_the_goals_intervals_and_the_weights() -> None:
+async def test_a_readout_says_the_goals_intervals() -> None:
     store = MemoryStore()
     requests = [
         request(arm, n, ms=float(base + n % 5))
@@ -79,13 +79,8 @@ async def test_a_readout_says_the_goals_intervals_and_the_weights() -> None:
         "intervals": {
             "two": [goal.always_valid.estimate, goal.always_valid.low, goal.always_valid.high]
         },
-        "weights": {"one": 0.5, "two": 0.5},
     }
     assert kept["intervals"]["two"][2] < 0
-    beliefs = {"two": {"best": 1.0}}
-    state = RUN.state.model_copy(update={"evidence": {"beliefs": beliefs}})
-    await readouts.keep(store, replace(RUN, state=state), made, 6000.0)
-    assert (await readouts.read(store, RUN))[-1]["beliefs"] == beliefs
 
 
 def test_a_service_keeps_them_and_its_report_has_them(monkeypatch: pytest.MonkeyPatch) -> None:

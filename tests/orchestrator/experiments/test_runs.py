@@ -101,9 +101,8 @@ async def test_of_two_that_start_at_one_moment_one_comes_second(
 async def test_nobody_computes_arms_from_what_users_are_told(store: Store) -> None:
     runs, units = runs_of(store), [f"s{n}" for n in range(200)]
 
-    def arms(run: Run) -> list[str]:
-        made = (assign(run.experiment, run.state, unit) for unit in units)
-        return [one.arm for one in made if one is not None]
+    def arms(run: Run) -> list[str | None]:
+        return [assign(run.experiment, run.state, unit) for unit in units]
 
     guess = Run(1, document(), initial_state(0.0), {}, b"")
     first, other = (

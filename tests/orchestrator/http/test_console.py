@@ -481,15 +481,11 @@ def test_a_key_that_was_not_given_is_asked_for_again_by_a_button_alone(browser: 
         expect(page.locator("dialog")).to_have_count(0)
 
 
-@pytest.mark.parametrize("kind", ["ab", "bandit"])
-def test_an_experiments_readout(
-    browser: Browser, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_experiments_readout(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experimenter, "UPDATE_S", 0.05)
     monkeypatch.setattr(readouts, "APART_S", 0.1)
     experiment = {
         "name": "thresholds",
-        "kind": kind,
         "unit": "request",
         "min_units": 5,
         "arms": [
@@ -525,10 +521,6 @@ def test_an_experiments_readout(
             band = page.locator(".overtime .band").first
             expect(band.locator("polygon")).to_be_attached()
             assert "strict: from" in (band.get_attribute("aria-label") or "")
-            weights = page.locator(".band.weights")
-            expect(weights).to_have_count(int(kind == "bandit"))
-            if kind == "bandit":
-                assert "strict 50 %, lenient 50 %" in (weights.get_attribute("aria-label") or "")
             audit(page)
             fits_narrow(page)
 
@@ -547,7 +539,7 @@ def test_what_is_not_in_effect_is_named_on_every_tab_that_shows_it(browser: Brow
         page.goto(f"{url}/ui#/experiments")
         card = page.get_by_label("Experiment old")
         expect(card).to_contain_text("not in effect")
-        expect(card).to_contain_text("hue: unknown parameter")
+        expect(card).to_contain_text("kind: unknown parameter")
         page.goto(f"{url}/ui#/health")
         expect(page.locator(".glance")).to_contain_text("something that was published is not in")
         assert HTTP.post(f"{url}/v1/experiments/old/remove", json={}).status_code == 200

@@ -112,7 +112,7 @@ VALUES: Any = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=5,
 )
-KEYS = ("kind", "trace_id", "at", "ms", "large_tokens", "arm", "unit", "intervals", "weights")
+KEYS = ("kind", "trace_id", "at", "ms", "large_tokens", "arm", "unit", "intervals")
 OBJECTS = st.dictionaries(st.sampled_from(KEYS), VALUES)
 LIKE_OURS = OBJECTS.map(lambda more: {**OUTCOME, "at": 1.0, "arm": "large", "unit": "u", **more})
 ENTRIES = st.one_of(

@@ -36,14 +36,14 @@ GONE = {"policy": "specreason", "version": 1, "params": {"gone": 1}, "created": 
 """As an earlier release published it, which had that parameter."""
 ARMS = [{"name": "large", "policy": "large-only"}, {"name": "small", "policy": "small-only"}]
 STATE: dict[str, Any] = {"started": 1.0, "step_since": 1.0}
-OLD = {"name": "old", "arms": ARMS, "hue": "blue"}
-"""As a later release starts one, which has a key more."""
+OLD = {"name": "old", "arms": ARMS, "kind": "bandit"}
+"""As another release started it, which had this key."""
 
 
 async def put(store: Store, documents: dict[str, bytes], pointers: dict[str, bytes | None]) -> None:
     before = (await read_state(store)).pointers
     moves = [PointerUpdate(name, before.get(name), new) for name, new in pointers.items()]
-    await store.commit(create=documents, update=moves, audit=None)
+    await store.commit(create=documents, update=moves, audit=b"{}")
 
 
 async def with_gone(store: Store) -> None:
@@ -113,7 +113,7 @@ def test_it_is_named_wherever_it_is_shown(broken: tuple[Service, str]) -> None:
     (run,) = listed["data"]
     assert run == get(url, "/v1/experiments/old")
     assert (run["id"], run["status"], run["in_effect"]) == ("old", "unreadable", False)
-    assert "hue: unknown parameter" in run["trouble"]
+    assert "kind: unknown parameter" in run["trouble"]
     refused = HTTP.get(f"{url}/v1/experiments/old/report")
     assert (refused.status_code, refused.json()["error"]["code"]) == (500, "store_unusable")
     assert "may be removed" in refused.json()["error"]["message"]

@@ -1,4 +1,4 @@
-// Running experiments: the readout as intervals, guardrails, the ramp, a bandit's weights.
+// Running experiments: the readout as intervals, guardrails, the ramp.
 
 import { get, refusal } from "../api.js";
 import { h, inTrouble, moment, number, percent, plural, svg } from "../dom.js";
@@ -57,7 +57,7 @@ export class ExperimentsView {
 
   readout(run, report, goal) {
     const primary = report.comparisons.filter((one) => one.metric === goal);
-    const now = { at: run.state.ended ?? Date.now() / 1000, weights: report.weights, intervals: Object.fromEntries(primary.map(({ arm, always_valid: { estimate, low, high } }) => [arm, [estimate, low, high]])) };
+    const now = { at: run.state.ended ?? Date.now() / 1000, intervals: Object.fromEntries(primary.map(({ arm, always_valid: { estimate, low, high } }) => [arm, [estimate, low, high]])) };
     const series = [...(report.readouts ?? []), now];
     return h("div", {},
       h("h3", {}, "Differences from the control, with intervals that hold at any number of looks"),
@@ -70,8 +70,7 @@ export class ExperimentsView {
           h("td", {}, whisker(one.always_valid))))))),
       h("figure", { class: "overtime" },
         h("figcaption", {}, `${goal}: difference from the control, as it was read at each time`),
-        primary.map((one) => overTime(series, one.arm)),
-        report.kind === "bandit" ? [h("figcaption", {}, "Weights of the arms"), weightsOverTime(series)] : null));
+        primary.map((one) => overTime(series, one.arm))));
   }
 }
 
@@ -167,23 +166,5 @@ function overTime(series, arm) {
     svg("text", { x: 54, y: y(0) + 4, "text-anchor": "end" }, "0"),
     [high, low].filter((edge) => Math.abs(y(edge) - y(0)) > 14).map((edge) => svg("text", { x: 54, y: y(edge) + (edge > 0 ? 8 : 0), "text-anchor": "end" }, signed(edge))),
     svg("text", { x: 60, y: 128 }, `${arm}, ${moment(from)}`),
-    svg("text", { x: 590, y: 128, "text-anchor": "end" }, moment(to)));
-}
-
-/** The arms' weights over time, one upon the other. */
-function weightsOverTime(series) {
-  const names = Object.keys(series.at(-1).weights);
-  const [from, to] = [series[0].at, series.at(-1).at];
-  const x = (at) => 60 + ((at - from) / Math.max(1, to - from)) * 530;
-  const y = (share) => 112 - share * 104;
-  const below = (one, upTo) => names.slice(0, upTo).reduce((sum, name) => sum + (one.weights[name] ?? 0), 0);
-  const edge = (upTo) => series.map((one) => `${x(one.at).toFixed(1)},${y(below(one, upTo)).toFixed(1)}`);
-  const now = names.map((name) => `${name} ${percent(series.at(-1).weights[name])}`).join(", ");
-  return svg("svg", { class: "band weights", viewBox: "0 0 600 132", role: "img", "aria-label": `Weights now: ${now}` },
-    names.map((name, index) => [
-      svg("polygon", { points: [...edge(index + 1), ...edge(index).reverse()].join(" ") }),
-      svg("text", { x: 584, y: (y(below(series.at(-1), index)) + y(below(series.at(-1), index + 1))) / 2 + 4, "text-anchor": "end", class: "label" }, name)]),
-    ["0", "1"].map((share) => svg("text", { x: 54, y: y(Number(share)) + 4, "text-anchor": "end" }, percent(Number(share)))),
-    svg("text", { x: 60, y: 128 }, moment(from)),
     svg("text", { x: 590, y: 128, "text-anchor": "end" }, moment(to)));
 }

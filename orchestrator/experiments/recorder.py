@@ -1,0 +1,63 @@
+"""Recording: the events of one replica's requests, handed to the outbox. No request waits here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter
+
+from orchestrator.experiments.assignment import Enrollment, in_shadow_sample
+from orchestrator.experiments.outcome_log import Exposure
+from orchestrator.experiments.runs import outcome_stream
+from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
+from orchestrator.state.outbox import Outbox
+
+
+class EventRecorder:
+    """Records exposures, outcomes and rewards, and queues requests for shadow arms."""
+
+    def __init__(self, outbox: Outbox, shadows: ShadowRunner, registry: CollectorRegistry) -> None:
+        self._outbox, self._shadows = outbox, shadows
+        self._exposures = Counter(
+            "baton_experiment_exposures",
+            "Requests in which an arm took effect.",
+            ("experiment", "arm"),
+            registry=registry,
+        )
+
+    def exposure(self, enrollment: Enrollment, trace_id: str) -> None:
+        """Record that an arm takes effect: its policy begins to answer."""
+        run, unit = enrollment.run, f"{enrollment.run.experiment.unit}:{enrollment.unit}"
+        exposure = Exposure(
+            trace_id=trace_id,
+            at=time.time(),
+            arm=enrollment.arm,
+            unit=blake2b(unit.encode(), digest_size=12).hexdigest(),
+            forced=enrollment.forced,
+        )
+        self._exposures.labels(run.name, enrollment.arm).inc()
+        self._outbox.event(run.stream, exposure.model_dump())
+
+    def outcome(
+        self, enrollment: Enrollment, outcome: Mapping[str, Any], request: ShadowRequest
+    ) -> None:
+        """Record the `outcome` of a request, and queue it for the shadows that sample it."""
+        run = enrollment.run
+        self._outbox.event(run.stream, outcome)
+        served = outcome["status"] == "finished" and not enrollment.forced
+        if served and enrollment.arm == run.experiment.base:
+            for arm in run.experiment.shadows:
+                if in_shadow_sample(run.experiment, arm.name, request.trace_id, arm.sample):
+                    built = run.arms[arm.name]
+                    again = replace(request, speculation=built.speculation)
+                    self._shadows.add(run.stream, arm.name, built.policy, again)
+
+    def reward(self, record: Mapping[str, Any], reward: Mapping[str, Any]) -> None:
+        """Record a reward for the answer whose trace is `record`."""
+        name, number = record.get("experiment"), record.get("run")
+        if isinstance(name, str) and isinstance(number, int):
+            self._outbox.event(outcome_stream(name, number), reward)
