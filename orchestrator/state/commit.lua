@@ -12,9 +12,7 @@ end
 for key = 3, #KEYS do
   if redis.call('EXISTS', KEYS[key]) == 1 then return {'exists', key - 3} end
 end
-if entry ~= '' then
-  redis.call('XADD', audit, 'MAXLEN', '~', kept, '*', 'e', string.sub(entry, 2))
-end
+redis.call('XADD', audit, 'MAXLEN', '~', kept, '*', 'e', entry)
 for key = 3, #KEYS do
   redis.call('SET', KEYS[key], ARGV[first + 3 * count + key - 3])
 end

@@ -53,7 +53,7 @@ class MemoryStore:
         *,
         create: Mapping[str, bytes] | None = None,
         update: Sequence[PointerUpdate] = (),
-        audit: bytes | None,
+        audit: bytes,
     ) -> str:
         create = create or {}
         check_commit(create, update, audit)
@@ -63,8 +63,7 @@ class MemoryStore:
         for one in update:
             if self._pointers.get(one.pointer) != one.expected:
                 raise Conflict(f"{one.pointer} has been changed by somebody else")
-        if audit is not None:
-            self._add(AUDIT, [audit], AUDIT_ENTRIES)
+        self._add(AUDIT, [audit], AUDIT_ENTRIES)
         self._documents |= create
         for one in update:
             self._pointers.pop(one.pointer, None)

@@ -89,14 +89,14 @@ class RedisStore:
         *,
         create: Mapping[str, bytes] | None = None,
         update: Sequence[PointerUpdate] = (),
-        audit: bytes | None,
+        audit: bytes,
     ) -> str:
         create = create or {}
         check_commit(create, update, audit)
         names = list(create)
         keys = [self._key("pointers"), self._key("stream", AUDIT)]
         keys += [self._key("document", name) for name in names]
-        arguments: list[bytes | str | int] = [secrets.token_hex(8), _optional(audit), AUDIT_ENTRIES]
+        arguments: list[bytes | str | int] = [secrets.token_hex(8), audit, AUDIT_ENTRIES]
         arguments += [self._key("changes"), len(update)]
         for one in update:
             arguments += [one.pointer, _optional(one.expected), _optional(one.new)]
@@ -238,7 +238,7 @@ async def _leave(redis: Redis) -> None:
 
 
 def _optional(value: bytes | None) -> bytes:
-    """A value, or none, in a form that lets the script tell them apart."""
+    """A value or none, so that the script can tell them apart."""
     return b"" if value is None else b"=" + value
 
 

@@ -37,7 +37,7 @@ DOCUMENT_BYTES: Final = 64 << 10
 AUDIT_ENTRIES: Final = 10_000
 """Audit entries that are kept."""
 AUDIT: Final = "audit"
-"""The stream of audit entries, one for each commit that has one."""
+"""The stream of audit entries, one for each commit."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._@:-]+(/[A-Za-z0-9._@:-]+)*")
 
@@ -85,12 +85,9 @@ class Store(Protocol):
         *,
         create: Mapping[str, bytes] | None = None,
         update: Sequence[PointerUpdate] = (),
-        audit: bytes | None,
+        audit: bytes,
     ) -> str:
         """Create documents and update pointers, all or none, with an entry in the audit stream.
-
-        Without one (None) where the service goes on by itself, as often as requests come: such
-        entries would push out what people did.
 
         Returns:
             The revision that this made.
@@ -177,12 +174,12 @@ def check(*names: str, values: Sequence[bytes] = ()) -> None:
 
 
 def check_commit(
-    create: Mapping[str, bytes], update: Sequence[PointerUpdate], audit: bytes | None
+    create: Mapping[str, bytes], update: Sequence[PointerUpdate], audit: bytes
 ) -> None:
-    """As `check`, for everything in a commit.
+    """Check everything in a commit.
 
     Raises:
         InvalidRequest: as `check`.
     """
-    values = (*create.values(), *(one.new or b"" for one in update), audit or b"")
+    values = (*create.values(), *(one.new or b"" for one in update), audit)
     check(*create, *(one.pointer for one in update), values=values)

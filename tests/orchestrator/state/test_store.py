@@ -52,12 +52,6 @@ async def test_every_commit_has_a_revision_of_its_own(store: Store) -> None:
     assert state.revision == made[-1]
 
 
-async def test_a_commit_may_have_no_audit_entry(store: Store) -> None:
-    for audit in (b"", None, b"=", None):
-        await store.commit(update=[PointerUpdate("p", None, None)], audit=audit)
-    assert [entry.event for entry in await store.read(AUDIT)] == [b"", b"="]
-
-
 async def test_a_document_is_never_written_again(store: Store) -> None:
     await store.commit(create={"policy/a/1": b"old"}, audit=b"one")
     before = await store.state()
