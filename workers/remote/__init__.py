@@ -10,5 +10,6 @@
 - `sglang`: SGLang's own path, for log-probabilities of a step.
 - `response_parser`: a stream's chunks as text, tokens, and why they end.
 - `agreement`: whether a server's text is that of its ids.
+- `gaps`: what its streams lack of what the probe saw.
 - `errors`: a server's error responses as errors of `orchestrator.errors`.
 """

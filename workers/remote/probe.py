@@ -19,6 +19,7 @@ from orchestrator.types import Constraint, Message, Sampling, Segment, StopCrite
 from orchestrator.worker import Call
 from workers.remote import sglang
 from workers.remote.errors import Absent, Broke, Declined, Foreign, Gap
+from workers.remote.gaps import lacking
 from workers.remote.protocol import (
     EXTRAS,
     ROUNDING,
@@ -179,15 +180,6 @@ def _streamed(
     except Gap as gap:
         return _streamed(lacking(capabilities, gap.what), chunks, prompts)
     return capabilities
-
-
-def lacking(
-    capabilities: ServerCapabilities, what: Literal["ids", "logprobs"]
-) -> ServerCapabilities:
-    """The capabilities of a server whose streams lack that. Without ids the end of a thought is
-    not seen before it is too late to hold it back."""
-    least = capabilities.min_tokens and what != "ids"
-    return replace(capabilities, missing=what, min_tokens=least)
 
 
 async def _several(

@@ -17,6 +17,7 @@ from orchestrator.types import Author, Finish, Segment, StopCriteria, Transcript
 from orchestrator.worker import Delta
 from workers.remote.agreement import Agreement
 from workers.remote.errors import Foreign, Gap
+from workers.remote.gaps import Missing
 from workers.remote.protocol import Chunk, ServerCapabilities, Token, no_logprobs
 from workers.text.boundaries import StepEnd, begun
 from workers.text.checks import answer_reserve
@@ -130,6 +131,7 @@ class ResponseParser:
         withheld: whether that is too high, and so nothing is written.
         made: tokens that the server is known to have made, with control tokens and those that were
             cut.
+        missing: what it lacked, where the capabilities say that something is missing.
     """
 
     def __init__(
@@ -174,6 +176,7 @@ class ResponseParser:
         self._silent_end = False  # by a token that was not sent
         self.entropy: float | None = None
         self.withheld = False
+        self.missing: Missing = None
 
     def push(self, chunk: Chunk) -> Finish | None:
         """Append a chunk; returns why the generation ends with it, if it does."""
@@ -181,6 +184,8 @@ class ResponseParser:
         return "think_end" if finish == "eos" and self._source.closed() else finish
 
     def _push(self, chunk: Chunk) -> Finish | None:
+        if self._capabilities.missing:
+            self._look_for_gaps(chunk)
         if not self._capabilities.reads_ids:
             cut = self._retokenizer.push(chunk.text)
             self._whole = cut is None
@@ -195,6 +200,14 @@ class ResponseParser:
             raise Gap("ids")  # of a token that adds no text: llama.cpp sends one a chunk
         self._agreement.shown(chunk.text)
         return finish or self._server_finish(chunk)
+
+    def _look_for_gaps(self, chunk: Chunk) -> None:
+        able, tokens = self._capabilities, chunk.tokens or ()
+        sent = chunk.text or (able.numbered and chunk.finish is None)
+        if able.ids and sent and not tokens:
+            self.missing = "ids"
+        elif able.top and self.missing is None and any(token.logprob is None for token in tokens):
+            self.missing = "logprobs"
 
     def ended_unasked(self, chunk: Chunk, finish: Finish) -> None:
         """Take the server's last chunk, after the one that gave `finish`: where the server was not

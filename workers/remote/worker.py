@@ -27,8 +27,9 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 from orchestrator.errors import (
     Contradiction,
@@ -53,7 +54,8 @@ from orchestrator.worker import Call, Delta, check_method
 from workers.model.rng import reseeded
 from workers.remote import protocol, sglang
 from workers.remote.errors import Gap
-from workers.remote.probe import lacking, probe
+from workers.remote.gaps import Gaps, Missing, lacking
+from workers.remote.probe import probe
 from workers.remote.protocol import ServerCapabilities, Vocabulary, checked_answer
 from workers.remote.request_builder import RequestBuilder
 from workers.remote.response_parser import ParserOptions, ResponseParser, closing_marker
@@ -91,6 +93,7 @@ class RemoteWorker:
         eos = tokenizer.eos_id
         self._stop_token_ids = tokenizer.ends | (set() if eos is None else {eos})
         self._capabilities: ServerCapabilities | None = None
+        self._gaps = Gaps()
         self._probing: asyncio.Task[ServerCapabilities] | None = None
 
     async def generate(
@@ -102,10 +105,11 @@ class RemoteWorker:
         made, retries = list[Delta](), self.server.tries()
         parts: list[Generation] = []  # attempts that ended at a delimiter inside a step
         before = begun(call.transcript, criteria.until)
+        gap: Missing = None  # found in a stream of this call
         while True:
-            so_far = merge_deltas(made)
+            so_far, once = merge_deltas(made), partial(self._once, gap)
             rest = resume_generation(
-                self._once, self.tokenizer.hash, so_far, call, criteria, sampling, True
+                once, self.tokenizer.hash, so_far, call, criteria, sampling, True
             )
             try:
                 async with aclosing(rest) as items:
@@ -126,8 +130,10 @@ class RemoteWorker:
                             yield item
                     else:
                         raise WorkerUnavailable(f"{self.server.name}: the stream broke off")
-            except Gap as gap:  # known from now on; what it was asked for goes on without
-                self._found_missing(gap.what)
+            except Gap as found:  # the text goes on without
+                if gap is None:
+                    self._seen(found.what)
+                gap = found.what
             except (WorkerUnavailable, Overloaded) as error:
                 await retries.backoff(error)
 
@@ -314,17 +320,23 @@ class RemoteWorker:
             self._capabilities = await asyncio.shield(probing)
         return self._capabilities
 
-    def _found_missing(self, what: Literal["ids", "logprobs"]) -> None:
+    def _seen(self, missing: Missing) -> None:
+        """Take what a stream lacked of what the probe saw."""
         known = self._capabilities
-        if known is not None and known.missing != "ids":
-            log.warning(
-                "%s leaves out %s of some tokens in a stream, which the probe saw: %s",
-                self.server.name,
-                "ids" if what == "ids" else "log-probabilities",
-                "texts are encoded again from now on, and policies that need log-probabilities are "
-                "refused",
-            )
-            self._capabilities = lacking(known, what)
+        if known is not None and lacking(known, missing) == known:
+            missing = None  # no more than in the probe
+        if self._gaps.seen(missing):
+            name = self.server.name
+            if missing is None:
+                log.warning("%s sends ids and log-probabilities of all tokens again", name)
+            else:
+                what = "ids" if missing == "ids" else "log-probabilities"
+                log.warning(
+                    "%s leaves out %s of some tokens in its streams, which the probe saw: until "
+                    "they come again texts are encoded again",
+                    name,
+                    what,
+                )
 
     async def is_available(self, timeout_s: float = 2.0) -> bool:
         """Whether the server answers within `timeout_s` seconds."""
@@ -360,10 +372,19 @@ class RemoteWorker:
         return capabilities
 
     async def _once(
-        self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
+        self,
+        gap: Missing,
+        call: Call,
+        criteria: StopCriteria,
+        sampling: Sampling,
+        *,
+        stream: bool = True,
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """One attempt, always streamed: a server that sends nothing for long counts as lost."""
-        began, capabilities = perf_counter(), await self.capabilities()
+        """One attempt, always streamed: a server that sends nothing for long counts as lost.
+        `gap` is what a stream of the same call lacked."""
+        began, capabilities = perf_counter(), lacking(await self.capabilities(), gap)
+        if not (criteria.min_confidence or criteria.max_entropy is not None or criteria.min_tokens):
+            capabilities = lacking(capabilities, self._gaps.missing)  # it can go without
         for name, limited in (
             ("min_confidence", criteria.min_confidence > 0),
             ("max_entropy", criteria.max_entropy is not None),
@@ -460,6 +481,8 @@ class RemoteWorker:
             counts = protocol.usage(spent, 0, 0)
             if whole and counts.generated and counts.prompt == len(ids):  # counted as we count
                 parser.check_count(counts.generated, segment.finish)
+        if gap is None and segment.tokens:
+            self._seen(parser.missing)
         if options.remaining_tokens <= 0 or parser.withheld:
             usage = replace(usage, generated=0)  # it only prefilled, or not even that
         yield Generation(

@@ -150,7 +150,7 @@ async def test_texts_with_a_draft_model_are_those_of_the_model(
 async def test_ids_that_stop_coming_in_mid_answer(
     files: dict[str, Path], pair: dict[Any, LocalWorker], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Drafts that are copied from what was written come late: the probe saw all ids."""
+    """Drafts that are copied from what was written come late, or never: the probe saw all ids."""
     with serving_gguf(files["large"], 1024, draft="ngram") as url:
         worker = RemoteWorker(Server(url), MODEL, pair["large"].tokenizer)
         assert await worker.capabilities() == ABLE
@@ -164,7 +164,6 @@ async def test_ids_that_stop_coming_in_mid_answer(
                 ours.tokens,
                 ours.finish,
             )
-        assert await worker.capabilities() == replace(ABLE, missing="ids")
     assert f"{worker.server.name} leaves out ids of some tokens" in caplog.text
 
 

@@ -269,25 +269,51 @@ async def test_what_stops_coming_in_mid_stream_is_gone_without(
     pair: dict[Any, LocalWorker],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """No text is lost, the next call knows, and what needs log-probabilities is refused."""
-    behavior = ServerBehavior(completions=completions, lacks=lacks, lacks_after=9)
+    """No text is lost. Two streams in a row that agree say what the next ones are read by; what
+    needs log-probabilities is always tried, and refused by name."""
+    behavior = ServerBehavior(completions=completions, lacks_after=9)
     for criteria in (StopCriteria(200), StopCriteria(200, until=("\n\n",)), StopCriteria(12)):
-        with Servers(pair, behavior) as workers:
-            small = workers["small"]
+        ours = (await write(pair["small"], ask(QUESTIONS[0]), criteria)).segment
+        late = len(ours.tokens) > 9
+        with (servers := Servers(pair, behavior)) as workers:
+            small, requests = workers["small"], servers.apps["small"].requests
             assert (await small.capabilities()).missing is None
-            ours, theirs = [
-                (await write(worker, ask(QUESTIONS[0]), criteria)).segment
-                for worker in (pair["small"], small)
-            ]
-            assert (theirs.text, theirs.finish) == (ours.text, ours.finish)
-            assert theirs.tokens == ours.tokens
-            late = len(ours.tokens) > 9
-            assert bool(theirs.logprobs) != late
-            assert (await small.capabilities()).missing == (lacks if late else None)
-            assert (f"{small.server.name} leaves out" in caplog.text) == late
-            if late:
-                with pytest.raises(Unsupported, match="of tokens, which min_confidence"):
-                    await write(small, ask(QUESTIONS[0]), StopCriteria(9, min_confidence=0.5))
+            for gap, calls, logprobs in [
+                (True, 2, False),
+                (False, 1, True),
+                (True, 2, False),
+                (True, 2, False),
+                (True, 1, False),
+                (False, 1, False),
+                (True, 1, False),
+                (False, 1, False),
+                (False, 1, False),
+                (False, 1, True),
+            ]:
+                behavior.lacks, before = lacks if gap else None, len(requests)
+                theirs = (await write(small, ask(QUESTIONS[0]), criteria)).segment
+                assert replace(theirs, logprobs=()) == replace(ours, logprobs=())
+                assert len(requests) - before == (calls if late else 1)
+                assert bool(theirs.logprobs) == (logprobs or not late)
+            for words in ("leaves out", "sends ids and log-probabilities of all tokens again"):
+                assert (f"{small.server.name} {words}" in caplog.text) == late
+
+
+@pytest.mark.parametrize("lacks", ["ids", "logprobs"])
+async def test_what_needs_log_probabilities_is_tried_after_gaps(
+    lacks: Any, pair: dict[Any, LocalWorker]
+) -> None:
+    behavior, doubt = ServerBehavior(lacks_after=9), StopCriteria(200, min_confidence=1e-9)
+    ours = (await write(pair["small"], ask(QUESTIONS[0]), doubt)).segment
+    with Servers(pair, behavior) as workers:
+        await workers["small"].capabilities()
+        behavior.lacks = lacks
+        for _ in range(3):
+            with pytest.raises(WorkerError, match="of tokens, which min_confidence needs"):
+                await write(workers["small"], ask(QUESTIONS[0]), doubt)
+        behavior.lacks = None
+        theirs = (await write(workers["small"], ask(QUESTIONS[0]), doubt)).segment
+        assert (theirs.tokens, theirs.finish) == (ours.tokens, ours.finish)
 
 
 @pytest.mark.parametrize("completions", [True, False])
