@@ -59,6 +59,7 @@ STEP = Segment("policy", "1 + 1 = 2.\n\n")
 TRACE = Transcript((Message("user", "What is 1 + 1?"),)).extend(STEP)
 ONE = {"max_tokens": 1, "temperature": 0}
 SEVERAL = {"max_tokens": 8, "temperature": 0}
+ENDING, TIMES = "So the answer is 2.", 4
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 SEVEN_TEXT = "7"
 SEVEN = Constraint("json_schema", '{"const": 7}')
@@ -134,9 +135,7 @@ async def probe(
             greedy = await _greedy(ask, capabilities, prompt, vocabulary)
             if prompts.tokenizer.thinks and not capabilities.reads_ids:
                 stops = await _stops(ask, capabilities, prompt, greedy, vocabulary)
-                stops = stops and await _ends(
-                    ask, capabilities, prompt, greedy, prompts, vocabulary
-                )
+                stops = stops and await _ends(ask, capabilities, prompt, requests, vocabulary)
                 capabilities = replace(capabilities, stops=stops)
             forms = await _forms(ask, capabilities, prompts, vocabulary)
             capabilities = replace(capabilities, forms=forms)
@@ -233,22 +232,38 @@ async def _ends(
     ask: Ask,
     capabilities: ServerCapabilities,
     prompt: Mapping[str, Any],
-    greedy: str,
-    prompts: PromptRenderer,
+    requests: RequestBuilder,
     vocabulary: Vocabulary,
 ) -> bool:
-    """Whether the end of a thought is seen, here of one that `logit_bias` ends at once: a server
-    that goes on without a text hides the marker, and does not stop there."""
-    tokenizer = prompts.tokenizer
+    """Whether the end of a thought is seen: a server that hides the marker and goes on makes
+    tokens without a text, or a first one.
+
+    The marker comes by `logit_bias`, or if the server does not read that, after a text that ended
+    with it a few times.
+    """
+    tokenizer, chat = requests.prompts.tokenizer, capabilities.prompt == "chat"
     if tokenizer.close_id is None:
         return True  # its tokens are text
-    body = {**SEVERAL, **prompt, "logit_bias": {str(tokenizer.close_id): SURELY}}
+    if not chat:
+        again = list(tokenizer.encode(ENDING))
+        ids = [*requests.prompts.transcript(TRACE), *TIMES * [*again, tokenizer.close_id], *again]
+        prompt = requests.body(capabilities.prompt, ids, TRACE)
+    body = dict(prompt) | {"logit_bias": {str(tokenizer.close_id): SURELY}}
     body |= marker_stop(closing_marker(tokenizer, True), tokenizer, capabilities)
-    answer = await _tried(ask, capabilities, body)
-    chunk = None if answer is None else parse_chunk(answer, vocabulary)
-    if chunk is None or _made(prompt, chunk) or not greedy:
-        return True  # it is shown, or `logit_bias` is not read: nothing shows the contrary
-    return chunk.finish == "stop"
+
+    async def answered(size: Mapping[str, Any]) -> Chunk | None:
+        answer = await _tried(ask, capabilities, {**body, **size})
+        return None if answer is None else parse_chunk(answer, vocabulary)
+
+    if not (several := await answered(SEVERAL)):
+        del body["logit_bias"]
+        several = await answered(SEVERAL)
+    if several and not _made(prompt, several):
+        return several.finish == "stop"
+    if chat or not several:
+        return True  # nothing shows the contrary
+    one = await answered(ONE)
+    return not one or bool(one.text)
 
 
 async def _forms(

@@ -18,7 +18,7 @@ class RequestBuilder:
     """Renders prompts for one checkpoint."""
 
     def __init__(self, prompts: PromptRenderer) -> None:
-        self._prompts, self._tokenizer = prompts, prompts.tokenizer
+        self.prompts, self._tokenizer = prompts, prompts.tokenizer
         self._begin = list(self._tokenizer.begin)
 
     def body(
@@ -61,9 +61,9 @@ class RequestBuilder:
         if transcript.messages[0].role == "prompt":
             raise Unsupported("continuing a text as it is, which the server of a chat cannot")
         turns, lead_in = (query.turns, query.lead_in) if query else ((), "")
-        conversation = self._prompts.conversation(transcript.messages)
-        before = self._prompts.before_assistant(conversation)
-        written = self._tokenizer.decode(self._prompts.transcript(transcript))
+        conversation = self.prompts.conversation(transcript.messages)
+        before = self.prompts.before_assistant(conversation)
+        written = self._tokenizer.decode(self.prompts.transcript(transcript))
         if not written.startswith(before):
             raise Unsupported("this model's chat template cannot go on with an assistant's message")
         messages = [

@@ -229,7 +229,10 @@ class Corrupting:
     async def answer(self, request: Request) -> Response:
         path, body = request.url.path, await request.body()
         async with httpx.AsyncClient(timeout=60.0, trust_env=False, verify=False) as client:
-            reply = await client.request(request.method, self.url + path, content=body)
+            kind = {"content-type": request.headers.get("content-type", "")}  # vLLM reads no other
+            reply = await client.request(
+                request.method, self.url + path, content=body, headers=kind
+            )
         if self.how is None or reply.status_code != 200 or request.method == "GET":
             kept = {"content-type": reply.headers["content-type"]}
             return Response(reply.content, reply.status_code, kept)

@@ -92,12 +92,30 @@ async def test_a_hidden_end_of_a_thought_is_where_a_server_stops_or_thoughts_are
         assert ours.finish == "think_end"
 
 
-@pytest.mark.parametrize("shown", [False, True])
-async def test_a_thought_is_not_refused_where_nothing_shows_that_its_end_is_unseen(
-    shown: bool, local: LocalWorker
+@pytest.mark.parametrize("prompt_ids", [False, True])
+@pytest.mark.parametrize("completions", [False, True])
+async def test_a_server_that_reads_no_logit_bias_is_seen_to_write_on_behind_a_hidden_marker(
+    completions: bool, prompt_ids: bool, local: LocalWorker
 ) -> None:
-    """The server stops at the marker without `stop_token_ids`, or does not read `logit_bias`."""
-    behavior = replace(MUTE, stops_at_controls=shown, stop_ids=False, biases=shown)
+    """It copies the marker from the prompt; a chat has no place for that, so nothing shows it."""
+    behavior = ServerBehavior(
+        completions=completions, prompt_ids=prompt_ids, token_ids=False, named_ids=False,
+        max_logprobs=0, stop_ids=False, biases=False,
+    )  # fmt: skip
+    with served(local, behavior) as worker:
+        assert (await worker.capabilities()).stops != completions
+        if completions:
+            with pytest.raises(Unsupported, match="a sign of the end of a thought"):
+                await write(worker, ask(QUESTIONS[0]), StopCriteria(200))
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("prompt_ids", [False, True])
+async def test_a_thought_is_not_refused_where_a_server_stops_at_its_marker(
+    prompt_ids: bool, biases: bool, local: LocalWorker
+) -> None:
+    """Without `stop_token_ids`."""
+    behavior = replace(MUTE, prompt_ids=prompt_ids, stop_ids=False, biases=biases)
     with served(local, behavior) as worker:
         assert (await worker.capabilities()).stops
 

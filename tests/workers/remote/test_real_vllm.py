@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ import pytest
 
 from orchestrator.types import LabelQuery, StopCriteria
 from tests.deploy.conftest import free_port
+from tests.workers.remote.corruptions import Corrupting
 from tests.workers.remote.test_worker import DIGITS, GREEDY, JUDGE, QUESTIONS, ask, call, write
+from tests.workers.remote.vllm_like import serving
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load
 from workers.remote.protocol import ServerCapabilities
@@ -100,6 +103,20 @@ async def test_what_it_can_do_is_found(served: RemoteWorker) -> None:
         extras=True,
         forms=True,
     )
+
+
+async def test_a_thought_ends_where_a_proxy_drops_all_ids(address: str, builtin: Any) -> None:
+    """The text hides the marker, and stop strings are looked for in the text."""
+    with serving(Corrupting(address, "ids are dropped").app) as url:
+        worker = RemoteWorker(Server(url, retries=0), "large", load_tokenizer(FOLDER))
+        capabilities = await worker.capabilities()
+        assert not capabilities.ids
+        assert capabilities.stops
+        for question in QUESTIONS:
+            ours = (await write(builtin, ask(question), StopCriteria(120))).segment
+            theirs = (await write(worker, ask(question), StopCriteria(120))).segment
+            assert replace(theirs, logprobs=()) == replace(ours, logprobs=())
+        assert theirs.finish == "think_end"
 
 
 async def test_it_generates_as_our_own_engine(served: RemoteWorker, builtin: Any) -> None:
