@@ -35,7 +35,9 @@ def open_spans(tracing: Tracing) -> tuple[Spans, Callable[[], None]]:
     if tracing.exporter == "otlp":
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        exporter = OTLPSpanExporter(tracing.endpoint, headers=headers(tracing))
+        exporter = OTLPSpanExporter(
+            tracing.endpoint, certificate_file=authorities(), headers=headers(tracing)
+        )
     else:
         exporter = ConsoleSpanExporter(out=sys.stdout)  # as it is now: Serve's log, in a replica
     provider = TracerProvider(
@@ -46,6 +48,15 @@ def open_spans(tracing: Tracing) -> tuple[Spans, Callable[[], None]]:
     )
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return Spans(provider.get_tracer("baton")), provider.shutdown
+
+
+def authorities() -> str | None:
+    """The certificates that `SSL_CERT_FILE` or `SSL_CERT_DIR` names, which the exporter does not
+    read; None if OpenTelemetry's own variable names others."""
+    own = ("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE")
+    if any(map(os.environ.get, own)):
+        return None
+    return os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")
 
 
 def headers(tracing: Tracing) -> dict[str, str]:

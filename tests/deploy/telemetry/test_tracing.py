@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from pydantic import ValidationError
 
@@ -42,8 +45,8 @@ class Collector:
 
 
 @contextmanager
-def collector() -> Iterator[Collector]:
-    """A small receiver of OTLP over HTTP on this machine."""
+def collector(authority: trustme.CA | None = None) -> Iterator[Collector]:
+    """A small receiver of OTLP over HTTP on this machine; by https with an authority."""
 
     class Receiver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -55,7 +58,12 @@ def collector() -> Iterator[Collector]:
         def log_message(self, *_: Any) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    found = Collector(f"http://127.0.0.1:{server.server_port}/v1/traces")
+    scheme = "http"
+    if authority is not None:
+        scheme, tls = "https", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(tls)
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    found = Collector(f"{scheme}://127.0.0.1:{server.server_port}/v1/traces")
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -93,6 +101,38 @@ def test_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     assert there.services == {"mine"}
     assert there.headers[0]["x-key"] == "secret"
     assert there.headers[0]["x-team"] == "ours"
+
+
+OURS, THEIRS = "SSL_CERT_FILE", "OTEL_EXPORTER_OTLP_CERTIFICATE"
+VARIABLES = (OURS, THEIRS, "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+
+
+@pytest.mark.parametrize(
+    ("variables", "arrive"),
+    [
+        ({}, False),
+        ({OURS: "company"}, True),
+        ({OURS: "other"}, False),
+        ({THEIRS: "company"}, True),
+        ({THEIRS: "company", OURS: "other"}, True),
+    ],
+)
+def test_a_companys_own_authority(
+    variables: dict[str, str], arrive: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "company.pem")
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+    for name, file in variables.items():
+        monkeypatch.setenv(name, str(tmp_path / f"{file}.pem"))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    with collector(authority) as there:
+        spans, end = open_spans(Tracing(endpoint=there.url))
+        ask(spans)
+        end()
+    assert bool(there.spans) == arrive
 
 
 @pytest.mark.parametrize(("flag", "arrive"), [("01", True), ("00", False)])

@@ -329,7 +329,8 @@ async def test_prefixes_keep_deployments_apart(redis: RedisServer) -> None:
     await other.aclose()
 
 
-async def test_tls(tmp_path: Path) -> None:
+async def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -352,11 +353,16 @@ async def test_tls(tmp_path: Path) -> None:
         for wrong in (
             f"{url}/stranger.pem",
             f"rediss://127.0.0.1:{port}?ssl_ca_certs={tmp_path}/ca.pem",
+            f"rediss://localhost:{port}",
         ):
             shut = RedisStore(wrong, timeout_s=5)
             with pytest.raises(StoreUnavailable):
                 await shut.state()
             await shut.aclose()
+        monkeypatch.setenv("SSL_CERT_FILE", f"{tmp_path}/ca.pem")  # redis-py reads it
+        store = RedisStore(f"rediss://localhost:{port}", timeout_s=5)
+        assert (await store.state()).revision == made  # type: ignore[union-attr]
+        await store.aclose()
 
 
 @pytest.mark.parametrize(
