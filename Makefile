@@ -9,7 +9,7 @@ COMMA := ,
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks load load-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real regrade-real times-real calibrate-real gate-real gate-curve decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup setup-gpu serve test test-services test-others test-lab test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks load load-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real regrade-real times-real calibrate-real gate-real gate-curve decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -31,7 +31,7 @@ serve: $(STAMP) ## serve the embedded pair at http://127.0.0.1:8000 (PORT= chang
 	@exec $(BIN)/baton serve --port $(PORT)
 
 # The tests of services mostly wait for processes to start, so the others run beside them.
-SERVICES := $(addprefix tests/deploy/,bench cli launch service telemetry) tests/bench tests/clients tests/house
+SERVICES := $(addprefix tests/deploy/,cli launch service telemetry) tests/clients
 
 # Tests of real processes share a machine with whatever else it does: in CI what fails is tried once more, and
 # the summary names it (RERUN).
@@ -44,7 +44,10 @@ test-services:
 	@$(BIN)/python -m pytest $(RERUNS) $(SERVICES)
 
 test-others:
-	@$(BIN)/python -m pytest $(RERUNS) tests $(SERVICES:%=--ignore=%)
+	@$(BIN)/python -m pytest $(RERUNS) tests $(SERVICES:%=--ignore=%) --ignore=tests/lab
+
+test-lab: $(STAMP) ## the tests of the laboratory (5 minutes)
+	@$(BIN)/python -m pytest tests/lab
 
 # vLLM's pins are not ours, so it has an environment of its own. An engine of vLLM's belongs to one
 # event loop, so all tests share one.
@@ -63,7 +66,7 @@ $(VLLM_STAMP): pyproject.toml requirements-vllm.lock
 
 real-pair: $(STAMP) ## fetch pretrained models to build/real-pair (3 minutes, 7 GB in ~/.cache/baton; quick the second time)
 	@$(BIN)/python -m tests.real.templates
-	@$(BIN)/python -m tests.real.fetch
+	@$(BIN)/python -m deploy.lab.fetch
 
 # Frameworks for agents have pins of their own.
 AGENTS := .venv-agents
@@ -82,7 +85,7 @@ test-real-vllm: $(VLLM_STAMP) real-pair ## pretrained models over vLLM in the ac
 
 # Each client's environment is of its own. URL= names a running service instead of the embedded pair, ARGS= says more:
 # make clients URL=http://127.0.0.1:8000 ARGS="--model large-only --checks tools --timeout 300 --out build/clients/tools.md"
-# asks for calls of tools alone, of a service over the real pair (baton serve deploy/evaluation/real_pair.yaml).
+# asks for calls of tools alone, of a service over the real pair (baton serve deploy/lab/real_pair.yaml).
 CLIENTS := build/clients
 
 clients: $(STAMP) ## every client and tool of others against the service, docs/clients.md (20 minutes, 6 GB)
@@ -91,7 +94,7 @@ clients: $(STAMP) ## every client and tool of others against the service, docs/c
 
 # Rows are kept in build/bench: a run that was broken off goes on where it stopped. QUICK=1 shows in
 # minutes whether all of it runs; ROWS= names some rows, FRESH=1 measures them all again.
-BENCH := $(BIN)/python -m tests.bench.run $(if $(QUICK),--quick) $(if $(ROWS),--rows $(ROWS)) $(if $(FRESH),--fresh)
+BENCH := $(BIN)/python -m deploy.lab.peers.run $(if $(QUICK),--quick) $(if $(ROWS),--rows $(ROWS)) $(if $(FRESH),--fresh)
 
 bench: $(STAMP) $(VLLM_STAMP) ## what Baton costs beside transformers, vLLM and llama.cpp, docs/bench.md (half an hour)
 	@$(BENCH) $(if $(QUICK)$(ROWS),,--page docs/bench.md)
@@ -103,24 +106,24 @@ fuzz-api: $(STAMP) ## 10,000 requests made from /openapi.json, right and wrong o
 	@FUZZ_CASES=15000 $(BIN)/python -m pytest -s tests/orchestrator/http/test_fuzz.py
 
 experiments-calibration: $(STAMP) ## how often experiments claim what is not so, docs/false-claims.md (5 minutes)
-	@$(BIN)/python -m tests.house.false_claims --out docs/false-claims.md
+	@$(BIN)/python -m tests.lab.false_claims --out docs/false-claims.md
 
 constrained: $(STAMP) ## 1,000 answers of the embedded pair held to schemas, by method and policy (10 minutes)
-	@$(BIN)/python -m tests.real.constrained
+	@$(BIN)/python -m tests.lab.constrained
 
 tool-tasks: $(STAMP) real-pair ## 50 small tasks that take a tool, by policy, of pretrained models (an hour and a half; resumable)
-	@$(BIN)/python -m tests.real.tool_tasks $(if $(POLICIES),--policies $(POLICIES))
+	@$(BIN)/python -m tests.lab.tool_tasks $(if $(POLICIES),--policies $(POLICIES))
 
 load: $(STAMP) ## requests a second by policy, 8 clients at once, of the embedded pair, docs/load.md (10 minutes; resumable)
-	@$(BIN)/python -m tests.real.load --pair embedded --page docs/load.md
+	@$(BIN)/python -m deploy.lab.load --pair embedded --page docs/load.md
 
 load-real: $(STAMP) real-pair ## requests a second by policy, 16 clients at once, of pretrained models, docs/load-real.md (half an hour; resumable)
 	@$(REAL_UNPACKED)
-	@$(BIN)/python -m tests.real.load --pair real --page docs/load-real.md
+	@$(BIN)/python -m deploy.lab.load --pair real --page docs/load-real.md
 	@$(REAL_PACK)
 
 constrained-real: $(STAMP) real-pair ## 100 of pretrained models (20 minutes)
-	@$(BIN)/python -m tests.real.constrained --pair real --answers 100 --max-tokens 120
+	@$(BIN)/python -m tests.lab.constrained --pair real --answers 100 --max-tokens 120
 
 check: $(STAMP) ## lint and type-check
 	@$(BIN)/ruff check .
@@ -137,36 +140,26 @@ SHARING := small-only,specreason,surprise-takeover,bild,learned-gate
 # The fastest lossless method of docs/decoding, on both sides.
 SPECULATION := chain:gamma=16:threshold=0.6
 
-results: $(STAMP) ## measure every policy on held-out problems, write docs/results.md (an hour; URL= adds a service)
+results: $(STAMP) ## measure every policy on held-out problems, in build/results (an hour; URL= adds a service)
 	@$(HELD_OUT) --limit $(PROBLEMS) --policies all --recordings $(RESULTS)/vanilla --json $(RESULTS)/vanilla.json
 	@$(HELD_OUT) --limit $(PROBLEMS) --policies $(SHARING) --speculation $(SPECULATION) --rows $(RESULTS)/chain.jsonl --json $(RESULTS)/chain.json
 	@$(HELD_OUT) --limit $$(($(PROBLEMS) / 4)) --budget 16,48 --policies small-only,specreason,bild,learned-gate \
 	  --rows $(RESULTS)/budgets.jsonl --json $(RESULTS)/budgets.json
 	@test -z "$(URL)" || $(HELD_OUT) --limit $(PROBLEMS) --url $(URL) --policies small-only,specreason,bild,learned-gate \
 	  --rows $(RESULTS)/http.jsonl --json $(RESULTS)/http.json
-	@for costs in deploy/costs/*.yaml; do \
-	  name=$$(basename $$costs .yaml); \
-	  $(BIN)/baton predict $(RESULTS)/vanilla --costs $$costs --json $(RESULTS)/$$name.json || exit 1; \
-	done
-	@$(BIN)/baton results $(RESULTS)/vanilla.json $(RESULTS)/chain.json $(RESULTS)/budgets.json \
-	  $$(ls $(RESULTS)/http.json 2>/dev/null) \
-	  $$(for costs in deploy/costs/*.yaml; do echo --predicted $(RESULTS)/$$(basename $$costs) \
-	    | sed 's/yaml$$/json/'; done)
 
 # Correctness, no times: a busy machine is fine. The service is to be `baton serve` of ENGINES/vllm.yaml.
 ENGINES := build/results-vllm
 
 VLLM_FILE = mkdir -p $(ENGINES) && sed 's/^\( *\)device: cpu.*/&\n\1engine: vllm/' deploy/local.yaml >$(ENGINES)/vllm.yaml
 
-results-vllm: $(STAMP) $(VLLM_STAMP) ## answers over vLLM beside those over our own engine, write docs/engines.md (15 minutes; URL= adds a service)
+results-vllm: $(STAMP) $(VLLM_STAMP) ## answers over vLLM beside those over our own engine, in build/results-vllm (15 minutes; URL= adds a service)
 	@$(VLLM_FILE)
 	@$(BIN)/baton eval --problems builtin:heldout --limit 100 --policies all --recordings $(ENGINES)/builtin
 	@TORCHDYNAMO_DISABLE=1 $(VLLM)/bin/baton eval --problems builtin:heldout --limit 100 --policies all \
 	  --config $(ENGINES)/vllm.yaml --recordings $(ENGINES)/vllm
 	@test -z "$(URL)" || $(BIN)/baton eval --problems builtin:heldout --limit 100 --policies all \
 	  --url $(URL) --concurrency 4 --rows $(ENGINES)/service/rows.jsonl
-	@$(BIN)/python -m deploy.evaluation.engines docs/engines.md $(ENGINES)/builtin $(ENGINES)/vllm \
-	  $$(ls -d $(ENGINES)/service 2>/dev/null)
 
 # `vllm serve` asks for a distribution named vllm, which the build for CPUs is not: its module does not.
 VLLM_PORT := 8123
@@ -184,7 +177,7 @@ bench-vllm: $(VLLM_STAMP) ## a call by our own engine, by vLLM in the worker, by
 	trap 'kill $$server; wait $$server' EXIT; \
 	until curl -sf http://127.0.0.1:$(VLLM_PORT)/v1/models >/dev/null; do \
 	  kill -0 $$server || { tail -5 $(ENGINES)/server.log; exit 1; }; sleep 1; done; \
-	$(VLLM)/bin/baton bench-calls $(ENGINES)/builtin.yaml $(ENGINES)/vllm.yaml $(ENGINES)/http.yaml --repeats 8 \
+	$(VLLM)/bin/baton lab bench-calls $(ENGINES)/builtin.yaml $(ENGINES)/vllm.yaml $(ENGINES)/http.yaml --repeats 8 \
 	  --markdown $(ENGINES)/calls.md
 
 # The same of the pretrained large model, in bfloat16 on two threads, as tokens a second.
@@ -206,7 +199,7 @@ bench-vllm-real: $(VLLM_STAMP) real-pair ## tokens a second of the pretrained la
 	trap 'kill $$server; wait $$server' EXIT; \
 	until curl -sf http://127.0.0.1:$(VLLM_PORT)/v1/models >/dev/null; do \
 	  kill -0 $$server || { tail -5 $(ENGINES)/real/server.log; exit 1; }; sleep 1; done; \
-	$(VLLM)/bin/baton bench-calls $(ENGINES)/real/builtin.yaml $(ENGINES)/real/vllm.yaml $(ENGINES)/real/http.yaml --repeats 3 \
+	$(VLLM)/bin/baton lab bench-calls $(ENGINES)/real/builtin.yaml $(ENGINES)/real/vllm.yaml $(ENGINES)/real/http.yaml --repeats 3 \
 	  --streams 1,8 --markdown $(ENGINES)/real/streams.md
 
 # Chosen before anything was measured: word problems, arithmetic and algebra of reasoning-gym, one seed
@@ -243,7 +236,7 @@ REAL_FURTHER_SEED := 20261203
 REAL_FURTHER ?= 70
 REAL_ALL := gym:$(subst $() ,$(COMMA),$(REAL_KINDS)):$(REAL_SEED)
 REAL_COSTS := r1-1.5b-32b-h100 qwen3-8b-32b-h100
-REAL_EVAL = $(BIN)/baton eval --config deploy/evaluation/real_pair.yaml --max-tokens $(REAL_TOKENS)
+REAL_EVAL = $(BIN)/baton eval --config deploy/lab/real_pair.yaml --max-tokens $(REAL_TOKENS)
 REAL_BATCHED = $(subst pair.yaml,pair_batched.yaml,$(REAL_EVAL))
 
 # $(call REAL_MORE,GROUP,POLICIES,N) measures more policies on the questions of a set, N at once.
@@ -252,8 +245,8 @@ REAL_MORE = $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurre
 
 REAL_UNPACKED = test -f $(REAL)/gsm_symbolic/rows.jsonl || { mkdir -p build && tar -xJf $(REAL_KEPT) -C build --skip-old-files; }
 REAL_PACK = tar -cJf $(REAL_KEPT) -C build results-real
-REAL_REGRADE = $(BIN)/python -m deploy.evaluation.regrade $(REAL)
-REAL_PAGE = $(REAL_REGRADE) && $(BIN)/python -m deploy.evaluation.real_pair $(REAL) docs/real-pair.md $(REAL_COSTS) && $(REAL_PACK)
+REAL_REGRADE = $(BIN)/python -m deploy.lab.regrade $(REAL)
+REAL_PAGE = $(REAL_REGRADE) && $(BIN)/python -m deploy.lab.real_pair $(REAL) docs/real-pair.md $(REAL_COSTS) && $(REAL_PACK)
 
 results-real: $(STAMP) real-pair ## measure policies on pretrained models, write docs/real-pair.md (many hours; resumable)
 	@$(REAL_UNPACKED)
@@ -298,13 +291,13 @@ times-real: $(STAMP) real-pair ## wall times of the pretrained pair on another m
 	  --speculation $(REAL_RELAXED) --rows $(REAL)/relaxed.$(NAME)/rows.jsonl
 	@$(REAL_PAGE)
 
-REAL_CALIBRATION := deploy/evaluation/real_pair_calibration.json
-REAL_CALIBRATE = $(BIN)/baton calibrate --config deploy/evaluation/real_pair_batched.yaml --limit 24 --concurrency 24 \
+REAL_CALIBRATION := deploy/lab/real_pair_calibration.json
+REAL_CALIBRATE = $(BIN)/baton calibrate --config deploy/lab/real_pair_batched.yaml --limit 24 --concurrency 24 \
   --problems $(REAL_ALL:$(REAL_SEED)=$(REAL_TUNING)) --max-tokens $(REAL_TOKENS) --target-large-share 0.46 \
   --out build/real-calibration/pair.json
 
 # A calibration keeps the policies of its file that it does not search. Ranges leave out where nothing is rejected.
-calibrate-real: $(STAMP) real-pair ## thresholds of the pretrained pair, in deploy/evaluation/real_pair_calibration.json (20 minutes; resumable)
+calibrate-real: $(STAMP) real-pair ## thresholds of the pretrained pair, in deploy/lab/real_pair_calibration.json (20 minutes; resumable)
 	@mkdir -p build/real-calibration
 	@test -f build/real-calibration/pair.json || cp $(REAL_CALIBRATION) build/real-calibration/pair.json
 	@$(REAL_CALIBRATE) --policy route --policy cascade
@@ -313,11 +306,11 @@ calibrate-real: $(STAMP) real-pair ## thresholds of the pretrained pair, in depl
 
 REAL_GATE := build/real-gate
 
-gate-real: $(STAMP) real-pair ## learn a gate of the pretrained pair, in deploy/evaluation/real_pair_calibration.json (1.5 hours; resumable)
+gate-real: $(STAMP) real-pair ## learn a gate of the pretrained pair, in deploy/lab/real_pair_calibration.json (1.5 hours; resumable)
 	@$(REAL_BATCHED) --problems $(REAL_ALL:$(REAL_SEED)=$(REAL_TUNING)) --limit 96 --concurrency 48 \
 	  --policies specreason --recordings $(REAL_GATE)/recorded
 	@$(BIN)/baton learn gate $(REAL_GATE)/recorded --out $(REAL_CALIBRATION) \
-	  --plot $(REAL_GATE)/gate.png --concurrency 48 --config deploy/evaluation/real_pair_batched.yaml
+	  --plot $(REAL_GATE)/gate.png --concurrency 48 --config deploy/lab/real_pair_batched.yaml
 
 # Nothing here is timed, so questions are asked side by side. Both seeds are for tuning; the largest size comes last.
 CURVE := build/gate-curve
@@ -325,7 +318,7 @@ CURVE_SIZES ?= 200 1000 3000 5000
 CURVE_PROBLEMS ?= 1000
 CURVE_EVAL := $(BIN)/baton eval --problems builtin:dev --concurrency 8
 
-gate-curve: $(STAMP) ## gates learned from more and more requests, write docs/gate-curve.md (an hour; resumable)
+gate-curve: $(STAMP) ## gates learned from more and more requests, in build/gate-curve (an hour; resumable)
 	@$(CURVE_EVAL) --seed 20261127 --limit $(lastword $(CURVE_SIZES)) --policies specreason --recordings $(CURVE)/recorded
 	@$(CURVE_EVAL) --seed 77 --limit $(CURVE_PROBLEMS) --policies specreason --recordings $(CURVE)/measured
 	@for size in $(CURVE_SIZES); do \
@@ -335,10 +328,9 @@ gate-curve: $(STAMP) ## gates learned from more and more requests, write docs/ga
 	  $(CURVE_EVAL) --config $(CURVE)/$$size.yaml --seed 77 --limit $(CURVE_PROBLEMS) --policies specreason,learned-gate \
 	    --beside $(CURVE)/measured --rows $(CURVE)/$$size.jsonl --json $(CURVE)/$$size.measured.json || exit 1; \
 	done
-	@$(BIN)/python -m deploy.evaluation.gate_curve docs/gate-curve.md $(CURVE) $(CURVE_SIZES)
 
 # Heads of several seeds, for which there is no room here, take part where HEADS names their run folder.
-DECODE := $(BIN)/baton bench-decode --threads 1
+DECODE := $(BIN)/baton lab bench-decode --threads 1
 DECODED := docs/decoding
 
 decoding: $(STAMP) ## time token-level methods, write docs/decoding (half an hour on a quiet machine)
@@ -364,7 +356,7 @@ decoding: $(STAMP) ## time token-level methods, write docs/decoding (half an hou
 	  methods="$$methods,fspad:variant=eagle2:head=$(HEADS)/eagle2-$$seed:$$shape"; done; done; \
 	$(DECODE) --prompts 100 --rounds 1 --draft none --methods "$${methods#,}" --markdown $(DECODED)/heads.md; }
 
-REAL_DECODE := $(BIN)/baton bench-decode --model build/real-pair/large --draft build/real-pair/small \
+REAL_DECODE := $(BIN)/baton lab bench-decode --model build/real-pair/large --draft build/real-pair/small \
   --problems gym:gsm_symbolic:$(REAL_TUNING) --prompts 4 --rounds 1
 REAL_METHODS := chain:gamma=4,chain:gamma=7,chain:gamma=12:threshold=0.6,lookup,spectr:count=4:gamma=4,recursive-s:width=4:gamma=4,reflective:gamma=4:alpha=0.1,relaxed:gamma=12:threshold=0.6:thoughts_only=false
 
@@ -375,8 +367,8 @@ decoding-real: $(STAMP) real-pair ## time token-level methods on pretrained mode
 	  --rows $(REAL)/decode-sampled.jsonl --markdown $(DECODED)/real-pair-sampled.md
 	@$(REAL_DECODE) --dtype int8 --temperature 0 --methods chain:gamma=2,chain:gamma=4,chain:gamma=12:threshold=0.6,hf-generate,hf-assisted \
 	  --rows $(REAL)/decode-int8.jsonl --markdown $(DECODED)/real-pair-int8.md
-	@$(BIN)/python -m tests.real.llama_cpp_speed --markdown $(DECODED)/real-pair-llama-cpp.md
-	@$(BIN)/baton bench-weights --model build/real-pair/large --dtypes bfloat16,int8 --limit 120
+	@$(BIN)/python -m deploy.lab.peers.llama_cpp_speed --markdown $(DECODED)/real-pair-llama-cpp.md
+	@$(BIN)/baton lab bench-weights --model build/real-pair/large --dtypes bfloat16,int8 --limit 120
 
 screenshots: $(STAMP) chromium ## pictures of the console in every state, in build/console (2 minutes)
 	@$(BIN)/python -m tests.house.console_pictures
@@ -403,7 +395,7 @@ $(STAMP): pyproject.toml requirements.lock
 experiments: $(STAMP) ## an A/B test on a running service, docs/experiments.md (URL= names it)
 	@set -e; failed=0; export BATON_URL=$(or $(URL),http://127.0.0.1:$(PORT)); \
 	$(BIN)/baton experiment start deploy/experiments/thresholds.yaml; \
-	$(BIN)/baton experiment drive --problems builtin:heldout --limit 2000 --concurrency 8 --every 200 || failed=1; \
+	$(BIN)/baton lab drive --problems builtin:heldout --limit 2000 --concurrency 8 --every 200 || failed=1; \
 	$(BIN)/baton experiment report thresholds; \
 	$(BIN)/baton experiment stop thresholds; exit $$failed
 

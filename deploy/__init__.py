@@ -5,11 +5,11 @@
 - `telemetry`: metrics, logs and spans of a running service.
 - `launch`: from a deployment file to something that runs on this machine.
 - `cli`: the command line `baton`.
-- `evaluation`: policies measured side by side, calibrated, predicted, replayed.
-- `bench`: token-level methods measured side by side.
+- `evaluation`: policies measured side by side, calibrated, replayed.
+- `lab`: the laboratory, which is not in the wheel.
 - `checking`: deployments checked without a cluster.
 
 The first three serve; the others are tools that no request needs. Files for deployers lie beside
 them: deployment files (`local.yaml`, `gpu.yaml`, `remote.yaml`), `kubernetes/`, `grafana/`,
-`prometheus/`, `experiments/` and `costs/`.
+`prometheus/` and `experiments/`.
 """

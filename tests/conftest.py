@@ -1,4 +1,4 @@
-"""The end of a test run: a thread that a test left behind must not hold the process for good."""
+"""The command line as a fixture, and an end to a test run that a leftover thread would hold."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import os
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
+
+from deploy.cli import main as cli
 
 EXIT_S = 60.0  # the interpreter waits for every thread that is no daemon, however long
 
@@ -24,3 +27,24 @@ def _end(status: int) -> None:
     faulthandler.dump_traceback(all_threads=True)
     sys.stderr.flush()
     os._exit(status)
+
+
+class Ran:
+    """What a command did."""
+
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+
+@pytest.fixture
+def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*args: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["baton", *args])
+        with pytest.raises(SystemExit) as info:
+            cli.main()
+        told = capsys.readouterr()
+        return Ran(int(info.value.code or 0), told.out, told.err)
+
+    return run

@@ -12,10 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OURS = ("orchestrator", "policies", "workers", "deploy")
 
-OFFLINE = (
-    "deploy.bench", "deploy.checking", "deploy.cli", "deploy.evaluation", "deploy.launch",
-    "workers.training",
-)  # fmt: skip
+OFFLINE = ("deploy.checking", "deploy.cli", "deploy.evaluation", "deploy.lab", "deploy.launch")
 """Rooms of tools that no request needs; all others serve."""
 POLICY_MAY = {f"orchestrator.{name}" for name in ("types", "errors", "loop.actions", "loop.policy")}
 WORKER_MAY = {
@@ -126,6 +123,16 @@ def test_what_serves_imports_no_offline_tool() -> None:
     assert wrong == []
 
 
+def test_nothing_but_the_command_line_imports_the_laboratory() -> None:
+    """The wheel has none."""
+    wrong = [
+        (who, name)
+        for who, name in cases("deploy")
+        if in_room(name, ("deploy.lab",)) and not in_room(who, ("deploy.lab", "deploy.cli.main"))
+    ]
+    assert wrong == []
+
+
 def test_methods_know_neither_the_engine_nor_each_other() -> None:
     wrong = []
     for who, name in cases("workers"):
@@ -144,7 +151,7 @@ def test_methods_know_neither_the_engine_nor_each_other() -> None:
 def test_the_command_line_starts_without_torch_and_ray() -> None:
     """Help in a moment: what is slow to import is imported where it is used."""
     slow = {"ray", "torch", "transformers", "matplotlib"}
-    for path in files("deploy/cli"):
+    for path in (*files("deploy/cli"), *files("deploy/lab/commands")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in tree.body:
             names = []

@@ -10,7 +10,6 @@ They know tokens and models, and no policy. Rooms, in reading order:
 - `remote`: workers over OpenAI-compatible servers.
 - `replica`: workers as pools of replicas on Ray Serve.
 - `embedded`: the checkpoints that come with the service.
-- `training`: offline: the recipe of those checkpoints and of trained drafters.
 
 Files that several rooms share:
 

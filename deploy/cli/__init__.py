@@ -14,13 +14,4 @@ In reading order:
 - `eval`: a problem set through several policies.
 - `calibrate`: the threshold that meets a target.
 - `learn`: a gate learned from recorded requests.
-- `predict`: recorded requests at the costs of another pair.
-- `results`: measured evaluations as a page of the documentation.
-- `size`: what a request costs a running service, and what a load would need.
-- `torture`: attacks on a service, and whether it held.
-- `bench_calls`: what a call takes through several workers.
-- `bench_decode`: token-level methods side by side.
-- `bench_length`: `baton bench-length`, the cost of a step as a thought grows.
-- `bench_weights`: `baton bench-weights`, types of weights side by side.
-- `train`: the embedded pair's training recipe.
 """

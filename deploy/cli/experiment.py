@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from deploy.cli.administration import (
@@ -18,22 +16,11 @@ from deploy.cli.administration import (
     Note,
     Reply,
     change,
-    dump,
     moment,
     print_heading,
     show_reply,
 )
-from deploy.cli.common import (
-    DEFAULT_URL,
-    Limit,
-    Problems,
-    Seed,
-    ServiceUrl,
-    add_row,
-    bar,
-    wide_console,
-)
-from orchestrator.errors import WorkerUnavailable
+from deploy.cli.common import DEFAULT_URL, ServiceUrl, add_row, wide_console
 
 experiment = typer.Typer(help="Compare policies in production: start, watch, read, stop.")
 
@@ -143,91 +130,6 @@ def readout(which: Which, url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False
       baton experiment report thresholds --json
     """
     show_reply(url, f"{_path(which)}/report", as_json, _print_report)
-
-
-@experiment.command("drive")
-def drive(
-    problems: Problems,
-    limit: Limit = None,
-    seed: Seed = 0,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 4,
-    every: Annotated[int, typer.Option(min=1, help="Answers in a line of the table.")] = 250,
-    url: ServiceUrl = DEFAULT_URL,
-    as_json: AsJson = False,
-) -> None:
-    """Send problems to the model baton, grade each answer, and count the arms that answered.
-
-    The service is sent a reward for every answer (1 where it is right), as it would be by users.
-    `baton eval` compares policies side by side; this feeds an experiment, which does so itself.
-
-    [bold]Examples[/]
-
-      baton experiment drive --problems builtin:dev --limit 500
-
-      baton experiment drive --problems mine.jsonl --concurrency 8 --json
-    """
-    import asyncio
-
-    from deploy.evaluation.clients import HttpClient
-    from deploy.evaluation.grading import Grader
-    from deploy.evaluation.problems import load_problems
-    from deploy.evaluation.traffic import NOBODY, TrafficAnswer, by_batch
-    from deploy.evaluation.traffic import drive as send
-
-    chosen = load_problems(problems, limit, seed)
-    answers: list[TrafficAnswer] = []
-
-    async def run() -> None:
-        client = HttpClient(url)
-        with closing(Grader()) as grader, bar(Console(stderr=True, highlight=False)) as shown:
-            shown.total(len(chosen))
-
-            def on_answer(answer: TrafficAnswer) -> None:
-                answers.append(answer)
-                shown.turn(answer.arm)
-
-            try:
-                await send(
-                    client, chosen, grader.right, concurrency=concurrency, on_answer=on_answer
-                )
-            finally:
-                await client.aclose()
-
-    asyncio.run(run())
-    batches = by_batch(answers, every)
-    if as_json:
-        dump({"lots": batches})
-    else:
-        names = sorted({name for batch in batches for name in batch["arms"]})
-        table = Table("answers until", *names, box=None)
-        for batch in batches:
-            count = sum(arm["requests"] for arm in batch["arms"].values())
-            shares = (
-                batch["arms"].get(name, {}).get("requests", 0) / max(1, count) for name in names
-            )
-            add_row(table, batch["until"], *(f"{share:.0%}" for share in shares))
-        wide_console().print(table)
-        if all(answer.arm == NOBODY and answer.error is None for answer in answers):
-            show_reply(url, "/v1/experiments", False, lambda reply: print(_why_nobody(reply)))
-    if failed := [answer.error for answer in answers if answer.error is not None]:
-        raise WorkerUnavailable(f"{len(failed)} requests failed; the first: {failed[0]}")
-
-
-def _why_nobody(listed: Reply) -> str:
-    """Why no experiment of a service took any of the requests that `drive` sends."""
-    running = [run for run in listed["data"] if run["status"] == "running"]
-    if not running:
-        return "Nobody took part: no experiment runs (baton experiment start FILE)."
-    reasons = []
-    for run in running:
-        unit = run["experiment"]["unit"]
-        if run["trouble"]:
-            reasons.append(f"{run['id']} is not in effect: {run['trouble']}")
-        elif unit != "request":
-            reasons.append(f"{run['id']} assigns by {unit}, and these requests name no {unit}")
-        else:
-            reasons.append(f"{run['id']} takes {run['coverage']:.0%} of the requests")
-    return f"Nobody took part: {'; '.join(reasons)}."
 
 
 def _path(name: str) -> str:

@@ -9,28 +9,20 @@ from __future__ import annotations
 import os
 import sys
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from deploy.cli.ask import ask
-from deploy.cli.bench_calls import bench_calls
-from deploy.cli.bench_decode import bench_decode
-from deploy.cli.bench_length import bench_length
-from deploy.cli.bench_weights import bench_weights
 from deploy.cli.calibrate import calibrate
 from deploy.cli.check_config import check_config
 from deploy.cli.eval import evaluate
 from deploy.cli.experiment import experiment
 from deploy.cli.learn import learn
 from deploy.cli.policy import policy
-from deploy.cli.predict import predict
-from deploy.cli.results import results
 from deploy.cli.serve import serve
-from deploy.cli.size import size
-from deploy.cli.torture import torture
 from deploy.cli.trace import trace
-from deploy.cli.train import train
 from deploy.launch.environment import prepare_torch
 from orchestrator.errors import BatonError, InvalidRequest
 
@@ -62,21 +54,16 @@ def baton(
 app.command("serve")(serve)
 app.command("ask")(ask)
 app.command("eval")(evaluate)
-app.command("bench-calls")(bench_calls)
-app.command("bench-decode")(bench_decode)
-app.command("bench-length")(bench_length)
-app.command("bench-weights")(bench_weights)
 app.command("calibrate")(calibrate)
 app.command("check-config")(check_config)
-app.command("predict")(predict)
-app.command("results")(results)
-app.command("size")(size)
-app.command("torture")(torture)
-app.command("train")(train)
 app.add_typer(experiment, name="experiment")
 app.add_typer(learn, name="learn")
 app.add_typer(policy, name="policy")
 app.add_typer(trace, name="trace")
+if find_spec("deploy.lab"):  # a checkout; the wheel has no laboratory
+    from deploy.lab.commands import lab
+
+    app.add_typer(lab, name="lab")
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""Policies measured: evaluated side by side, calibrated, predicted for other hardware, replayed.
+"""Policies measured: evaluated side by side, calibrated, replayed.
 
 In reading order:
 
+- `builtin`: the generated problems.
 - `problems`: problem sets by name: files, generated ones, the external evaluation set.
 - `gym`: problems of reasoning-gym.
 - `gym_answers`: its kinds that have several right answers, or want one in a certain form.
@@ -11,7 +12,6 @@ In reading order:
 - `grading`: whether an answer is right: numbers at once, algebra in a process of its own.
 - `json_lines`: a file of rows that outlives whatever breaks a run off.
 - `evaluation_log`: an evaluation's rows in a file; a run that stopped goes on from there.
-- `regrade`: recorded answers graded again.
 - `intervals`: means, quantiles, confidence intervals, McNemar's exact test.
 - `summary`: from results to rows, one for each policy and budget.
 - `tables`: rows in the terminal and in Markdown.
@@ -26,17 +26,6 @@ In reading order:
 - `calibrator`: both for a pair of models and any questions.
 - `calibration_file`: the file they are written to, held against the pair that is served.
 - `gate_learning`: a gate learned from recordings: what a rewrite of each draft would have changed.
-- `costs`: what recorded calls would cost on another pair of models.
-- `prediction`: a recorded evaluation at such costs, as rows.
-- `paper_baselines`: what the papers claim, compared with measured rows.
-- `results`: the results page.
-- `tally`: what policies did over several recorded evaluations, each set against a coin.
-- `real_pair`: the page of a pair of pretrained models.
-- `gate_curve`: the page of gates learned from more and more requests.
-- `engines`: the page of two engines that have to give the same answers.
 - `concurrency`: so many requests at once.
-- `traffic`: problems for a running experiment; the rewards are sent.
-- `sizing`: what a request costs a running service, and what a load would need.
-- `torture`: attacks on a running service, each with what must hold afterwards.
 - `service_client`: one call of a running service's administration.
 """

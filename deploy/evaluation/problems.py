@@ -48,7 +48,7 @@ def load_problems(
             raise ConfigError(f"no builtin problems {name!r}; there are {', '.join(BUILTIN)}")
         if name == "strangers":
             return load_problems(str(EXTERNAL), limit, seed, answers=answers)
-        from workers.training import problems
+        from deploy.evaluation.builtin import problems
 
         part = cast("Literal['train', 'dev', 'heldout']", name)
         return problems.draw(part, seed, limit or DEFAULT_LIMIT)

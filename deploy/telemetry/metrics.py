@@ -5,7 +5,7 @@ a node at the node's metrics port, as `ray_baton_...` with the labels `deploymen
 `application`, and keeps the counters of processes that have ended. Prometheus scrapes that port;
 over all replicas a counter is `sum(increase(ray_baton_..._total[5m]))`.
 
-/metrics is for a look by hand and for `baton size`: the series of all replicas that answer now,
+/metrics is for a look by hand: the series of all replicas that answer now,
 each with the label `replica`. What a replica counted that has ended is not in it.
 """
 

@@ -1,11 +1,9 @@
-"""The size and order of the house: lines by room, names with two meanings, README, assertions.
+"""Measure the house: lines of the product, the laboratory and the tests, names, words, parameters.
 
     python -m tests.house.measure [ROOT ...] [--json]
 
-Each ROOT is a checkout, the first one the present tree unless named; several stand side by side.
-Lines are those of the files, blank ones and docstrings included. Offline are the rooms of tools
-that no request needs (`OFFLINE` of tests/test_imports.py, and where
-they lay before they had rooms).
+Each ROOT is a checkout (this one unless named); several are printed side by side. Lines include
+blank lines and docstrings.
 """
 
 from __future__ import annotations
@@ -15,37 +13,45 @@ import json
 import re
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("orchestrator", "policies", "workers", "deploy")
-OFFLINE = (
-    "workers/training", "workers/scripted", "deploy/bench", "deploy/checking", "deploy/cli",
-    "deploy/evaluation", "deploy/launch",
-    # The same tools where they lay before.
-    "workers/models", "deploy/commands", "deploy/decoding", "deploy/askers", "deploy/grading",
-    "deploy/journal", "deploy/plots", "deploy/prediction", "deploy/problems", "deploy/results",
-    "deploy/claims", "deploy/tables", "deploy/sizing", "deploy/traffic", "deploy/service_client",
-    "orchestrator/calibrate", "orchestrator/costs", "orchestrator/evaluate", "orchestrator/summary",
-    "orchestrator/memo", "orchestrator/intervals", "orchestrator/record", "orchestrator/answers",
+LABORATORY = (
+    "deploy/lab", "tests/lab", "tests/house",
+    # Its places before it was one room.
+    "workers/training", "deploy/bench", "deploy/evaluation/torture", "tests/bench",
+    *(f"deploy/cli/{name}" for name in (
+        "bench_calls", "bench_decode", "bench_length", "bench_weights",
+        "predict", "results", "size", "torture", "train",
+    )),
+    *(f"deploy/evaluation/{name}" for name in (
+        "costs", "engines", "gate_curve", "paper_baselines", "prediction", "real_pair", "regrade",
+        "results", "sizing", "tally", "traffic",
+    )),
+    *(f"tests/real/{name}" for name in ("constrained", "fetch", "load", "tool_tasks")),
 )  # fmt: skip
+MOST_PARAMETERS = 7
 
 
 def sources(root: Path) -> list[str]:
     """The product's Python files, relative to the root."""
-    return sorted(
-        str(path.relative_to(root)) for name in PACKAGES for path in (root / name).rglob("*.py")
-    )
+    return [name for name in _files(root, PACKAGES) if not in_laboratory(name)]
 
 
-def is_offline(name: str) -> bool:
+def in_laboratory(name: str) -> bool:
+    """Whether a file belongs to the laboratory; its tests (`test_*.py`) are tests."""
     module = name.removesuffix(".py")
-    return any(module == room or module.startswith(f"{room}/") for room in OFFLINE)
+    if Path(name).name.startswith("test_"):
+        return False
+    return any(module == room or module.startswith(f"{room}/") for room in LABORATORY)
 
 
-def room_of(name: str) -> str:
-    """The folder a file lies in, of at most two levels."""
-    return "/".join(Path(name).parts[:-1][:2])
+def _files(root: Path, folders: Iterable[str]) -> list[str]:
+    return sorted(
+        str(path.relative_to(root)) for name in folders for path in (root / name).rglob("*.py")
+    )
 
 
 def public_classes(root: Path) -> dict[str, list[str]]:
@@ -58,40 +64,92 @@ def public_classes(root: Path) -> dict[str, list[str]]:
     return found
 
 
-def assertions(root: Path) -> int:
-    """Assert statements and `pytest.raises` in the tests."""
-    count = 0
-    for path in (root / "tests").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            count += isinstance(node, ast.Assert)
-            count += isinstance(node, ast.Attribute) and node.attr == "raises"
-    return count
+def crowded(root: Path) -> list[str]:
+    """Functions of more than seven parameters, `self` not counted, commands of the CLI apart."""
+    found = []
+    for name in sources(root):
+        if name.startswith("deploy/cli/"):
+            continue
+        for node in ast.walk(ast.parse((root / name).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = node.args
+                names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+                if len([one for one in names if one not in ("self", "cls")]) > MOST_PARAMETERS:
+                    found.append(f"{name}:{node.lineno} {node.name}")
+    return found
+
+
+def circles(root: Path) -> list[list[str]]:
+    """Groups of product modules that import each other, in functions and for types too."""
+    names = {
+        name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): name
+        for name in sources(root)
+    }
+    graph = {
+        module: _imported(ast.parse((root / name).read_text(encoding="utf-8"))) & names.keys()
+        for module, name in names.items()
+    }
+    reach = {module: _reachable(graph, module) for module in graph}
+    groups = {
+        tuple(sorted({module} | {other for other in reach[module] if module in reach[other]}))
+        for module in graph
+    }
+    return sorted(list(group) for group in groups if len(group) > 1)
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inner | {node.module}
+    return found
+
+
+def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    todo = [start]
+    while todo:
+        for module in graph[todo.pop()] - found:
+            found.add(module)
+            todo.append(module)
+    return found
+
+
+def words(paths: Iterable[Path]) -> int:
+    return sum(len(path.read_text(encoding="utf-8").split()) for path in paths)
 
 
 def measured(root: Path) -> dict[str, Any]:
     """All figures of one checkout."""
     rooms: Counter[str] = Counter()
-    totals: Counter[str] = Counter()
-    files: Counter[str] = Counter()
     for name in sources(root):
-        lines = len((root / name).read_text(encoding="utf-8").splitlines())
-        kind = "offline" if is_offline(name) else "serving"
-        rooms[f"{room_of(name)} ({kind})"] += lines
-        totals[kind] += lines
-        files[kind] += 1
-    readme = (root / "README.md").read_text(encoding="utf-8")
-    twice = sorted(name for name, places in public_classes(root).items() if len(places) > 1)
+        rooms["/".join(Path(name).parts[:-1][:2])] += _lines(root, name)
+    everything = _files(root, (*PACKAGES, "tests"))
+    laboratory = [name for name in everything if in_laboratory(name)]
+    tests = [name for name in everything if name.startswith("tests/") and not in_laboratory(name)]
+    http = next((root / f"orchestrator/{room}" for room in ("api", "http")
+                 if (root / f"orchestrator/{room}").is_dir()), root)  # fmt: skip
     return {
-        "serving lines": totals["serving"],
-        "offline lines": totals["offline"],
-        "serving files": files["serving"],
-        "offline files": files["offline"],
-        "public class names with two meanings": len(twice),
-        "README words": len(re.findall(r"\S+", readme)),
-        "assertions in tests": assertions(root),
+        "product lines": sum(rooms.values()),
+        "laboratory lines": sum(_lines(root, name) for name in laboratory),
+        "test lines": sum(_lines(root, name) for name in tests),
+        "functions of more than 7 parameters": len(crowded(root)),
+        "flat files in the HTTP room": len(list(http.glob("*.py"))),
+        "import circles": len(circles(root)),
+        "words in docs": words((root / "docs").rglob("*.md")),
+        "words in README": words([root / "README.md"]),
+        "targets of make": len(
+            re.findall(r"^[a-z-]+:.*## ", (root / "Makefile").read_text(), re.M)
+        ),
         **{f"lines of {room}": lines for room, lines in sorted(rooms.items())},
-        "names": twice,
     }
+
+
+def _lines(root: Path, name: str) -> int:
+    return len((root / name).read_text(encoding="utf-8").splitlines())
 
 
 def main(*arguments: str) -> None:
@@ -101,7 +159,7 @@ def main(*arguments: str) -> None:
     if as_json:
         print(json.dumps(dict(zip(map(str, roots), columns, strict=True)), indent=1))
         return
-    names = list(dict.fromkeys(name for column in columns for name in column if name != "names"))
+    names = list(dict.fromkeys(name for column in columns for name in column))
     width = max(map(len, names))
     print(" " * width, *(f"{root!s:>12.12}" for root in roots))
     for name in names:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from deploy.evaluation.builtin.problems import draw
 from orchestrator.errors import (
     ContextLengthExceeded,
     Overloaded,
@@ -39,7 +40,6 @@ from tests.policies.plays import GONE, TRACE
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
 from workers.scripted import Scripted
-from workers.training.problems import draw
 
 
 def segment(author: Any, text: str, finish: Finish = "until") -> Segment:

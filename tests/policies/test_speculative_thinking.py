@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from deploy.evaluation.builtin.problems import draw
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
 from orchestrator.loop.actions import Accept, Action, Generate, Reject, Write
@@ -29,7 +30,6 @@ from tests.policies import plays
 from tests.policies.plays import GONE, run, said
 from tests.policies.plays import TRACE as START
 from workers.scripted import Say, Scripted, segment
-from workers.training.problems import draw
 
 AFTER_ONE = START.extend(segment("small", "First, 2+2=4.\n\n"))
 """A trace that stands at a delimiter."""

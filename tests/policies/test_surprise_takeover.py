@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from deploy.evaluation.builtin.problems import draw
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
 from orchestrator.loop.actions import Accept, Action, Generate, Reject, Verify, Write
@@ -28,7 +29,6 @@ from policies.surprise_takeover import SurpriseTakeover
 from tests.policies import plays
 from tests.policies.plays import GONE, run, said
 from workers.scripted import Say, Scripted, segment
-from workers.training.problems import draw
 
 START = Transcript((Message("user", "2+2+2?"),))
 STEP = StopCriteria(512, until=("\n\n",))

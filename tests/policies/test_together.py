@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from deploy.evaluation.builtin.problems import draw
 from deploy.evaluation.recording import RecordedRequest, Recording, dumps, loads
 from deploy.evaluation.replay import replay
 from deploy.launch.deployment_file import DEFAULT_FILE, load
@@ -22,7 +23,6 @@ from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message, Sampling
 from policies import POLICIES
 from workers.engine.worker import LocalWorker
-from workers.training.problems import draw
 
 pytestmark = pytest.mark.asyncio
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from deploy.lab.fetch import LINKS
 from orchestrator.http.limits import ServiceLimits
 from tests.orchestrator.serving import client, service, serving
-from tests.real.fetch import LINKS
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
 

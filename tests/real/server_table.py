@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
+from deploy.evaluation.builtin.problems import draw
 from orchestrator.errors import BatonError, Unsupported
 from orchestrator.types import (
     GREEDY,
@@ -32,7 +33,6 @@ from workers.remote.request_builder import RequestBuilder
 from workers.remote.server import Server
 from workers.remote.worker import RemoteWorker
 from workers.text.tokenizer_files import load_tokenizer
-from workers.training.problems import draw
 
 QUESTION = draw("dev", 7, 1)[0].question
 JUDGE = (Message("user", "Score?"),)

@@ -19,8 +19,8 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from deploy.lab.fetch import FetchError, alone, cache_folder, pip_download
 from orchestrator.errors import ConfigError
-from tests.real.fetch import FetchError, alone, cache_folder, pip_download
 from workers.text.chat_template import ChatTemplate
 from workers.text.thinking import find_format
 

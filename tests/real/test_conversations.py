@@ -8,8 +8,8 @@ import pytest
 from openai import OpenAI
 from transformers import AutoTokenizer
 
+from deploy.lab.fetch import LINKS
 from orchestrator.types import Message, Transcript
-from tests.real.fetch import LINKS
 from workers.engine.worker import LocalWorker
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer_files import load_tokenizer

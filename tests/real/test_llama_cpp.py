@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from deploy.lab.peers.llama_cpp import live_slots, serving_gguf, write_gguf
 from orchestrator.types import LabelQuery, Message, StopCriteria, Transcript
-from tests.workers.remote.llama_cpp import live_slots, serving_gguf, write_gguf
 from tests.workers.remote.test_worker import DIGITS, GREEDY, call, write
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker

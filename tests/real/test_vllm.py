@@ -11,9 +11,9 @@ import pytest
 import yaml
 from openai import OpenAI
 
+from deploy.lab.fetch import LINKS
 from policies import POLICIES
 from tests.deploy.conftest import ROOT, Served, free_port, running
-from tests.real.fetch import LINKS
 from tests.real.test_policies import ask, check
 
 if find_spec("vllm") is None:

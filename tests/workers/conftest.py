@@ -24,11 +24,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from deploy.lab.pair.kangaroo import TrainableAdapter
 from workers.model.early_exit import AdapterShape
 from workers.speculation.feature_head import FeatureHead, Variant
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer_files import load_tokenizer
-from workers.training.kangaroo import TrainableAdapter
 
 CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 TEMPLATE = (

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from deploy.lab.peers.llama_cpp import live_slots, serving_gguf, write_gguf
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from orchestrator.types import (
     Constraint,
@@ -30,7 +31,6 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Delta, Worker
 from tests.workers.conftest import chain_checkpoint, vllm_checkpoint
-from tests.workers.remote.llama_cpp import live_slots, serving_gguf, write_gguf
 from tests.workers.remote.vllm_like import MODEL, VllmLike, serving
 from tests.workers.replica.handles import Handle
 from workers.engine.loading import load

@@ -35,7 +35,7 @@ def resolve(model: str | Path, needs: str = CONFIG) -> Path | str:
     if name.startswith(EMBEDDED):
         folder = MODELS / name.removeprefix(EMBEDDED)
         if name == DRAFT and not (folder / "config.json").is_file():
-            raise ConfigError(f"{DRAFT} is not trained here yet: baton train draft publish")
+            raise ConfigError(f"{DRAFT} is not trained here yet: baton lab train draft publish")
         if folder.parent != MODELS or not (folder / "config.json").is_file():
             known = sorted(f"{EMBEDDED}{one.parent.name}" for one in MODELS.glob("*/config.json"))
             raise ConfigError(f"there is no embedded model {name!r}; there are {', '.join(known)}")

@@ -6,7 +6,7 @@ paper's has no feed-forward part, which costs more than it gains in a model of b
 model, where launches cost more than arithmetic, it pays, and an adapter may have one. It has the
 target's attention heads and positions, so its keys and values lie in the target's cache as one
 more layer and are committed, copied and reset with the others. `Adapter` holds the trained weights,
-`EarlyExitHead` is what a target runs of it; it is trained by `workers/training/kangaroo.py`.
+`EarlyExitHead` is what a target runs of it; it is trained by `deploy/lab/pair/kangaroo.py`.
 
 On disk it is a folder of `adapter.safetensors` and `adapter.json`.
 """
@@ -100,7 +100,7 @@ class Adapter(nn.Module):
         """
         if not (folder / CONFIG).is_file():
             raise ValueError(
-                f"there is no adapter in {folder}: `baton train kangaroo` makes the embedded "
+                f"there is no adapter in {folder}: `baton lab train kangaroo` makes the embedded "
                 "model's, `adapter` names another folder"
             )
         try:

@@ -117,7 +117,7 @@ class FeatureHead(nn.Module):
             state = load_file(folder / "model.safetensors")
         except (OSError, json.JSONDecodeError, SafetensorError) as error:
             raise ValueError(
-                f"{folder} holds no {variant} head for the target (`baton train {variant}` "
+                f"{folder} holds no {variant} head for the target (`baton lab train {variant}` "
                 f"makes one): {error}"
             ) from error
         head = cls(model, variant)

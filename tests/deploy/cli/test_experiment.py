@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from orchestrator.http.auth import Access, Keys
-from tests.deploy.cli.test_main import baton  # noqa: F401
 from tests.orchestrator.serving import HTTP, post, service, serving, until
 from tests.orchestrator.state.test_set_aside import spoiled
 
@@ -33,7 +32,7 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield address
 
 
-def test_what_is_not_in_effect_is_named_and_removed(baton: Any, url: str) -> None:  # noqa: F811
+def test_what_is_not_in_effect_is_named_and_removed(baton: Any, url: str) -> None:
     with serving(service(store=spoiled())) as address:
         to = ("--url", address)
         why = "old is not in effect: experiment/old/1 cannot be used: kind: unknown parameter"
@@ -45,7 +44,7 @@ def test_what_is_not_in_effect_is_named_and_removed(baton: Any, url: str) -> Non
         assert json.loads(baton("experiment", "list", "--json", *to).out)["data"] == []
 
 
-def test_an_experiment_from_start_to_stop(baton: Any, url: str, tmp_path: Path) -> None:  # noqa: F811
+def test_an_experiment_from_start_to_stop(baton: Any, url: str, tmp_path: Path) -> None:
     file, to = tmp_path / "thresholds.yaml", ("--url", url)
     file.write_text(DOCUMENT)
     ran = baton("experiment", "start", str(file), *to)
@@ -77,7 +76,7 @@ def test_an_experiment_from_start_to_stop(baton: Any, url: str, tmp_path: Path) 
 
 
 def test_an_evaluation_tells_the_experiment_what_its_answers_were_worth(
-    baton: Any,  # noqa: F811
+    baton: Any,
     url: str,
     tmp_path: Path,
 ) -> None:
@@ -102,7 +101,7 @@ def test_an_evaluation_tells_the_experiment_what_its_answers_were_worth(
 
 
 def test_what_goes_wrong_is_told_in_a_line(
-    baton: Any,  # noqa: F811
+    baton: Any,
     url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -128,7 +127,7 @@ def test_what_goes_wrong_is_told_in_a_line(
 
 
 def test_changes_want_the_admin_key(
-    baton: Any,  # noqa: F811
+    baton: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with serving(service(access=Access(Keys(["one"]), Keys(["root"])))) as address:
@@ -142,37 +141,3 @@ def test_changes_want_the_admin_key(
         assert baton("experiment", "start", "-", *to).status == 0
         assert "thresholds" in baton("experiment", "list", *to).out
         assert HTTP.get(f"{address}/v1/experiments").status_code == 401
-
-
-def test_driving_an_experiment_judges_every_answer(baton: Any, url: str, tmp_path: Path) -> None:  # noqa: F811
-    file, problems, to = tmp_path / "x.yaml", tmp_path / "problems.jsonl", ("--url", url)
-    file.write_text(DOCUMENT)
-    rows = [{"question": f"{n}: what is twice 4?", "answer": 8 if n % 4 else 9} for n in range(40)]
-    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    drive = ("experiment", "drive", "--problems", str(problems), "--every", "16", *to)
-    ran = baton(*drive)
-    assert ran.status == 0, ran.err
-    assert "no experiment runs" in ran.out
-    by_user = tmp_path / "by-user.yaml"
-    by_user.write_text(f"{DOCUMENT}unit: user\n")
-    assert baton("experiment", "start", str(by_user), *to).status == 0
-    assert "these requests name no user" in baton(*drive).out
-    assert baton("experiment", "stop", "thresholds", *to).status == 0
-    assert baton("experiment", "start", str(file), *to).status == 0
-    told = json.loads(baton(*drive, "--json").out)["lots"]
-    assert [lot["until"] for lot in told] == [16, 32, 40]
-    arms = [arm for lot in told for arm in lot["arms"].values()]
-    assert sum(arm["requests"] for arm in arms) == 40
-    assert sum(arm["right"] for arm in arms) == 30
-    assert {name for lot in told for name in lot["arms"]} == {"thresholds/five", "thresholds/seven"}
-
-    def rewards() -> list[tuple[int, float]]:
-        told = json.loads(baton("experiment", "report", "thresholds", "--json", *to).out)
-        found = [arm["reward"] for arm in told["arms"].values() if "reward" in arm]
-        return [(one["requests"], one["mean"]) for one in found]
-
-    until(lambda: sum(count for count, _ in rewards()) == 40)
-    assert sum(count * mean for count, mean in rewards()) == pytest.approx(30)
-    ran = baton("experiment", "drive", "--problems", str(problems), "--url", "http://127.0.0.1:9")
-    assert ran.status == 1
-    assert "40 requests failed" in ran.err

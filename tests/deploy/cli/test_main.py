@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from deploy.cli import main as cli
 from deploy.cli import serve
 from deploy.cli.eval import _served_by, rows_kept
 from deploy.evaluation import cached_worker
@@ -29,33 +27,12 @@ OLD = str(Path(__file__).parents[1] / "evaluation" / "recordings" / "specreason.
 """A recording by specreason."""
 
 
-class Ran:
-    """What a command did."""
-
-    def __init__(self, status: int, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, err
-
-
-@pytest.fixture
-def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def run(*args: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["baton", *args])
-        with pytest.raises(SystemExit) as info:
-            cli.main()
-        told = capsys.readouterr()
-        return Ran(int(info.value.code or 0), told.out, told.err)
-
-    return run
-
-
 @pytest.mark.parametrize(
     "command",
     [
-        *((), ("serve",), ("ask",), ("eval",), ("calibrate",), ("predict",), ("results",)),
-        ("bench-decode",),
-        *(("experiment", name) for name in ("list", "show", "start", "drive", "stop", "report")),
+        *((), ("serve",), ("ask",), ("eval",), ("calibrate",)),
+        *(("lab", name) for name in ("bench-decode", "drive", "predict", "torture")),
+        *(("experiment", name) for name in ("list", "show", "start", "stop", "report")),
         *(
             ("trace",),
             ("trace", "show"),
@@ -114,7 +91,7 @@ DEAD = "http://127.0.0.1:9"
         (("eval", "--problems", "builtin:dev", "--url", DEAD, "--small", "x"), 2, "--small"),
         (("eval", "--problems", "builtin:dev", "--feedback"), 2, "--feedback"),
         (("eval", "--problems", "builtin:dev", "--small", "/nowhere"), 1, "/nowhere is no model"),
-        (("train", "allign"), 2, "no such stage: allign"),
+        (("lab", "train", "allign"), 2, "no such stage: allign"),
         (("eval", "--problems", "builtin:dev", "--rows", "/proc/x/y"), 1, "/proc/x/y"),
         (
             ("eval", "--problems", "builtin:dev", "--rows", "a", "--recordings", "b"),
@@ -156,13 +133,18 @@ DEAD = "http://127.0.0.1:9"
             2,
             "nothing is tuned on held-out problems",
         ),
-        (("predict", "/nowhere"), 1, "/nowhere/rows.jsonl: No such file"),
-        (("predict", "/nowhere", "--streams", "1,x"), 2, "--streams 1,x: want whole numbers"),
-        (("predict", "/nowhere", "--streams", "0"), 2, "--streams 0: want whole numbers"),
-        (("predict", "/nowhere", "--gpu-hour", "0"), 2, "--gpu-hour 0: want a price above 0"),
-        (("predict", "/nowhere", "--costs", "nope"), 1, "nope: No such file"),
-        (("results", "/nowhere.json"), 1, "/nowhere.json: No such file"),
-        (("results", __file__), 1, "not JSON"),
+        (("lab", "predict", "/nowhere"), 1, "/nowhere/rows.jsonl: No such file"),
+        (
+            ("lab", "predict", "/nowhere", "--streams", "1,x"),
+            2,
+            "--streams 1,x: want whole numbers",
+        ),
+        (
+            ("lab", "predict", "/nowhere", "--gpu-hour", "0"),
+            2,
+            "--gpu-hour 0: want a price",
+        ),
+        (("lab", "predict", "/nowhere", "--costs", "nope"), 1, "nope: No such file"),
         (("trace", "show", "abc", "--url", DEAD), 1, DEAD),
         (("trace", "show", __file__), 1, "line 1: cannot be read"),
         (("trace", "replay", __file__), 1, "line 1: cannot be read"),
@@ -278,7 +260,7 @@ def test_lossy_speculation_shows_wherever_it_serves(
     assert "large worker: reflective (lossy)" in shown.out
 
 
-def test_an_evaluation_from_rows_to_the_results_page(
+def test_an_evaluation_from_rows_to_a_prediction(
     baton: Any, tiny_file: Path, tmp_path: Path
 ) -> None:
     config = ("--config", str(tiny_file), "--max-tokens", "40")
@@ -289,7 +271,7 @@ def test_an_evaluation_from_rows_to_the_results_page(
     first = baton(*asked, "--limit", "1")
     assert first.status == 0
     assert "level easy" in first.out
-    out, page = tmp_path / "summary.json", tmp_path / "docs" / "results.md"
+    out = tmp_path / "summary.json"
     second = baton(*asked, "--json", str(out), "--markdown", str(tmp_path / "tables.md"))
     assert second.status == 0
     assert "## Where work and time go" in (tmp_path / "tables.md").read_text()
@@ -299,7 +281,7 @@ def test_an_evaluation_from_rows_to_the_results_page(
     assert "its concurrency is 1, now 2" in refused.err
 
     guessed = tmp_path / "predicted.json"
-    ran = baton("predict", str(recordings), "--json", str(guessed))
+    ran = baton("lab", "predict", str(recordings), "--json", str(guessed))
     assert ran.status == 0
     assert "PREDICTION, not a measurement" in ran.out
     told = json.loads(guessed.read_text())
@@ -307,12 +289,6 @@ def test_an_evaluation_from_rows_to_the_results_page(
     assert [row["policy"] for row in told["rows"]] == ["large-only", "small-only", "specreason"]
     large, small, _ = (row["speedup"] for row in told["rows"])
     assert large == 1.0 < small
-
-    ran = baton("results", str(out), "--predicted", str(guessed), "--out", str(page))
-    assert ran.status == 0
-    assert "### specreason" in page.read_text()
-    assert "### PREDICTION, not a measurement" in page.read_text()
-    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_an_evaluation_asked_the_models_is_not_asked_again(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from orchestrator.http.auth import Access, Keys
-from tests.deploy.cli.test_main import baton  # noqa: F401
 from tests.orchestrator.serving import post, service, serving
 from tests.orchestrator.state.test_set_aside import spoiled
 
@@ -24,7 +23,7 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield address
 
 
-def test_publish_show_and_roll_back(baton: Any, url: str) -> None:  # noqa: F811
+def test_publish_show_and_roll_back(baton: Any, url: str) -> None:
     to = ("--url", url)
     told = baton("policy", "list", *to)
     assert told.status == 0
@@ -57,7 +56,7 @@ def test_publish_show_and_roll_back(baton: Any, url: str) -> None:  # noqa: F811
     assert "policy.rollback" in baton("policy", "history", *to).out
 
 
-def test_what_is_not_in_effect_is_named_and_left(baton: Any, url: str) -> None:  # noqa: F811
+def test_what_is_not_in_effect_is_named_and_left(baton: Any, url: str) -> None:
     with serving(service(store=spoiled())) as address:
         to = ("--url", address)
         listed = baton("policy", "list", *to).out
@@ -88,7 +87,7 @@ def test_what_is_not_in_effect_is_named_and_left(baton: Any, url: str) -> None: 
     ],
 )
 def test_mistakes_are_one_line(
-    baton: Any,  # noqa: F811
+    baton: Any,
     url: str,
     command: tuple[str, ...],
     status: int,
@@ -101,7 +100,7 @@ def test_mistakes_are_one_line(
     assert ran.err.count("\n") == 1
 
 
-def test_the_admin_key(baton: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_the_admin_key(baton: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BATON_API_KEY", "BATON_ADMIN_KEY", "BATON_OBSERVER_KEY"):
         monkeypatch.delenv(name, raising=False)
     access = Access(Keys(["sk-user"]), Keys(["sk-admin"]), Keys(["sk-eye"]))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deploy.evaluation.builtin.problems import draw
 from deploy.evaluation.cached_worker import CachedWorker
 from deploy.evaluation.calibration import CalibrationTarget, Point, Range
 from deploy.evaluation.calibrator import Calibrator, as_json, coin
@@ -18,7 +19,6 @@ from deploy.evaluation.grading import Grader
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.launch.workers import load_pair
 from policies.specreason import SpecReason
-from workers.training.problems import draw
 
 QUESTIONS = [Question(problem.question, "") for problem in draw("dev", 0, 18)]
 CHOSEN = Candidate("specreason", "specreason")

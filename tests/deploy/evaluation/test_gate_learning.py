@@ -11,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from deploy.evaluation.builtin.problems import draw
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.clients import LocalClient, RequestOptions, ask
 from deploy.evaluation.gate_learning import (
@@ -34,7 +35,6 @@ from orchestrator.errors import (
 from orchestrator.experiments.answer_equality import compare
 from policies.gate import DraftSignal, LogisticModel, ReadingSignal, probability
 from workers.engine.worker import LocalWorker
-from workers.training.problems import draw
 
 ARGS = load(DEFAULT_FILE).args
 SPECREASON = Candidate("s", "specreason", {"scoring": "likelihood", "threshold": 5})

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.evaluation.builtin.problems import draw
 from deploy.launch.deployment_file import DEFAULT_FILE
 from policies import POLICIES
 from tests.deploy.conftest import Served, free_port, running
 from tests.deploy.service.test_serving import until
-from workers.training.problems import draw
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(400)]
 

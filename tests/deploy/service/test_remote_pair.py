@@ -11,17 +11,16 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.evaluation.builtin.problems import draw
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.clients import LocalClient, ask
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.launch.workers import close, load_pair
 from deploy.service.config import Args
 from orchestrator.errors import ConfigError
-from tests.deploy.cli.test_main import baton  # noqa: F401
 from tests.deploy.conftest import free_port, running
 from tests.workers.remote.vllm_like import MODEL, ServerBehavior, VllmLike, serving
 from workers.engine.loading import load as load_local
-from workers.training.problems import draw
 
 QUESTIONS = [problem.question for problem in draw("dev", 11, 3)]
 PAIR = ("small", "large")
@@ -86,7 +85,7 @@ def test_ask_and_eval_over_servers(
     tmp_path: Path,
     urls: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
-    baton: Any,  # noqa: F811
+    baton: Any,
 ) -> None:
     monkeypatch.setenv("SERVER_KEY", "k")
     config, rows = str(file(tmp_path, urls, *PAIR)), tmp_path / "rows.json"

@@ -16,10 +16,6 @@ import pytest
 import yaml
 from redis import Redis
 
-from deploy.evaluation import sizing
-from deploy.evaluation.candidates import Candidate
-from deploy.evaluation.clients import RequestOptions
-from deploy.evaluation.evaluate import Question
 from tests.deploy.conftest import Served, free_port, running
 from tests.orchestrator.redis_server import redis_server
 
@@ -68,35 +64,6 @@ async def everybody(served: Served, count: int = 24) -> list[dict[str, Any]]:
         url = f"{served.url}/v1/chat/completions"
         asked = (client.post(url, json={"model": "baton", **QUESTION}) for _ in range(count))
         return [reply.json()["baton"] for reply in await asyncio.gather(*asked)]
-
-
-def test_what_a_request_takes_is_measured(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    served, _, redis = two
-    monkeypatch.setattr(sizing, "QUIET_S", 5.0)
-    monkeypatch.setattr(sizing, "LOOKS", 2)
-    measured = sizing.measure(
-        served.url,
-        [Question(f"{number} + 34?", "") for number in range(24)],
-        Candidate.parse("specreason"),
-        options=RequestOptions(max_tokens=40),
-        redis=redis,
-    )
-    assert measured.requests == 24
-    assert measured.small_tokens > 1
-    assert measured.small_calls >= 1
-    assert measured.large_calls >= measured.judge_calls >= 1
-    assert measured.seconds > measured.small_row_s > 0
-    assert (measured.small_rows, measured.large_rows) == (8, 8)
-    assert 0.001 < measured.cpu_s < 1
-    assert measured.http_ms > 0
-    parts = {"orchestrator", "small replica", "large replica"}
-    if redis is not None:
-        assert measured.redis_bytes is not None
-        assert measured.redis_bytes > 500  # a trace, at least
-        parts.add("Redis")
-    else:
-        assert measured.redis_calls is measured.redis_kept is None
-    assert {need.part for need in sizing.needs(measured, 10_000)} == parts
 
 
 async def test_a_change_reaches_all_replicas(two: Two) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.evaluation.builtin.problems import draw
 from policies import POLICIES
 from tests.deploy.conftest import ROOT, Served, alive, free_port, running
-from workers.training.problems import draw
 
 if find_spec("vllm") is None:
     pytest.skip("needs vLLM: make test-vllm", allow_module_level=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from deploy.lab.peers.llama_cpp import serving_gguf, write_gguf
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
 from orchestrator.http.errors import http_error
 from orchestrator.loop.events import RequestCompleted
@@ -25,7 +26,6 @@ from orchestrator.types import GREEDY, Limits, Message, StopCriteria, Transcript
 from orchestrator.worker import Call
 from policies import POLICIES
 from tests.workers.remote.corruptions import CORRUPTIONS, SHAPES, UNSEEN_IN_TEXT, Corrupting
-from tests.workers.remote.llama_cpp import serving_gguf, write_gguf
 from tests.workers.remote.test_worker import CHAT, MODEL, PAIR, PLAIN, QUESTIONS, SGLANG
 from tests.workers.remote.vllm_like import ServerBehavior, VllmLike, serving
 from workers.embedded.checkpoints import resolve

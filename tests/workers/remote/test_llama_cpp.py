@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from deploy.lab.peers.llama_cpp import serving_gguf, write_gguf
 from orchestrator.errors import ContextLengthExceeded, Unsupported
 from orchestrator.types import (
     Constraint,
@@ -24,7 +25,6 @@ from policies import POLICIES
 from policies.specreason import SpecReason
 from tests.workers.conftest import CONTROLS, make_model, make_tokenizer, save
 from tests.workers.remote.corruptions import Corrupting
-from tests.workers.remote.llama_cpp import serving_gguf, write_gguf
 from tests.workers.remote.test_worker import (
     GREEDY,
     PAIR,

@@ -14,6 +14,7 @@ import torch
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
 
+from deploy.evaluation.builtin.problems import draw
 from orchestrator.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -51,7 +52,6 @@ from workers.remote.worker import RemoteWorker
 from workers.retry import CircuitBreaker
 from workers.text.prompt import PromptRenderer
 from workers.top_logprobs import entropy, stop_nll, whole_stop_nll
-from workers.training.problems import draw
 
 QUESTIONS = [problem.question for problem in draw("dev", 7, 4)]
 GREEDY = Sampling()

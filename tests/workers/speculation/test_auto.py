@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from deploy.lab.pair.generation import generate
 from orchestrator.types import Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
 from tests.workers.conftest import make_model
@@ -22,7 +23,6 @@ from workers.model.tree import Row, Tree
 from workers.speculation import METHODS, build
 from workers.speculation.auto import MARGIN, STALE, TRIAL, Auto, Chooser
 from workers.speculation.decode import Decoder
-from workers.training.generation import generate
 
 LENGTHS = [(0,), (1, 2, 4, 8)]
 

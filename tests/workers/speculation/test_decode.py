@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from deploy.lab.pair.generation import generate
 from orchestrator.types import Sampling
 from tests.workers.conftest import make_model
 from workers.model.cache import common_prefix
@@ -16,7 +17,6 @@ from workers.model.target import Target
 from workers.model.tree import Row, Tree
 from workers.speculation import build
 from workers.speculation.decode import Decoder
-from workers.training.generation import generate
 
 PROMPTS = [[5, 9, 2, 7], [1, 2, 3], [8] * 40, [300, 20, 10, 5, 4, 3, 2]]
 DRAFTS = {"same": {"seed": 0}, "other": {"layers": 1, "width": 16, "seed": 7}}

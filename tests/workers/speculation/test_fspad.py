@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from deploy.lab.pair.features import unroll
 from orchestrator.errors import ConfigError
 from orchestrator.types import Sampling
 from tests.workers.conftest import FAMILIES, make_model, save_head
@@ -20,7 +21,6 @@ from workers.model.tree import Row, Tree
 from workers.speculation.decode import Decoder
 from workers.speculation.feature_head import VARIANTS, FeatureDrafter, FeatureHead, Variant
 from workers.speculation.fspad import Fspad
-from workers.training.features import unroll
 
 PROMPTS = [[5, 9, 2, 7], [8] * 12, [1, 2, 3]]
 
@@ -168,7 +168,7 @@ def test_what_is_no_head_for_this_target_is_refused(tmp_path: Path) -> None:
     target = Target(make_model(), slots=1, max_len=64)
     with pytest.raises(ValueError, match="head must name a folder: the target was not"):
         Fspad(target)
-    with pytest.raises(ValueError, match=r"no fspad head .*`baton train fspad` makes one"):
+    with pytest.raises(ValueError, match=r"no fspad head .*`baton lab train fspad` makes one"):
         Fspad(target, head=str(tmp_path / "none"))
     save_head(tmp_path, target.model, "eagle2")
     with pytest.raises(ValueError, match=r"'drafter': 'eagle2'.* and .*'drafter': 'fspad'"):

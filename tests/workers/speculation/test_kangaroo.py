@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from deploy.lab.pair.generation import generate
+from deploy.lab.pair.kangaroo import TrainableAdapter
 from orchestrator.errors import ConfigError
 from orchestrator.types import Sampling
 from tests.workers.conftest import make_adapter, make_model
@@ -26,8 +28,6 @@ from workers.model.target import Target
 from workers.model.tree import Row
 from workers.speculation.decode import Decoder
 from workers.speculation.kangaroo import Kangaroo
-from workers.training.generation import generate
-from workers.training.kangaroo import TrainableAdapter
 
 PROMPTS = [[5, 9, 2, 7], [8] * 20, [1, 2, 3], [300, 20, 10, 5, 4, 3, 2]]
 
@@ -259,7 +259,7 @@ def test_an_adapter_is_stored_and_loaded(tmp_path: Path) -> None:
 
 
 def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no adapter in .*: `baton train kangaroo` makes"):
+    with pytest.raises(ValueError, match=r"no adapter in .*: `baton lab train kangaroo` makes"):
         decoder(adapter=str(tmp_path))
     with pytest.raises(ValueError, match="was trained for exit_layer 1, not 2"):
         decoder(exit_layer=2)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from deploy.lab.pair.generation import generate
 from tests.workers.conftest import make_model
 from workers.model.target import Target
 from workers.speculation import build
 from workers.speculation.decode import Decoder
 from workers.speculation.lookup import Lookup
-from workers.training.generation import generate
 
 
 def looked_up(ids: list[int], room: int = 6, **options: Any) -> list[int]:

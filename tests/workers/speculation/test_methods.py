@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from deploy.lab.pair.generation import generate
 from deploy.service.config import LOSSY
 from orchestrator.errors import WorkerError
 from orchestrator.types import Generation, Message, Sampling, StopCriteria, Transcript
@@ -31,7 +32,6 @@ from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder
 from workers.speculation.drafter import DrafterMethod
 from workers.text.tokenizer_files import load_tokenizer
-from workers.training.generation import generate
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("vanilla", {}),

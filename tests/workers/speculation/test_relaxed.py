@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from deploy.lab.pair.generation import generate
 from orchestrator.types import Sampling
 from tests.workers.conftest import head_folder, make_adapter, make_model
 from tests.workers.speculation.test_methods import DRAFTS, decoder
@@ -16,7 +17,6 @@ from workers.model.sampling import warp
 from workers.model.target import ModelOutput
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.decode import Decoder
-from workers.training.generation import generate
 
 BASES: list[dict[str, Any]] = [
     CHAIN,

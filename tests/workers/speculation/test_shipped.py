@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from deploy.evaluation.builtin.problems import draw
+from deploy.lab.pair.generation import generate
 from orchestrator.types import Message, Transcript
 from workers.engine.loading import LoadedTarget, open_target
 from workers.speculation import build
 from workers.speculation.decode import Decoder
 from workers.text.prompt import PromptRenderer
-from workers.training.generation import generate
-from workers.training.problems import draw
 
 PROBLEMS, MOST = 12, 120
 

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 
+from deploy.lab.pair.generation import generate
 from orchestrator.types import Sampling
 from tests.workers.speculation.exact import (
     Laws,
@@ -46,7 +47,6 @@ from workers.speculation.drafter import IndependentExpander, draft_probs
 from workers.speculation.method import Method
 from workers.speculation.recursive_c import GumbelTopK
 from workers.speculation.recursive_s import StochasticBeam
-from workers.training.generation import generate
 
 # Laws by enumeration of the numbers ---------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from deploy.lab.pair.generation import generate
 from orchestrator.errors import ConfigError
 from orchestrator.types import Generation, Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
@@ -22,7 +23,6 @@ from workers.engine.loading import load
 from workers.model.target import Target
 from workers.speculation import build
 from workers.speculation.decode import Decoder
-from workers.training.generation import generate
 
 PROMPTS = [[5, 9, 2, 7], [1, 2, 3], [8] * 20, [30, 20, 10, 5, 4, 3, 2], [11, 12]]
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from vllm.usage.usage_lib import UsageContext
 
+from deploy.evaluation.builtin.problems import draw
 from orchestrator.errors import ConfigError
 from orchestrator.types import Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
-from workers.training.problems import draw
 from workers.vllm.loading import TRIED, _alone_on_the_gpu, check_version, load
 
 

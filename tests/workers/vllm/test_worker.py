@@ -12,6 +12,7 @@ from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError, VLLMValida
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
+from deploy.evaluation.builtin.problems import draw
 from orchestrator.errors import InvalidRequest, Overloaded, WorkerError
 from orchestrator.types import (
     Generation,
@@ -24,7 +25,6 @@ from orchestrator.types import (
     Transcript,
 )
 from orchestrator.worker import Call
-from workers.training.problems import draw
 from workers.vllm.loading import CPU_CHUNK, load
 from workers.vllm.requests import made_tokens, prompt_logprobs
 from workers.vllm.worker import _Cost

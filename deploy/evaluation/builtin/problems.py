@@ -1,0 +1,95 @@
+"""Generated problems whose every reasoning step can be checked.
+
+A problem is a question, an integer answer and the reference steps, each one arithmetic fact. Its
+`key` is the normalised numbers-and-operations expression, the same for every wording; the key's
+hash alone decides which part it belongs to: one fifth is held out, one fifth is for
+development, the rest is for training (`part_of`). What training has in another writing is not drawn
+as held out (`shared_forms`).
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from deploy.evaluation.builtin.calculations import (
+    arithmetic,
+    chain,
+    operate,
+    remainder,
+    sum_of_numbers,
+)
+from deploy.evaluation.builtin.shared_forms import is_shared, normal_form
+from deploy.evaluation.builtin.sketch import Fact, GeneratedProblem, Sketch, apply
+from deploy.evaluation.builtin.unknowns import one_unknown, two_unknowns
+from deploy.evaluation.builtin.word_problems import word_left, word_share, word_total
+
+Part = Literal["train", "dev", "heldout"]
+LEVELS = (1, 2, 3, 4, 5)
+FAMILIES: dict[str, Callable[[Sketch], GeneratedProblem | None]] = {
+    "arithmetic": arithmetic,
+    "chain": chain,
+    "remainder": remainder,
+    "sum": sum_of_numbers,
+    "one-unknown": one_unknown,
+    "two-unknowns": two_unknowns,
+    "operate": operate,
+    "word-total": word_total,
+    "word-left": word_left,
+    "word-share": word_share,
+}
+"""Each draws numbers of the sketch's level and works them out; None where they do not fit."""
+
+__all__ = [
+    "FAMILIES", "LEVELS", "Fact", "GeneratedProblem", "Part", "apply", "draw", "part_of", "stream",
+]  # fmt: skip
+
+
+def part_of(key: str) -> Part:
+    """The part a key belongs to, the same in every version: crc32 of the key modulo 5."""
+    fifth = zlib.crc32(key.encode()) % 5
+    return "heldout" if fifth == 0 else "dev" if fifth == 1 else "train"
+
+
+def draw(
+    part: Part, seed: int, count: int, *, new_wordings: bool = False, family: str | None = None
+) -> list[GeneratedProblem]:
+    """`count` distinct problems of one part, as the stream has them, families and levels in turn.
+
+    Held-out ones are distinct calculations that training has in no writing, so there are fewer of
+    the lowest levels. `new_wordings` uses only the wordings kept out of training.
+    """
+    problems: list[GeneratedProblem] = []
+    seen: set[str] = set()
+    for problem in stream(part, seed, new_wordings=new_wordings, family=family):
+        held_out = part == "heldout"
+        mark = normal_form(problem.key) if held_out else problem.question
+        if mark not in seen and not (held_out and is_shared(mark)):
+            seen.add(mark)
+            problems.append(problem)
+            if len(problems) == count:
+                return problems
+    raise AssertionError("the stream of problems never ends")
+
+
+def stream(
+    part: Part, seed: int, *, new_wordings: bool = False, family: str | None = None
+) -> Iterator[GeneratedProblem]:
+    """An endless, reproducible stream of problems of one part.
+
+    Any ten in a row hold every family once and every level twice.
+    """
+    rng = random.Random(f"{part}/{seed}")
+    names = [family] if family else sorted(FAMILIES)
+    turn = 0
+    while True:
+        cycle, place = divmod(turn, len(names))
+        name, level = names[place], LEVELS[(cycle + place) % len(LEVELS)]
+        turn += 1
+        while True:
+            problem = FAMILIES[name](Sketch(rng, level, new_wordings))
+            if problem is not None and part_of(problem.key) == part:
+                break
+        yield problem

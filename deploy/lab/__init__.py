@@ -1,0 +1,16 @@
+"""The laboratory: what measures Baton, and what made the embedded pair. It is not in the wheel.
+
+- `commands`: the commands under `baton lab`.
+- `bench`: token-level methods, weights and calls of workers, side by side.
+- `peers`: Baton beside transformers, vLLM and llama.cpp (`make bench`).
+- `pair`: the recipe that trained the embedded pair and its drafters.
+- `torture`: attacks on a running service.
+- `call_costs`: what recorded calls cost on another pair of models (`costs/*.yaml`).
+- `prediction`: a recorded evaluation at such costs.
+- `load`: requests a second by policy.
+- `tally`: what policies did over several recorded evaluations, each beside a coin.
+- `real_pair`: the page of the pretrained pair.
+- `regrade`: recorded answers graded again.
+- `fetch`: downloads the pretrained pair (`make real-pair`).
+- `traffic`: sends problems and rewards to a running experiment.
+"""

@@ -1,0 +1,132 @@
+"""A call to a replica beside Serve's own bare call, from one caller in one run.
+
+The worker answers at once, so what is timed is the path: the caller's side, the wire, the replica's
+side. The caller is a replica of Serve as the orchestrator is, and both kinds of call take turns in
+blocks, so both see the machine at the same moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any, Final
+
+from ray import serve
+
+from deploy.evaluation.summary import Row
+from deploy.evaluation.tables import Column
+from deploy.lab.bench.instant import STEP, InstantWorker
+from deploy.launch.cluster import own_ray
+from orchestrator.types import LabelQuery, Message, Sampling, Segment, Transcript
+from orchestrator.worker import Call
+from workers.replica.client import ReplicaWorker
+from workers.replica.server import deployment
+
+SHARE: Final = {"num_cpus": 0.2}
+BLOCK: Final = 50  # calls of one kind in a row
+QUERY: Final = LabelQuery(
+    (Message("user", "Is the last step right? Answer with a digit from 0 to 9."),),
+    "Score: ",
+    tuple("0123456789"),
+)
+ABOUT: Final = (
+    "Milliseconds of a call at the median and at the 95th percentile, and of its caller's CPU; "
+    "`bare` is a unary call of Ray Serve by value that hands back what it is sent."
+)
+COLUMNS: Final[list[Column]] = [
+    ("call", lambda row: row["call"]),
+    ("ms", lambda row: f"{row['ms']:.2f}"),
+    ("p95", lambda row: f"{row['p95']:.2f}"),
+    ("CPU ms", lambda row: f"{row['cpu_ms']:.2f}"),
+    ("to bare", lambda row: f"{row['to_bare']:.2f}x"),
+]
+
+
+def bench_round_trip(blocks: int = 20) -> list[Row]:
+    """A row for each kind of call, over `blocks` blocks of `BLOCK` calls each.
+
+    Call `deploy.launch.environment.prepare` before anything imports ray.
+    """
+    pool = deployment("InstantWorker", InstantEngine)
+    with own_ray():
+        bare = serve.deployment(Bare, ray_actor_options=SHARE, max_ongoing_requests=64)
+        caller = serve.deployment(Caller, ray_actor_options=SHARE)
+        handle = serve.run(caller.bind(pool, bare.bind()), route_prefix=None)
+        rows: list[Row] = handle.measure.remote(blocks).result()
+    return rows
+
+
+class InstantEngine(InstantWorker):
+    """What a replica serves here."""
+
+    context = None
+    sampling = Sampling()
+
+    def __init__(self) -> None:
+        super().__init__(1 << 20, perf_counter)
+
+
+class Bare:
+    """What Serve does without us."""
+
+    async def echo(self, sent: Any) -> Any:
+        return sent
+
+
+class Caller:
+    """Calls a pool of workers, and a bare deployment."""
+
+    def __init__(self, pool: Any, bare: Any) -> None:
+        self._worker = ReplicaWorker(pool)
+        self._bare = bare.options(
+            _by_reference=False, request_serialization="pickle", response_serialization="pickle"
+        )
+
+    async def measure(self, blocks: int) -> list[Row]:
+        transcript = Transcript((Message("user", "How many?"),))
+        number = 0
+
+        def grown() -> Call:
+            """The call after the last one: with a step more."""
+            nonlocal transcript, number
+            places = tuple(range(number * STEP, (number + 1) * STEP))
+            text = f"{number}:" + " and" * (STEP - 2) + ".\n\n"
+            step = Segment("small", text, places, (-0.1,) * STEP, "instant")
+            transcript, number = transcript.extend(step), number + 1
+            return Call(f"bench-{number // 100}", transcript, "large")
+
+        async def classify() -> None:
+            await self._worker.classify(grown(), QUERY)
+
+        async def bare() -> None:
+            await self._bare.echo.remote(b"." * 2000)
+
+        kinds: dict[str, Callable[[], Awaitable[None]]] = {"bare": bare, "classify": classify}
+        seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+        cpu: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for block in range(blocks + 1):  # the first warms up
+            for kind, call in kinds.items():
+                began = process_time()
+                times = [await _timed(call) for _ in range(BLOCK)]
+                if block:
+                    seconds[kind] += times
+                    cpu[kind].append((process_time() - began) / BLOCK)
+            transcript = Transcript((Message("user", f"How many, {block}?"),))
+        return [
+            {
+                "measure": "round trip",
+                "call": kind,
+                "ms": 1e3 * median(seconds[kind]),
+                "p95": 1e3 * sorted(seconds[kind])[int(0.95 * len(seconds[kind]))],
+                "cpu_ms": 1e3 * median(cpu[kind]),
+                "to_bare": median(seconds[kind]) / median(seconds["bare"]),
+            }
+            for kind in kinds
+        ]
+
+
+async def _timed(call: Callable[[], Awaitable[None]]) -> float:
+    began = perf_counter()
+    await call()
+    return perf_counter() - began

@@ -1,0 +1,37 @@
+"""The commands under `baton lab`.
+
+- `bench_calls`: the time of a call through several workers.
+- `bench_decode`: token-level methods side by side.
+- `bench_length`: the cost of a step as a thought grows.
+- `bench_weights`: types of weights side by side.
+- `drive`: problems for a running experiment.
+- `predict`: recorded requests at the costs of another pair.
+- `torture`: attacks on a service.
+- `train`: the embedded pair's training recipe.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from deploy.lab.commands.bench_calls import bench_calls
+from deploy.lab.commands.bench_decode import bench_decode
+from deploy.lab.commands.bench_length import bench_length
+from deploy.lab.commands.bench_weights import bench_weights
+from deploy.lab.commands.drive import drive
+from deploy.lab.commands.predict import predict
+from deploy.lab.commands.torture import torture
+from deploy.lab.commands.train import train
+
+lab = typer.Typer(
+    help="Measure Baton: benchmarks, attacks, load, and the embedded pair's recipe.",
+    no_args_is_help=True,
+)
+lab.command("bench-calls")(bench_calls)
+lab.command("bench-decode")(bench_decode)
+lab.command("bench-length")(bench_length)
+lab.command("bench-weights")(bench_weights)
+lab.command("drive")(drive)
+lab.command("predict")(predict)
+lab.command("torture")(torture)
+lab.command("train")(train)

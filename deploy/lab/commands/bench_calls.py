@@ -1,0 +1,87 @@
+"""`baton lab bench-calls`: what a call takes through several workers, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from deploy.cli.common import bar, wide_console, write
+from orchestrator.errors import InvalidRequest
+
+
+def bench_calls(
+    files: Annotated[
+        list[Path], typer.Argument(help="Deployment files; the large worker of each is timed.")
+    ],
+    prefixes: Annotated[
+        str, typer.Option(help="Tokens before each call; several as 100,800.")
+    ] = "100,800",
+    repeats: Annotated[int, typer.Option(min=1, help="Calls of each kind; medians count.")] = 20,
+    streams: Annotated[
+        str | None,
+        typer.Option(help="Instead: tokens a second at so many generations at once, as 1,8."),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Of each generation, at most (with --streams).")
+    ] = 64,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows to this file.")
+    ] = None,
+    as_markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Write the table to this file.")
+    ] = None,
+) -> None:
+    """Milliseconds of a generation, a judge's call and a verification through several workers.
+
+    Each is in this process, or a server where the file names a url. Ratios are to the first file's.
+
+    [bold]Examples[/]
+
+      baton lab bench-calls deploy/local.yaml vllm.yaml vllm-http.yaml
+
+      baton lab bench-calls deploy/local.yaml vllm.yaml --streams 1,8 --repeats 3
+    """
+    sizes = _numbers("--prefixes", prefixes, "numbers of tokens as 100,800")
+    counts = _numbers("--streams", streams, "numbers of generations as 1,8") if streams else []
+    if len({file.stem for file in files}) < len(files):
+        raise InvalidRequest("two files have one name, which is the row's: rename one")
+    from deploy.evaluation.tables import markdown, show
+    from deploy.lab.bench import calls
+    from deploy.launch.deployment_file import load
+    from deploy.launch.workers import close, open_worker
+
+    specs = {file.stem: load(file).args.workers.large for file in files}
+
+    async def run() -> list[Any]:
+        workers: dict[str, Any] = {}
+        try:
+            for name, spec in specs.items():
+                workers[name] = open_worker(spec)
+            with bar(Console(stderr=True)) as shown:
+                if counts:
+                    return await calls.bench_streams(
+                        workers, counts, tokens=tokens, repeats=repeats, tell=shown.tell
+                    )
+                return await calls.bench_calls(workers, sizes, repeats=repeats, tell=shown.tell)
+        finally:
+            await close(workers.values())
+
+    rows = asyncio.run(run())
+    columns = calls.STREAM_COLUMNS if counts else calls.COLUMNS
+    if as_json is not None:
+        write(as_json, json.dumps({"files": [str(file) for file in files], "rows": rows}) + "\n")
+    if as_markdown is not None:
+        write(as_markdown, f"# Calls side by side\n\n{markdown(rows, columns)}\n")
+    show(rows, columns, wide_console())
+
+
+def _numbers(option: str, text: str, expected: str) -> list[int]:
+    parts = [one.strip() for one in text.split(",") if one.strip()]
+    if not parts or not all(one.isdigit() and int(one) > 0 for one in parts):
+        raise InvalidRequest(f"{option}: expected {expected}, not {text!r}")
+    return [int(one) for one in parts]

@@ -1,0 +1,147 @@
+"""`baton lab bench-decode`: token-level methods side by side, transformers among them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from deploy.cli.common import bar, wide_console, write
+from orchestrator.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deploy.lab.bench.candidates import CandidateSpec
+
+
+def bench_decode(
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated; parameters as chain:gamma=4. None: all there are."),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="A folder, a Hugging Face id, or embedded:NAME.")
+    ] = "embedded:large",
+    draft: Annotated[
+        str, typer.Option(help="The draft model; embedded:draft is a weak one; none: without.")
+    ] = "embedded:small",
+    problems: Annotated[
+        str, typer.Option(help="Whose questions are decoded, as --problems of baton eval.")
+    ] = "builtin:dev",
+    prompts: Annotated[int, typer.Option(min=2, help="How many of them.")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of every method on a prompt.")] = 3,
+    max_new: Annotated[
+        int, typer.Option("--max-new", "--new-tokens", min=2, help="Most tokens of an answer.")
+    ] = 128,
+    temperature: Annotated[str, typer.Option(help="One or several, as 0,1.")] = "0,1",
+    streams: Annotated[str, typer.Option(help="Prompts at once; several as 1,4.")] = "1",
+    length: Annotated[int, typer.Option(min=1, help="Draft length of the table at one.")] = 4,
+    budget: Annotated[int, typer.Option(min=1, help="Target tokens of the table at one.")] = 8,
+    device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(help="Of the computation.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads, for all; None: as a worker takes.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Which problems, and the draws.")] = 0,
+    rows: Annotated[
+        Path | None,
+        typer.Option(help="A JSON line per turn; a run that was broken off goes on from there."),
+    ] = None,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write rows and settings to this file.")
+    ] = None,
+    as_markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Write the tables to this file.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the speeds to plain decoding into this PNG file.")
+    ] = None,
+) -> None:
+    """Time token-level methods on one model, in turns on the same prompts.
+
+    transformers' generate and assisted generation run among them, on the stock network with the
+    same threads. At temperature 0 every lossless method must say what plain decoding says; above
+    it, the acceptance measured stands beside what the distributions of both models predict.
+
+    [bold]Examples[/]
+
+      baton lab bench-decode
+
+      baton lab bench-decode --methods chain,spectr --draft embedded:draft --temperature 1
+
+      baton lab bench-decode --methods chain:gamma=3 --streams 1,4 --json build/decode.json
+
+      baton lab bench-decode --model runs/large --draft runs/small --rows build/decode.jsonl
+    """
+    chosen = None if methods is None else _methods(methods)
+    warmths = _numbers("--temperature", temperature, float, 0.0)
+    widths = _numbers("--streams", streams, int, 1)
+    if prompts % max(widths) or any(prompts % width for width in widths):
+        raise InvalidRequest(f"--prompts {prompts}: want a multiple of each of --streams {streams}")
+    import torch
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+    from deploy.evaluation.tables import show
+    from deploy.lab.bench.run import Settings, bench
+    from deploy.lab.bench.tables import notes, report, sections
+
+    disable_progress_bar()
+    set_verbosity_error()
+    settings = Settings(
+        model, None if draft == "none" else draft, device, dtype, threads, prompts, rounds, max_new,
+        warmths, widths, length, budget, seed, problems,
+    )  # fmt: skip
+    if plot is not None:
+        from deploy.evaluation.plots import figure_of
+
+        figure_of(1, 1)  # a missing matplotlib is an error before the work, not after it
+    before = torch.get_num_threads()
+    try:
+        with bar(Console(stderr=True)) as shown:
+            data = bench(settings, chosen, shown, rows)
+    finally:
+        torch.set_num_threads(before)
+    if as_json is not None:
+        write(as_json, json.dumps(data, indent=2) + "\n")
+    if as_markdown is not None:
+        write(as_markdown, report(data))
+    console = wide_console()
+    for heading, columns, table in sections(data):
+        show(table, columns, console, heading)
+    for line in notes(data):
+        console.print(f"- {line}", style="dim", markup=False)
+    if plot is not None:
+        from deploy.lab.bench.picture import draw
+
+        draw(data["rows"], plot)
+
+
+def _methods(text: str) -> list[CandidateSpec]:
+    """The entries of the option; a comma inside brackets belongs to a value."""
+    from deploy.evaluation.candidates import Candidate
+    from deploy.lab.bench.candidates import PEERS, CandidateSpec
+    from workers.speculation import METHODS
+
+    found = []
+    for part in re.split(r",(?![^\[]*\])", text):
+        one = Candidate.parse(part)
+        if one.policy not in (*PEERS, *METHODS):
+            known = ", ".join((*PEERS, *METHODS))
+            raise InvalidRequest(f"no method {one.policy!r}; there are {known}")
+        found.append(CandidateSpec(one.policy, one.params))
+    return found
+
+
+def _numbers(option: str, text: str, kind: Callable[[str], Any], least: float) -> list[Any]:
+    try:
+        found = [kind(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(least <= number < 1000 for number in found):
+        raise InvalidRequest(f"{option} {text}: want numbers from {least:g}, such as 0,1 or 1,4")
+    return list(dict.fromkeys(found))

@@ -1,0 +1,78 @@
+"""`baton lab predict`: recorded requests at the costs of another pair."""
+
+from __future__ import annotations
+
+import json
+from math import inf
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.cli.common import wide_console, write
+from orchestrator.errors import InvalidRequest
+
+
+def predict(
+    recordings: Annotated[Path, typer.Argument(help="What `baton eval --recordings` left.")],
+    costs: Annotated[
+        str, typer.Option(help="A file of costs, or the name of one in deploy/lab/costs.")
+    ] = "qwen2.5-1.5b-32b-a100",
+    streams: Annotated[
+        str | None, typer.Option(help="Requests at once, several as 1,8,32; by default the fewest.")
+    ] = None,
+    gpu_hour: Annotated[
+        float | None, typer.Option(help="Price of a GPU for an hour, for money per 1,000 requests.")
+    ] = None,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write rows, costs and assumptions to this file.")
+    ] = None,
+    as_markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Write the table to this file.")
+    ] = None,
+) -> None:
+    """Predict latency, GPU-hours and money on a pair that cannot run here.
+
+    Every recorded call is charged what it would cost there; calls side by side overlap. The table
+    is a prediction, its assumptions stand below it.
+
+    [bold]Examples[/]
+
+      baton eval --problems builtin:dev --limit 100 --recordings runs/dev
+
+      baton lab predict runs/dev --costs qwen2.5-1.5b-32b-a100
+
+      baton lab predict runs/dev --costs qwen3-8b-32b-h100 --streams 1,8,32 --gpu-hour 2.5
+
+      baton lab predict runs/dev --costs mine.yaml --json predicted.json
+    """
+    from deploy.evaluation.tables import show
+    from deploy.lab import prediction
+
+    if gpu_hour is not None and not 0 < gpu_hour < inf:
+        raise InvalidRequest(f"--gpu-hour {gpu_hour:g}: want a price above 0")
+    counts, pair = _counts(streams), prediction.load_costs(costs)
+    if gpu_hour is not None:
+        pair = pair.model_copy(update={"gpu_hour": gpu_hour})
+    data = prediction.predicted(recordings, pair, counts)
+    if as_json is not None:
+        write(as_json, json.dumps(data, indent=2) + "\n")
+    if as_markdown is not None:
+        write(as_markdown, prediction.report(data))
+    console = wide_console()
+    show(data["rows"], prediction.COLUMNS, console, prediction.title(data))
+    for line in prediction.basis(data):
+        console.print(f"- {line}", style="dim", markup=False)
+
+
+def _counts(text: str | None) -> list[int]:
+    """Numbers of requests at once."""
+    if text is None:
+        return []
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = [0]
+    if min(counts) < 1:
+        raise InvalidRequest(f"--streams {text}: want whole numbers from 1, such as 1,8,32")
+    return counts

@@ -1,0 +1,349 @@
+"""Problems turned into training documents: chains of thought with errors, repairs and verdicts.
+
+A document is a token tree (`batches.TrainingDocument`). Its main chain is a conversation: question,
+thought, answer. Some chains hold a wrong step (never trained as something to say) followed by a
+reflection that works the step out anew and compares, which is far easier than to judge blind.
+Side branches that later tokens cannot see hold more wrong steps with their reflection or, for
+the large model, the judge's question and its digit: 9 after right steps, 0 after wrong ones.
+Most wrong steps are the small model's own (`harvest.py`), the rest are planted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from deploy.evaluation.builtin import wordings as w
+from deploy.evaluation.builtin.problems import Fact, GeneratedProblem, Part, apply, part_of, stream
+from deploy.lab.pair.batches import TrainingDocument
+from deploy.lab.pair.mistakes import Mistakes, Reflection, load_mistakes
+from deploy.lab.pair.noise import disturb
+from deploy.lab.pair.steps import (
+    DELIMITER,
+    plant_mistake,
+    plant_reflection,
+    repair_text,
+    step_text,
+    wrong_from,
+)
+from deploy.lab.pair.vocabulary import ASSISTANT, CLOSE, END, SYSTEM, THINK, USER
+
+JUDGE_QUESTION = "Score?"
+
+
+@dataclass(slots=True)
+class _Builder:
+    """A document under construction."""
+
+    tokenizer: Tokenizer
+    tokens: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    branches: list[int] = field(default_factory=list)
+    flags: list[int] = field(default_factory=list)
+    branch: int = 0
+    opened: int = 0
+    main: int = -1  # index of the main chain's last token
+    last: int = -1  # index of the current branch's last token
+
+    def add(self, ids: Sequence[int], weight: float = 0.0, flags: Sequence[int] = ()) -> None:
+        """Append tokens to the current branch; weight 0 means that they are only read."""
+        for offset, token in enumerate(ids):
+            if weight:
+                self.targets[self.last], self.weights[self.last] = token, weight
+            self.tokens.append(token)
+            self.targets.append(-100)
+            self.weights.append(0.0)
+            self.positions.append(self.positions[self.last] + 1 if self.last >= 0 else 0)
+            self.branches.append(self.branch)
+            self.flags.append(flags[offset] if flags else -1)
+            self.last = len(self.tokens) - 1
+        if self.branch == 0:
+            self.main = self.last
+
+    def control(self, token: str, weight: float = 0.0) -> None:
+        identity = self.tokenizer.token_to_id(token)
+        assert identity is not None
+        self.add([identity], weight)
+
+    def text(self, text: str, weight: float = 0.0, wrong_from: int | None = None) -> None:
+        """Append a text; `wrong_from` (a character index) flags what comes from there on."""
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        flags: list[int] = []
+        if wrong_from is not None:
+            flags = [int(end > wrong_from) for _, end in encoding.offsets]
+        self.add(encoding.ids, weight, flags)
+
+    def open_branch(self) -> None:
+        self.opened += 1
+        self.branch, self.last = self.opened, self.main
+
+    def close_branch(self) -> None:
+        self.branch, self.last = 0, self.main
+
+    def finish(self) -> TrainingDocument:
+        return TrainingDocument(
+            self.tokens, self.targets, self.weights, self.positions, self.branches, self.flags
+        )
+
+
+class DocumentWriter:
+    """Writes the documents of one model of the pair.
+
+    `judge`: whether the judge's turns are taught (the large model). `mistakes`: problems with
+    the small model's own wrong steps; None before there is a small model.
+
+    The large model learns to find errors, so it sees many, some of them planted, and reflections
+    that are wrong themselves. The small model cannot find most of its errors, but it can learn
+    where it tends to err: it sees its own, greedy and sampled.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, judge: bool, mistakes: Sequence[Mistakes] | None = None,
+    ) -> None:  # fmt: skip
+        self.tokenizer, self.judge, self.mistakes = tokenizer, judge, mistakes
+        if judge and mistakes:
+            self.mistakes = [m for m in mistakes if m.greedy or m.sampled]
+
+    def documents(self, part: Part, seed: int) -> Iterator[TrainingDocument]:
+        """An endless, reproducible stream of documents."""
+        rng = random.Random(f"documents/{part}/{seed}")
+        fresh = stream(part, seed)
+        while True:
+            dice = rng.random()
+            if dice < 0.02:
+                yield self._declined(rng)
+            elif dice < 0.08:
+                yield self._follow_up(next(fresh), rng)
+            elif self.mistakes and dice < (0.48 if self.judge else 0.65):
+                known = rng.choice(self.mistakes)
+                yield self.solved(known.problem, rng, known)
+            else:
+                yield self.solved(next(fresh), rng, None)
+
+    def solved(
+        self, problem: GeneratedProblem, rng: random.Random, known: Mistakes | None
+    ) -> TrainingDocument:
+        """One problem, worked out, with the mistakes known of it; None plants some."""
+        builder = self._conversation(rng)
+        self._turn(builder, USER, disturb(problem.question, rng))
+        self._thought(builder, problem, rng, known)
+        return builder.finish()
+
+    def _conversation(self, rng: random.Random) -> _Builder:
+        builder = _Builder(self.tokenizer)
+        if rng.random() < 0.12:
+            self._turn(builder, SYSTEM, rng.choice(w.SYSTEM))
+        if rng.random() < 0.06:
+            earlier = next(stream("train", rng.randrange(2**31)))
+            self._turn(builder, USER, earlier.question)
+            self._turn(builder, ASSISTANT, w.ANSWER.format(v=earlier.answer))
+        return builder
+
+    def _turn(self, builder: _Builder, role: str, content: str) -> None:
+        builder.control(role)
+        builder.text(content)
+        builder.control(END)
+
+    def _follow_up(self, problem: GeneratedProblem, rng: random.Random) -> TrainingDocument:
+        """A second question about the first one's answer ("now add 5")."""
+        builder = self._conversation(rng)
+        self._turn(builder, USER, problem.question)
+        self._turn(builder, ASSISTANT, w.ANSWER.format(v=problem.answer))
+        value = int(problem.answer)
+        for attempt in count():
+            operation = rng.choice("+-*" if 1 < value < 200 else "+-" if value > 1 else "+")
+            # After 0 or 1 few numbers make sense; more are tried until one is for training.
+            most = 9 if operation == "*" else min(max(value, 9), 200) + attempt
+            n = rng.randint(2 if operation == "*" else 1, most)
+            if operation == "-" and n > value:
+                continue
+            if part_of(f"({problem.key}){operation}{n}") == "train":
+                break
+        expression = f"{value}{operation}{n}"
+        fact = Fact(expression, apply(value, operation, n))
+        question = rng.choice(w.FOLLOW_UP[operation][: -w.KEPT_OUT]).format(n=n)
+        follow = GeneratedProblem(
+            question, str(fact.value), "follow-up", problem.level, "", (fact,)
+        )
+        self._turn(builder, USER, question)
+        self._thought(builder, follow, rng, None)
+        return builder.finish()
+
+    def _declined(self, rng: random.Random) -> TrainingDocument:
+        """A question far outside: an honest sentence."""
+        builder = self._conversation(rng)
+        question = rng.choice(w.UNKNOWN_TOPIC).format(
+            p=rng.choice(w.PLACES), t=rng.choice(w.TOPICS), l=rng.choice(w.LANGUAGES),
+            c=rng.choice(w.ADJECTIVES),
+        )  # fmt: skip
+        self._turn(builder, USER, question)
+        builder.control(ASSISTANT)
+        builder.control(THINK)
+        builder.text(w.DECLINE_STEP, 0.3)
+        builder.control(CLOSE, 0.3)
+        builder.text(w.DECLINE, 0.3)
+        builder.control(END, 0.3)
+        return builder.finish()
+
+    def _thought(
+        self,
+        builder: _Builder,
+        problem: GeneratedProblem,
+        rng: random.Random,
+        known: Mistakes | None,
+    ) -> None:
+        builder.control(ASSISTANT)
+        builder.control(THINK)
+        steps = len(problem.facts) + 1
+        planted = -1
+        if known is None and (self.judge or not self.mistakes) and rng.random() < 0.25:
+            planted = rng.randrange(steps)
+        slips = 0.35 if self.judge else 0.45
+        slipped = False
+        for index in range(steps):
+            last = index + 1 == steps
+            written = (known.greedy, known.sampled) if known else ()
+            mistakes = [wrong[index] for wrong in written if index in wrong]
+            if index == planted:
+                mistakes = [plant_mistake(problem, index, rng)]
+            slip = ""
+            for mistake in mistakes:
+                if not slipped and not last and rng.random() < slips:
+                    slip, slipped = mistake, True
+                    continue
+                if self.judge:
+                    self._judged_branch(builder, problem, index, mistake, rng)
+                if not last and rng.random() < (0.5 if self.judge else 0.8):
+                    self._repairing_branch(builder, problem, index, [mistake], rng)
+            if self.judge and not last:
+                for reflection in self._reflections(problem, known, index, rng):
+                    self._reflection_branch(builder, problem, reflection, rng)
+            if slip:
+                builder.text(slip + DELIMITER, 0.0, wrong_from(problem, index, slip))
+                self._verdict(builder, "0", rng, 0.8)
+                repair = repair_text(problem, index, slip, rng) + DELIMITER
+                builder.text(repair, 1.0, 10**6)
+            else:
+                step = step_text(problem, index, rng)
+                builder.text(step if last else step + DELIMITER, 1.0, 10**6)
+                if not last and rng.random() < 0.05:
+                    self._verdict(builder, "9", rng, 0.3)
+                    fact = problem.facts[index]
+                    confirm = rng.choice(w.RIGHT).format(s=fact.equation, v=fact.value)
+                    builder.text(confirm + DELIMITER, 1.0, 10**6)
+            self._verdict(builder, "9", rng, 0.4)
+        builder.control(CLOSE, 1.0)
+        builder.text(w.ANSWER.format(v=problem.answer), 0.5)
+        builder.control(END, 0.5)
+
+    def _reflections(
+        self, problem: GeneratedProblem, known: Mistakes | None, index: int, rng: random.Random
+    ) -> list[Reflection]:
+        """At most two reflections about a step; now and then a planted wrong one."""
+        about = [r for r in known.reflections if r.index == index] if known else []
+        if not about and rng.random() < 0.06:
+            wrong = rng.random() < 0.5
+            said = (plant_mistake if wrong else step_text)(problem, index, rng)
+            about = [Reflection(index, said, plant_reflection(problem, index, said, rng), False)]
+        return rng.sample(about, 2) if len(about) > 2 else about
+
+    def _repairing_branch(
+        self, builder: _Builder, problem: GeneratedProblem, index: int, said: Sequence[str],
+        rng: random.Random,
+    ) -> None:  # fmt: skip
+        builder.open_branch()
+        for mistake in said:
+            builder.text(mistake + DELIMITER)
+        builder.text(repair_text(problem, index, said[-1], rng) + DELIMITER, 1.0)
+        builder.close_branch()
+
+    def _reflection_branch(
+        self,
+        builder: _Builder,
+        problem: GeneratedProblem,
+        reflection: Reflection,
+        rng: random.Random,
+    ) -> None:
+        """A reflection, judged; a wrong one now and then repaired in its turn."""
+        index, said, text = reflection.index, reflection.said, reflection.text
+        if not reflection.right and rng.random() < 0.2:
+            self._repairing_branch(builder, problem, index, [said, text], rng)
+            return
+        builder.open_branch()
+        builder.text(said + DELIMITER)
+        start = 10**6 if reflection.right else wrong_from(problem, index, text)
+        builder.text(text + DELIMITER, 0.0, start)
+        self._judge_turn(builder, "9" if reflection.right else "0")
+        builder.close_branch()
+
+    def _judged_branch(
+        self,
+        builder: _Builder,
+        problem: GeneratedProblem,
+        index: int,
+        mistake: str,
+        rng: random.Random,
+    ) -> None:
+        builder.open_branch()
+        ending = "" if index == len(problem.facts) else DELIMITER
+        builder.text(mistake + ending, 0.0, wrong_from(problem, index, mistake))
+        self._judge_turn(builder, "0")
+        builder.close_branch()
+
+    def _verdict(self, builder: _Builder, digit: str, rng: random.Random, share: float) -> None:
+        """The judge's turn on the main chain's last step, for a share of the steps."""
+        if self.judge and rng.random() < share:
+            builder.open_branch()
+            self._judge_turn(builder, digit)
+            builder.close_branch()
+
+    def _judge_turn(self, builder: _Builder, digit: str) -> None:
+        builder.control(END)
+        self._turn(builder, USER, JUDGE_QUESTION)
+        builder.control(ASSISTANT)
+        builder.text(digit, 1.5)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedDocuments:
+    """A `DocumentSource` of generated problems, picklable for the other processes.
+
+    `tokenizer`: the folder of its files. `mistakes`: files written by `harvest`.
+    """
+
+    tokenizer: Path
+    judge: bool
+    mistakes: tuple[Path, ...]
+
+    def __call__(self, rank: int, world: int, seed: int) -> Iterator[TrainingDocument]:
+        known = [row for path in self.mistakes for row in load_mistakes(path)] or None
+        tokenizer = Tokenizer.from_file(str(self.tokenizer / "tokenizer.json"))
+        writer = DocumentWriter(tokenizer, judge=self.judge, mistakes=known)
+        return writer.documents("train", seed * world + rank)
+
+
+def texts(seed: int, problems: int) -> Iterator[str]:
+    """Plain text of training documents, for the tokenizer."""
+    rng = random.Random(f"texts/{seed}")
+    source = stream("train", seed)
+    for _ in range(problems):
+        problem = next(source)
+        yield problem.question
+        for index in range(len(problem.facts) + 1):
+            yield step_text(problem, index, rng) + DELIMITER
+        fact = problem.facts[0]
+        yield rng.choice(w.RIGHT).format(s=fact.equation, v=fact.value) + DELIMITER
+        yield rng.choice(w.WRONG).format(s=fact.equation, w=fact.value) + DELIMITER
+        yield w.ANSWER.format(v=problem.answer)
+    for sentence in [*w.SYSTEM, w.DECLINE, w.DECLINE_STEP, JUDGE_QUESTION]:
+        for _ in range(max(1, problems // 20)):
+            yield sentence
+    for _ in range(max(1, problems // 2000)):
+        yield from [*w.UNKNOWN_TOPIC, *w.BEFORE, *w.AFTER, *w.ASIDES, " ".join(w.FILLERS)]

@@ -1,0 +1,152 @@
+"""The small model's own mistakes: it writes steps and reflections, the checker marks them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from deploy.evaluation.builtin.problems import GeneratedProblem, stream
+from deploy.lab.pair.mistakes import Mistakes, Reflection
+from deploy.lab.pair.steps import DELIMITER, is_right, reflects, step_text
+from deploy.lab.pair.vocabulary import ASSISTANT, CLOSE, END, PAD, THINK, USER
+from orchestrator.errors import ConfigError
+
+STEP_TOKENS = 28
+"""A step of the generated problems is shorter than this."""
+
+
+class Author:
+    """A checkpoint of the pair that writes many steps at once (fp32, plain `generate`)."""
+
+    def __init__(self, checkpoint: Path, device: str = "cpu") -> None:
+        if not (checkpoint / "config.json").is_file():  # its name would be looked for on a hub
+            raise ConfigError(
+                f"{checkpoint}: expected a checkpoint, found none; run the stage {checkpoint.name} "
+                "first"
+            )
+        self.tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(checkpoint)
+        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+        self.model.to(device).eval()
+        self.device = device
+        ids = range(len(self.tokenizer))
+        self.ends_step = [i for i in ids if DELIMITER in self.tokenizer.decode([i])]
+        self.end, self.close, self.pad = (
+            self.tokenizer.convert_tokens_to_ids(token) for token in (END, CLOSE, PAD)
+        )
+
+    def prefix(self, problem: GeneratedProblem, steps: Sequence[str]) -> list[int]:
+        """Token ids up to where the next step begins; steps carry their delimiter."""
+        parts = [self.tokenizer.encode(step, add_special_tokens=False) for step in steps]
+        return self.opening(problem.question) + [token for part in parts for token in part]
+
+    def opening(self, question: str) -> list[int]:
+        """Token ids up to where the thought begins."""
+        head = f"{USER}{question}{END}{ASSISTANT}{THINK}"
+        ids: list[int] = self.tokenizer.encode(head, add_special_tokens=False)
+        return ids
+
+    def write(
+        self, prefixes: Sequence[list[int]], limit: int, *, to_end: bool = False,
+        temperature: float = 0.0,
+    ) -> list[str]:  # fmt: skip
+        """Continue each prefix to the end of its step, or with `to_end` of the turn."""
+        continued = self.continued(prefixes, limit, to_end=to_end, temperature=temperature)
+        return [self.tokenizer.decode(ids) for ids in continued]
+
+    @torch.inference_mode()
+    def continued(
+        self, prefixes: Sequence[list[int]], limit: int, *, to_end: bool = False,
+        temperature: float = 0.0,
+    ) -> list[list[int]]:  # fmt: skip
+        """The same as token ids, the one that ends it included."""
+        width = max(map(len, prefixes))
+        ids = torch.tensor([[self.pad] * (width - len(p)) + p for p in prefixes])
+        ends = [self.end] if to_end else [*self.ends_step, self.close, self.end]
+        sampling = (
+            {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+        )
+        out = self.model.generate(
+            ids.to(self.device), attention_mask=(ids != self.pad).to(self.device),
+            max_new_tokens=limit, eos_token_id=ends, pad_token_id=self.pad,
+            **(sampling or {"do_sample": False}),
+        )[:, width:]  # fmt: skip
+        return [row[: row.index(self.pad)] if self.pad in row else row for row in out.tolist()]
+
+
+StepPlace = tuple[GeneratedProblem, int, list[str]]
+"""A problem, the number of a step, and the right steps before it with their delimiters."""
+
+
+def step_places(problem: GeneratedProblem, rng: random.Random) -> Iterator[StepPlace]:
+    """Every step of a problem, with right ones before it."""
+    steps: list[str] = []
+    for index in range(len(problem.facts) + 1):
+        yield problem, index, list(steps)
+        steps.append(step_text(problem, index, rng) + DELIMITER)
+
+
+def own_steps(
+    author: Author,
+    places: Sequence[StepPlace],
+    temperature: float = 0.0,
+) -> list[str]:
+    """The step the author writes at each place; empty where it closes its thought at once."""
+    prefixes = [author.prefix(problem, steps) for problem, _, steps in places]
+    texts = author.write(prefixes, STEP_TOKENS, temperature=temperature)
+    return [text.replace(CLOSE, "").replace(END, "").strip() for text in texts]
+
+
+def harvest(checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[str], None]) -> Path:
+    """Write every step of `count` problems, greedily and sampled, and what follows wrong ones.
+
+    Wrong steps are kept, and reflections, right and wrong, with the step they are about. Problems
+    without any are kept too, so that their share stays the natural one.
+    """
+    author, source = Author(checkpoint), stream("train", seed)
+    rng = random.Random(f"harvest/{seed}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(out, "wt") as file:
+        for done in range(0, count, 64):
+            problems = list(islice(source, 64))
+            places = [place for problem in problems for place in step_places(problem, rng)]
+            rows = {p.question: Mistakes(p, {}, {}, []) for p in problems}
+            for temperature in (0.0, 0.9):
+                _collect(author, places, temperature, rows)
+            for row in rows.values():
+                file.write(json.dumps(asdict(row)) + "\n")
+            if done % 1280 == 0:
+                log(f"harvest: {done} of {count} problems")
+    return out
+
+
+def _collect(
+    author: Author,
+    places: Sequence[StepPlace],
+    temperature: float,
+    rows: Mapping[str, Mistakes],
+    *,
+    reflections_only: bool = False,
+) -> None:
+    """Add what the author writes at each place to the row of its problem."""
+    after_wrong: list[StepPlace] = []
+    written = own_steps(author, places, temperature)
+    for (problem, index, steps), text in zip(places, written, strict=True):
+        row, right = rows[problem.question], is_right(problem, index, text)
+        if reflects(text):
+            if index:
+                said = steps[-1].removesuffix(DELIMITER)
+                row.reflections.append(Reflection(index - 1, said, text, right))
+        elif text and not right and not reflections_only:
+            (row.sampled if temperature else row.greedy)[index] = text
+            if index < len(problem.facts):
+                after_wrong.append((problem, index + 1, [*steps, text + DELIMITER]))
+    if after_wrong:
+        _collect(author, after_wrong, temperature, rows, reflections_only=True)

@@ -1,0 +1,162 @@
+"""The generated problems: right, checkable, reproducible, and split for good."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import astuple
+from itertools import islice
+
+import pytest
+
+from deploy.evaluation.builtin import problems, wordings
+from deploy.evaluation.builtin.problems import (
+    FAMILIES,
+    LEVELS,
+    GeneratedProblem,
+    draw,
+    part_of,
+    stream,
+)
+from deploy.evaluation.builtin.shared_forms import normal_form
+from deploy.evaluation.problems import load_problems
+from deploy.lab.pair.steps import KEYWORDS
+
+PARTS = ("train", "dev", "heldout")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_facts_hold_and_lead_to_the_answer(part: problems.Part) -> None:
+    for problem in draw(part, 3, 1000):
+        for fact in problem.facts:
+            a, operation, b = re.split(r"([-+*/])", fact.expression)
+            exact = {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}
+            if operation == "/":
+                assert int(b) * fact.value == int(a)
+            else:
+                assert exact[operation] == fact.value
+        assert problem.answer == str(problem.facts[-1].value)
+
+
+def test_parts_share_no_problem() -> None:
+    keys = {part: {p.key for p in draw(part, 0, 4000)} for part in PARTS}  # type: ignore[arg-type]
+    assert not keys["train"] & keys["heldout"]
+    assert not keys["train"] & keys["dev"]
+    assert not keys["dev"] & keys["heldout"]
+    for part, found in keys.items():
+        assert {part_of(key) for key in found} == {part}
+
+
+@pytest.mark.parametrize(
+    ("writings", "form"),
+    [
+        (("8+10", "10+8", "(10)+8"), "(10+8)"),
+        (("21+3*3", "3*3+21", "((3)*3)+21", "21+(3*3)"), "((3*3)+21)"),
+        (("(309+3)/4", "(3+309)/4"), "((3+309)/4)"),
+        (("9-4+2", "9+2-4", "2+(9-4)", "9-(4-2)"), "(2+9-4)"),
+        (("8/4*7", "((8)/4)*7", "7*8/4", "7*(8/4)"), "(7*8/4)"),
+        (("17%3",), "(17%3)"),
+        (("9x+19=136",), "9x+19=136"),
+    ],
+)
+def test_writings_of_one_calculation_have_one_form(writings: tuple[str, ...], form: str) -> None:
+    assert {normal_form(key) for key in writings} == {form}
+
+
+def test_other_calculations_have_other_forms() -> None:
+    keys = ("9-4", "4-9", "9/4", "4/9", "9-4-2", "9-(4+2)*1", "(9-4)*2", "9-4*2", "9%4", "9+4")
+    assert len({normal_form(key) for key in keys}) == len(keys)
+
+
+def test_what_training_has_in_another_writing_is_not_held_out() -> None:
+    trained = {normal_form(problem.key) for problem in islice(stream("train", 1), 20_000)}
+    drawn = [normal_form(problem.key) for problem in draw("heldout", 20261123, 1000)]
+    assert len(set(drawn)) == len(drawn)
+    assert not trained & set(drawn)
+
+
+def test_a_fifth_is_held_out() -> None:
+    shares = [part_of(f"{a}+{b}") for a in range(100) for b in range(100)]
+    assert 0.18 < shares.count("heldout") / len(shares) < 0.22
+    assert 0.18 < shares.count("dev") / len(shares) < 0.22
+
+
+def test_wording_does_not_change_the_part() -> None:
+    """The same numbers and operations in other words fall in the same part."""
+    by_key: dict[str, set[str]] = {}
+    for part in PARTS:
+        for problem in draw(part, 5, 3000, family="arithmetic"):  # type: ignore[arg-type]
+            by_key.setdefault(problem.key, set()).add(part)
+    assert max(map(len, by_key.values())) == 1
+
+
+def test_every_family_and_level_is_drawn_alike() -> None:
+    drawn, held_out = draw("dev", 1, 1000), draw("heldout", 1, 1000)
+    for family in FAMILIES:
+        assert sum(p.family == family for p in drawn) == pytest.approx(100, abs=15)
+        assert sum(p.family == family for p in held_out) == pytest.approx(100, abs=30)
+    for level in LEVELS:
+        assert sum(p.level == level for p in drawn) == pytest.approx(200, abs=30)
+        assert sum(p.level == level for p in held_out) > 100  # of small numbers training has more
+    first = list(islice(stream("heldout", 1), 10))
+    assert {p.family for p in first} == set(FAMILIES)
+    assert sorted(p.level for p in first) == sorted(2 * LEVELS)
+    steps = [
+        sum(len(p.facts) for p in drawn if p.level == level) / sum(p.level == level for p in drawn)
+        for level in LEVELS
+    ]
+    assert steps == sorted(steps), "levels grow harder"
+
+
+def test_a_seed_draws_the_same_problems() -> None:
+    assert draw("dev", 7, 50) == draw("dev", 7, 50) != draw("dev", 8, 50)
+
+
+def test_problems_stay_the_same_from_version_to_version() -> None:
+    """Recordings, calibrations and the model card's figures rest on them."""
+    problems = [astuple(problem) for part in PARTS for problem in islice(stream(part, 0), 1000)]  # type: ignore[arg-type]
+    digest = hashlib.sha256(json.dumps(problems).encode()).hexdigest()
+    assert digest == "cfcd704ba1a17f400d3d3ebcd6df091e9e17ed850b4c1ca7c6acd6c54a252da2"
+
+
+def test_new_wordings_are_only_the_kept_out_ones() -> None:
+    kept = {_skeleton(w.format(e="")) for w in wordings.EXPRESSION[-wordings.KEPT_OUT :]}
+    for problem in islice(stream("dev", 0, new_wordings=True, family="chain"), 200):
+        assert _skeleton(problem.question) in kept, problem.question
+
+
+def _skeleton(text: str) -> str:
+    return re.sub(r"[^a-z]", "", re.sub(r"(?<=\d) ?x ?(?=[\d(])|(?<=\)) ?x", "", text.lower()))
+
+
+def test_keywords_occur_only_as_reflection() -> None:
+    questions: list[GeneratedProblem] = draw("train", 11, 4000) + draw(
+        "heldout", 11, 1000, new_wordings=True
+    )
+    for problem in questions:
+        assert not any(word in problem.question.lower() for word in KEYWORDS), problem.question
+
+
+@pytest.mark.parametrize("name", sorted(n for n in dir(wordings) if n.isupper() and n[0] != "_"))
+def test_at_least_ten_wordings_each(name: str) -> None:
+    value = getattr(wordings, name)
+    few = {"ADJECTIVES", "LANGUAGES", "KEPT_OUT", "LEAD_FIRST", "LEAD_NEXT", "CONCLUDE", "ANSWER",
+             "DECLINE", "DECLINE_STEP", "WRONG", "RIGHT", "SCENES", "SHORT"}  # fmt: skip
+    if name in few:
+        return
+    for group in value.values() if isinstance(value, dict) else [value]:
+        assert len(set(group)) >= 10
+
+
+def test_a_scene_has_every_part_of_a_story() -> None:
+    assert len(wordings.SCENES) >= 10
+    for scene in wordings.SCENES.values():
+        assert set(scene) == {"has", "gain", "loss", "now", "left"}
+        assert all(len(set(part)) >= 3 for part in scene.values())
+
+
+def test_the_strangers_questions_can_be_asked() -> None:
+    questions = load_problems("builtin:strangers", None, 0)
+    assert len({one.question for one in questions}) == len(questions) == 120
+    assert all(one.answer.isdigit() for one in questions)

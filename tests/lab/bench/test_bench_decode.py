@@ -1,0 +1,352 @@
+"""`baton lab bench-decode` on tiny models: rows, tables, what is refused and what is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from deploy.cli import main as cli
+from deploy.lab.bench.ablation import ablations
+from deploy.lab.bench.candidates import CandidateSpec, SpeculationCandidate, TurnResult, entries
+from deploy.lab.bench.divergence import divergences
+from deploy.lab.bench.predict import predictions
+from deploy.lab.bench.rounds import Turns, estimate, identical, right, rows, texts
+from orchestrator.errors import ConfigError
+from tests.workers.conftest import make_model, make_tokenizer, save
+from workers.embedded import checkpoints
+from workers.engine.loading import open_target
+from workers.model.target import Target
+from workers.speculation import METHODS
+
+CONTRACT = {
+    "method", "lossless", "tokens_per_s", "ratio", "mean_acceptance_length", "target_passes",
+    "identical", "temperature",
+}  # fmt: skip
+
+
+@pytest.fixture
+def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["baton", "lab", "bench-decode", *args])
+        with pytest.raises(SystemExit) as info:
+            cli.main()
+        output = capsys.readouterr()
+        return int(info.value.code or 0), output.out, output.err
+
+    return run
+
+
+def test_methods_side_by_side(baton: Any, tiny: Path, tmp_path: Path) -> None:
+    out, page, picture = (tmp_path / f"decode.{kind}" for kind in ("json", "md", "png"))
+    threads = torch.get_num_threads()
+    chosen = (
+        "hf-generate,hf-assisted,chain:gamma=4,recursive-c:branching=[2,1,1,1],recursive-s,"
+        "lookup,auto"
+    )
+    status, said, err = baton(
+        "--model", str(tiny / "large"), "--draft", str(tiny / "small"), "--methods", chosen,
+        "--prompts", "2", "--rounds", "1", "--max-new", "8", "--streams", "1,2",
+        "--json", str(out), "--markdown", str(page), "--plot", str(picture),
+    )  # fmt: skip
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert (status, torch.get_num_threads()) == (0, threads), err
+    data = json.loads(out.read_text())
+    found = data["rows"]
+    assert all(row.keys() >= CONTRACT for row in found)
+    cases = {(row["temperature"], row["streams"]) for row in found}
+    assert cases == {(0.0, 1), (1.0, 1), (0.0, 2), (1.0, 2)}
+    for case in cases:
+        here = [row for row in found if (row["temperature"], row["streams"]) == case]
+        (base,) = [row for row in here if row["method"] == "vanilla"]
+        assert base["ratio"] == base["mean_acceptance_length"] == 1
+        names = {row["method"] for row in here}
+        wanted = {"vanilla", "chain", "recursive-c", "recursive-s", "lookup", "auto"}
+        peers = {"hf-generate", "hf-generate-bfloat16"} | (
+            {"hf-assisted"} if case[1] == 1 else set()
+        )
+        assert names == wanted | peers
+        assert sum(row["method"] == "hf-assisted" for row in here) <= 1
+        for row in here:
+            assert row["tokens_per_s_low"] <= row["tokens_per_s"] <= row["tokens_per_s_high"]
+            exact = case[0] == 0 and row["dtype"] == "float32"
+            assert row["identical"] == (1.0 if exact else None)
+    chain = next(r for r in found if r["method"] == "chain" and r["temperature"] == 1)
+    assert chain["predicted_low"] <= chain["predicted"] <= chain["predicted_high"]
+    assert chain["over_chain"] == 1
+    ((assisted),) = [u for u in data["unavailable"] if u["label"] == "hf-assisted drafts 3"]
+    assert assisted["reason"] == "assisted generation takes one stream: give --streams 1"
+    text = page.read_text()
+    assert "At draft length 4, temperature 1, 1 stream" in said
+    assert "## At draft length 4, temperature 1, 1 stream" in text
+    assert "A token" in text or "a token of the draft model is accepted" in text
+
+
+def test_a_run_that_was_broken_off_goes_on(
+    baton: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, out = tmp_path / "rows" / "decode.jsonl", tmp_path / "decode.json"
+    args = (
+        "--model", str(tiny / "large"), "--draft", "none", "--methods", "lookup", "--prompts", "2",
+        "--problems", "builtin:strangers",
+        "--rounds", "2", "--max-new", "6", "--temperature", "0", "--rows", str(kept),
+        "--json", str(out),
+    )  # fmt: skip
+    status, _, err = baton(*args)
+    assert status == 0, err
+    assert re.search(r"1 of 10, 0:\d\d: vanilla, warming up\n", err)  # where there is no terminal
+    head, *turns = kept.read_text().splitlines()
+    assert len(turns) == 4
+    kept.write_text("\n".join((head, *turns[:2], turns[2][:50])))  # as where it is killed
+    assert baton(*args)[0] == 0
+    again = kept.read_text().splitlines()
+    assert again[:3] == [head, *turns[:2]]
+    assert [json.loads(line)["turn"] for line in again[1:]] == [0, 1, 2, 3]
+    assert json.loads(out.read_text())["rows"][1]["label"] == "lookup gamma 10"
+    monkeypatch.setattr(SpeculationCandidate, "run", None)  # nothing runs where all is there
+    assert baton(*args)[0] == 0
+    status, _, err = baton(*args[:-4], "--seed", "1", "--rows", str(kept))
+    assert (status, "of another run: its seed is 0, now 1; choose another file" in err) == (1, True)
+    kept.write_text("something else\n")
+    status, _, err = baton(*args)
+    assert (status, "not the rows of a run" in err) == (1, True)
+
+
+def test_what_is_missing_is_told(
+    baton: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "MODELS", tmp_path)
+    out = tmp_path / "decode.json"
+    status, _, err = baton(
+        "--model", str(tiny / "large"), "--draft", "embedded:draft", "--methods",
+        "chain:gamma=2,chain:gamme=2,lookup:gamma=2", "--prompts", "2", "--rounds", "1",
+        "--max-new", "4", "--temperature", "0", "--json", str(out),
+    )  # fmt: skip
+    assert status == 0, err
+    data = json.loads(out.read_text())
+    assert [row["label"] for row in data["rows"]] == ["vanilla", "lookup gamma 2"]
+    reasons = {one["label"]: one["reason"] for one in data["unavailable"]}
+    assert reasons["chain gamma 2"] == (
+        "embedded:draft is not trained here yet: baton lab train draft publish"
+    )
+    assert "gamme" in reasons["chain gamme 2"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--methods", "fast"), "no method 'fast'; there are hf-generate, hf-assisted, vanilla"),
+        (("--temperature", "warm"), "--temperature warm: want numbers"),
+        (("--temperature", "-1"), "--temperature -1: want numbers"),
+        (("--streams", "0"), "--streams 0: want numbers"),
+        (("--streams", "5"), "--prompts 12: want a multiple of each of --streams 5"),
+        (("--prompts", "1"), "--prompts"),
+        (("--problems", "nowhere.jsonl"), "nowhere.jsonl: No such file"),
+        (("--problems", "builtin:strangers", "--prompts", "200"), "has 120 problems: give less"),
+        (("--model", "/nowhere"), "/nowhere is no model folder"),
+        (("--max-new", "5000"), "--max-new 5000: prompts have up to"),
+    ],
+)
+def test_what_is_asked_wrongly(baton: Any, args: tuple[str, ...], said: str) -> None:
+    status, _, err = baton(*args)
+    assert status in (1, 2)
+    assert said in err
+
+
+def test_the_draft_model_is_named_where_it_is_not_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "MODELS", tmp_path)
+    with pytest.raises(ConfigError, match="baton lab train draft publish"):
+        checkpoints.resolve("embedded:draft")
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "config.json").write_text("{}")
+    assert checkpoints.resolve("embedded:draft") == tmp_path / "draft"
+
+
+def test_every_method_is_entered() -> None:
+    entered = list(entries(None))
+    assert entered[0] == CandidateSpec("vanilla")
+    assert {entry.method for entry in entered} == {*METHODS, "hf-generate", "hf-assisted"}
+    assert sum(entry.method == "hf-assisted" for entry in entered) == 4
+    assert [entry.label for entry in entries([CandidateSpec("chain", {"gamma": 3})])] == [
+        "vanilla",
+        "chain gamma 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "label", "length", "budget"),
+    [
+        (CandidateSpec("chain", {"gamma": 6, "verification": "token"}), "chain gamma 6", 6, 6),
+        (
+            CandidateSpec("chain", {"gamma": 2, "verification": "block"}),
+            "chain gamma 2 block",
+            2,
+            2,
+        ),
+        (CandidateSpec("spectr", {"count": 2, "gamma": 4}), "spectr count 2 gamma 4", 4, 8),
+        (
+            CandidateSpec("recursive-s", {"width": 4, "gamma": 2}),
+            "recursive-s width 4 gamma 2",
+            2,
+            8,
+        ),
+        (
+            CandidateSpec("recursive-c", {"branching": [2, 2, 1, 1]}),
+            "recursive-c branching [2,2,1,1]",
+            4,
+            14,
+        ),
+        (CandidateSpec("chain"), "chain", 4, 4),
+        (CandidateSpec("vanilla"), "vanilla", None, None),
+        (CandidateSpec("hf-generate"), "hf-generate", None, None),
+    ],
+)
+def test_an_entry_knows_its_size(
+    entry: CandidateSpec, label: str, length: int | None, budget: int | None
+) -> None:
+    assert (entry.label, entry.length, entry.budget) == (label, length, budget)
+
+
+class Scripted:
+    """A candidate whose turns are given."""
+
+    dtype, lossless = "float32", True
+
+    def __init__(self, name: str, **parameters: Any) -> None:
+        self.entry = CandidateSpec(name, parameters)
+
+    def turns(self, *seconds: float, tokens: int = 10, rounds: int = 10, said: int = 7) -> Turns:
+        works = [
+            [TurnResult([[said] * tokens], s, tokens, tokens, rounds, 2 * rounds, tokens - rounds)]
+            for s in seconds
+        ]
+        return Turns(self, works)  # type: ignore[arg-type]
+
+    def run(self, *_: Any) -> TurnResult:
+        raise AssertionError
+
+
+def test_figures_of_turns() -> None:
+    base = Scripted("vanilla").turns(1.0, 3.0)
+    chain = Scripted("chain", gamma=4).turns(0.5, 1.5, rounds=5)
+    beam = Scripted("recursive-s", gamma=4).turns(0.25, 0.75, rounds=4, said=8)
+    slow, fast = (Scripted("hf-assisted", drafts=n).turns(s, s) for n, s in ((3, 9.0), (8, 4.0)))
+    found = {row["label"]: row for row in rows([base, chain, beam, slow, fast], 0.0, 1, 4)}
+    assert set(found) == {"vanilla", "chain gamma 4", "recursive-s gamma 4", "hf-assisted drafts 8"}
+    one = found["recursive-s gamma 4"]
+    assert one["ratio"] == one["over_vanilla_low"] == one["over_vanilla_high"] == pytest.approx(4)
+    assert one["over_hf_assisted"] == pytest.approx(8)
+    assert one["over_chain"] == pytest.approx(2)
+    assert one["accepted_over_chain"] == pytest.approx(1.25)
+    assert one["mean_acceptance_length"] == pytest.approx(2.5)
+    assert one["tokens_per_s"] == pytest.approx(20)
+    assert (one["identical"], found["chain gamma 4"]["identical"]) == (0.0, 1.0)
+    assert found["hf-assisted drafts 8"]["tried"] == pytest.approx({"3": 4 / 18, "8": 0.5})
+    assert identical(beam, base) == 0
+    assert texts(base) == [(0, [7] * 10), (1, [7] * 10)]
+
+
+def test_texts_that_part_are_told_with_their_margin() -> None:
+    model = make_model()
+    target = Target(model, slots=1, max_len=64)
+    prompts = [[5, 9, 2], [7, 1, 4]]
+    logits = model(torch.tensor([[*prompts[1], 30]])).logits[0, -1]
+
+    def turns(label: str, *outputs: list[int], lossless: bool = True) -> Turns:
+        candidate = Scripted(label)
+        candidate.lossless = lossless
+        works = [[TurnResult([output], 1.0, 1, 1, 1)] for output in outputs]
+        return Turns(candidate, works)  # type: ignore[arg-type]
+
+    base = turns("vanilla", [1, 2, 3], [30, 40, 50])
+    same = turns("chain", [1, 2, 3], [30, 40, 50])
+    other = turns("kangaroo", [1, 2, 3], [30, 41, 9])
+    short = turns("fspad", [1, 2], [30, 40, 50])
+    lossy = turns("reflective", [8, 8], [8, 8], lossless=False)
+    found = divergences([base, same, other, short, lossy], base, prompts, target)
+    margin = abs(float(logits[40] - logits[41]))
+    assert found == {
+        "kangaroo": {"divergence_margin": pytest.approx(margin, abs=1e-5)},
+        "fspad": {"divergence_margin": None},
+    }
+
+
+def test_outputs_are_marked_prompt_by_prompt() -> None:
+    both = Scripted("vanilla").turns(1.0, 3.0)
+    found = right(both, lambda prompt, output: prompt == 1 and output == [7] * 10)
+    assert (found.value, found.low, found.high) == (0.5, 0.0, 1.0)
+
+
+def test_an_interval_pairs_the_groups() -> None:
+    """Prompts of any length widen no ratio that is the same on each."""
+    seconds = np.array([1.0, 10.0, 100.0])
+    found = estimate((np.ones(3), seconds), (np.ones(3), 2 * seconds))
+    assert (found.value, found.low, found.high) == pytest.approx((2, 2, 2))
+    alone = estimate((np.ones(3), seconds))
+    assert alone.low < alone.value < alone.high
+
+
+def test_what_fspad_adds_is_told_over_all_its_heads() -> None:
+    def turns(variant: str, rounds: int, depth: int = 5) -> Turns:
+        return Scripted("fspad", variant=variant, depth=depth).turns(1.0, 1.0, rounds=rounds)
+
+    ours = [turns("fspad", 2), turns("fspad", 2)]
+    theirs = [turns("eagle2", 3), turns("eagle2", 4)]
+    base = Scripted("vanilla").turns(1.0, 1.0)
+    alone = [turns("fspad", 1, depth=7), turns("eagle2", 1, depth=7)]  # one head says little
+    (found, ablation) = ablations([base, *ours, *theirs, *alone], 0.5)
+    emitted = float(ours[0].emitted[0])
+    assert (found["variant"], found["depth"], found["temperature"]) == ("fspad", 5, 0.5)
+    assert found["seeds"] == pytest.approx([emitted / 2 - 1] * 2)
+    assert ablation["seeds"] == pytest.approx([emitted / 3 - 1, emitted / 4 - 1])
+    assert ablation["accepted"] == pytest.approx(4 * emitted / 14 - 1)
+    assert ablation["below_cap"] == pytest.approx(5 - ablation["accepted"])
+    assert found["difference"] == pytest.approx(found["accepted"] - ablation["accepted"])
+    # The seeds of both variants are drawn, so the interval reaches from the best to the worst.
+    assert found["difference_low"] == pytest.approx(emitted / 2 - emitted / 3)
+    assert found["difference_high"] == pytest.approx(emitted / 2 - emitted / 4)
+    assert ablations([*ours, base], 0.0) == []
+
+
+def test_predictions_are_what_is_measured(tmp_path: Path) -> None:
+    """Laws of two unequal models: closed forms, drawn trees and real rounds agree."""
+    tokenizer = make_tokenizer()
+    size = len(tokenizer)
+    large, small = make_model(vocabulary=size), make_model(vocabulary=size)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in small.named_parameters():
+        if "norm" not in name:
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.15 * parameter.std() * noise)
+    for name, model in (("large", large), ("small", small)):
+        save(tmp_path / name, tokenizer, model)
+    opened = open_target(tmp_path / "large", slots=20)
+    draft = str(tmp_path / "small")
+    chosen = [
+        CandidateSpec("vanilla"),
+        CandidateSpec("chain", {"gamma": 3}),
+        CandidateSpec("chain", {"gamma": 3, "verification": "block"}),
+        CandidateSpec("spectr", {"count": 3, "gamma": 3}),
+        CandidateSpec("recursive-c", {"branching": [2, 2]}),
+        CandidateSpec("greedy-multi", {"branching": [2, 2]}),
+        CandidateSpec("recursive-s", {"width": 3, "gamma": 3}),
+    ]
+    ours = [SpeculationCandidate(entry, opened, draft, 40) for entry in chosen]
+    prompts = [[5 + i, 9, 2, 7] for i in range(20)]
+    works = {one.entry.label: one.run(prompts, 1.0, 100) for one in ours}
+    texts = [(i, out) for i, out in enumerate(works["vanilla"].outputs)]
+    found, about = predictions(ours, opened, draft, prompts, texts, 1.0, lambda _: None)
+    assert 0.2 < about["draft_acceptance"] < 0.95
+    for one in ours[1:]:
+        work = works[one.entry.label]
+        measured = work.emitted / work.rounds
+        assert found[one.entry.label].value == pytest.approx(measured, rel=0.15)
+        assert measured > 1.1

@@ -1,0 +1,38 @@
+"""`baton lab bench-weights` on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.cli import main as cli
+
+
+def test_weights_side_by_side(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, page = tmp_path / "weights.json", tmp_path / "weights.md"
+
+    def run(*more: str) -> int:
+        args = ["--model", str(tiny / "large"), "--limit", "5", "--threads", "1", *more]
+        monkeypatch.setattr(sys, "argv", ["baton", "lab", "bench-weights", *args])
+        with pytest.raises(SystemExit) as info:
+            cli.main()
+        return int(info.value.code or 0)
+
+    assert run("--json", str(out), "--markdown", str(page)) == 0
+    rows = {row["dtype"]: row for row in json.loads(out.read_text())["rows"]}
+    assert list(rows) == ["float32", "bfloat16", "int8"]
+    assert rows["float32"]["ratio"] == 1
+    for row in rows.values():
+        assert row["texts"] == 5
+        assert row["ratio"] == pytest.approx(1, abs=0.1)  # random weights and few tokens
+        assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+        assert row["pass_ms"].keys() == {"1", "4", "8"}
+    assert "| int8 |" in page.read_text()
+    capsys.readouterr()
+    assert run("--dtypes", "int4") == 1
+    assert "dtype must be float32, bfloat16, float16 or int8, not int4" in capsys.readouterr().err
