@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from deploy.lab import false_claims
+from tests.lab import false_claims
 from orchestrator.experiments.documents import Experiment, Prices, initial_state
 from orchestrator.experiments.guardrails import crossed_guardrails
 from orchestrator.experiments.outcome_log import RequestRecord, comparable
