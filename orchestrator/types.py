@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -504,29 +504,6 @@ class Verification:
             for part in parts
         )
         return replace(first, finish="until"), rest
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a request has cost so far: milliseconds waited for answers, and tokens made.
-
-    `judge_ms` is the wait for Classify and Verify of either worker. Drafts count, kept or not.
-    """
-
-    small_ms: float = 0.0
-    large_ms: float = 0.0
-    judge_ms: float = 0.0
-    small_tokens: int = 0
-    large_tokens: int = 0
-
-    @property
-    def ms(self) -> float:
-        """All of the waiting."""
-        return self.small_ms + self.large_ms + self.judge_ms
-
-    def __sub__(self, earlier: Cost) -> Cost:
-        pairs = zip(astuple(self), astuple(earlier), strict=True)
-        return Cost(*(now - then for now, then in pairs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,16 +26,7 @@ from deploy.evaluation.evaluation_log import recordings
 from deploy.evaluation.recording import Recording, load
 from deploy.launch.workers import close, open_worker
 from deploy.service.config import Workers
-from orchestrator.loop.actions import (
-    Classify,
-    First,
-    Generate,
-    Job,
-    Start,
-    Verify,
-    WorkerName,
-    Write,
-)
+from orchestrator.loop.actions import Classify, Generate, Verify, WorkerName, Write
 from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import ActionCompleted
 from orchestrator.types import (
@@ -143,18 +134,11 @@ class CachedWorker:
         parameters = request.parameters
         reserve = parameters.get("answer_reserve", 0)  # a recording may be older than the parameter
         budget = Budget.of(request.limits, parameters.get("budget"), reserve)
-        jobs: dict[Job, Any] = {}
-        loaded = 0
-        for event in recording.events:
-            match event:
-                case ActionCompleted(Start(inner), Job() as job):
-                    jobs[job] = inner
-                    continue
-                case ActionCompleted(First(), (Job() as job, answer)) if job in jobs:
-                    loaded += self._load(name, jobs[job], answer, budget, request.limits)
-                case ActionCompleted(action, answer):
-                    loaded += self._load(name, action, answer, budget, request.limits)
-        return loaded
+        return sum(
+            self._load(name, event.action, event.answer, budget, request.limits)
+            for event in recording.events
+            if isinstance(event, ActionCompleted)
+        )
 
     def _load(self, name: str, action: Any, answer: Any, budget: Budget, limits: Limits) -> int:
         match action, answer:
@@ -162,9 +146,8 @@ class CachedWorker:
                 (Generate(worker, transcript, criteria) | Write(worker, transcript, criteria)),
                 Generation(),
             ):
-                drawn = isinstance(action, Generate) and action.temperature is not None
                 # A stream that broke off is recorded as a short generation without a prompt.
-                if worker == name and not drawn and answer.usage.prompt:
+                if worker == name and answer.usage.prompt:
                     clipped = budget.clip(transcript, criteria)
                     certain = budget.certain(transcript, clipped.max_tokens)
                     if answer.segment.finish == "length" and certain < clipped.max_tokens:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.loop.actions import Action, Classify, First, Generate, Job, Start, Verify, Write
+from orchestrator.loop.actions import Action, Classify, Generate, Verify, Write
 from orchestrator.loop.events import ActionCompleted, Event
 from orchestrator.types import Generation, Usage
 
@@ -20,14 +20,9 @@ GATED = 0.0  # stands for any gate in the key of a call
 
 
 def answered_calls(events: Iterable[Event]) -> Iterator[ActionCompleted]:
-    """The calls of workers with their answers; those of jobs in the order in which they ended."""
-    started: dict[Job, Action[Any]] = {}
+    """The calls of workers with their answers."""
     for event in events:
         match event:
-            case ActionCompleted(Start(action), Job() as job):
-                started[job] = action
-            case ActionCompleted(First(), (job, answer)) if job in started:
-                yield ActionCompleted(started[job], answer, 0.0)
             case ActionCompleted(Generate() | Write() | Classify() | Verify()):
                 yield event
 

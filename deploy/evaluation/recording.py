@@ -24,16 +24,10 @@ from orchestrator import errors
 from orchestrator.errors import BatonError, ConfigError, InvalidRequest
 from orchestrator.loop.actions import (
     Accept,
-    Account,
-    Cancel,
     Classify,
     Close,
-    First,
     Generate,
-    Job,
-    Recent,
     Reject,
-    Start,
     Verify,
     WorkerName,
     Write,
@@ -50,7 +44,6 @@ from orchestrator.types import (
     CallFormat,
     Classification,
     Constraint,
-    Cost,
     Generation,
     Limits,
     Message,
@@ -191,7 +184,6 @@ _KINDS: dict[str, Any] = {
     "Generation": Generation,
     "Classification": Classification,
     "Verification": Verification,
-    "Cost": Cost,
     "Generate": Generate,
     "Write": Write,
     "Classify": Classify,
@@ -199,12 +191,6 @@ _KINDS: dict[str, Any] = {
     "Accept": Accept,
     "Reject": Reject,
     "Close": Close,
-    "Account": Account,
-    "Recent": Recent,
-    "Job": Job,
-    "Start": Start,
-    "First": First,
-    "Cancel": Cancel,
     "Called": ActionCompleted,
     "Stepped": StepCompleted,
     "Ended": RequestCompleted,
@@ -310,6 +296,8 @@ class _Decoder:
             for key, item in data.items()
             if key != "$" and key not in _FORMER_FIELDS.get(name, ())
         }
+        if name not in _KINDS:
+            raise ValueError(f"this version has no {name!r}")
         value = _KINDS[name](**named)
         if isinstance(value, Segment):
             self._seen.append(value)

@@ -10,18 +10,7 @@ from typing import Any
 from deploy.evaluation.recorded_answers import RecordedAnswers
 from deploy.evaluation.recording import Recording
 from orchestrator.errors import BatonError
-from orchestrator.loop.actions import (
-    Action,
-    Cancel,
-    Classify,
-    First,
-    Generate,
-    Job,
-    Recent,
-    Start,
-    Verify,
-    Write,
-)
+from orchestrator.loop.actions import Action, Classify, Generate, Verify, Write
 from orchestrator.loop.events import (
     ActionCompleted,
     Event,
@@ -32,9 +21,7 @@ from orchestrator.loop.events import (
 )
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.policy_runner import PolicyRunner
-from orchestrator.types import Cost, Generation, Segment, Step, StopCriteria, Transcript, Usage
-
-_NOTHING_RECENT = ActionCompleted(Recent(), Cost(), 0.0)
+from orchestrator.types import Generation, Segment, Step, StopCriteria, Transcript
 
 
 class ReplayMismatch(BatonError):
@@ -95,10 +82,6 @@ def replay(recording: Recording, policy: Policy) -> Iterator[Event]:
     )
 
     def next_answer(action: Action[Any]) -> ActionCompleted:
-        if isinstance(action, Recent) and not (
-            recorded and isinstance(recorded[0][0].action, Recent)
-        ):
-            return _NOTHING_RECENT  # a recording from before policies asked for it
         if not recorded:
             raise ReplayMismatch(f"the recording ends where the policy asks {_brief(action)}")
         called, line = recorded.popleft()
@@ -122,28 +105,13 @@ def replay_other_policy(recording: Recording, policy: Policy) -> Iterator[Event]
         AnswerMissing: at the first call that has no answer.
     """
     answers = RecordedAnswers(recording.events)
-    started: dict[Job, Action[Any]] = {}
 
     def next_answer(action: Action[Any]) -> ActionCompleted:
-        match action:
-            case Generate() | Write() | Classify() | Verify():
-                if (called := answers.take(action)) is None:
-                    raise AnswerMissing(f"the recording has no answer to {_brief(action)}")
-                return called
-            case Start(inner):
-                job = Job(len(started))
-                started[job] = inner
-                return ActionCompleted(action, job, 0.0)
-            case First(jobs):
-                for job in jobs:
-                    if (called := answers.take(started[job])) is not None:
-                        return ActionCompleted(action, (job, called.answer), 0.0)
-                raise AnswerMissing(f"the recording has no answer to {_brief(action)}")
-            case Cancel():
-                return ActionCompleted(action, Usage(), 0.0)
-            case Recent():
-                return _NOTHING_RECENT
-        return ActionCompleted(action, None, 0.0)
+        if not isinstance(action, Generate | Write | Classify | Verify):
+            return ActionCompleted(action, None, 0.0)
+        if (called := answers.take(action)) is None:
+            raise AnswerMissing(f"the recording has no answer to {_brief(action)}")
+        return called
 
     yield from _drive(recording, policy, next_answer)
 
@@ -152,7 +120,6 @@ def _drive(
     recording: Recording, policy: Policy, next_answer: Callable[[Action[Any]], ActionCompleted]
 ) -> Iterator[Event]:
     runner = PolicyRunner(policy, recording.request.messages, recording.request.limits)
-    open_jobs: dict[Job, None] = {}
     try:
         prefilled = [next_answer(call) for call in runner.prefills()]
         runner.begin(marks_thought(prefilled))
@@ -162,16 +129,8 @@ def _drive(
             match action, called.answer:
                 case Write(worker), Generation(segment) if segment.text:
                     yield from runner.on_result(TextDelta(worker, runner.phase, segment.text))
-                case Start(), Job() as job:
-                    open_jobs[job] = None
-                case First(), (job, _):
-                    open_jobs.pop(job, None)
-                case Cancel(job), _:
-                    open_jobs.pop(job, None)
             yield from runner.on_result(called)
         yield from runner.rest_of_text()
-        for job in open_jobs:
-            yield runner.note(next_answer(Cancel(job)))
         ended = recording.ended
         yield runner.complete(ended.metrics.ms["total"] if ended else 0.0)
     finally:

@@ -2,8 +2,7 @@
 
 A recording says which calls were made, in which order, what they read and what they wrote. Here
 each call is charged what it would cost on a stated pair of models, and the calls are laid along a
-clock: those that waited for each other add up, those that ran side by side overlap, so that a
-policy which drafts ahead is charged its critical path and not the sum of its work.
+clock: those that waited for each other add up; both prompts are read side by side.
 """
 
 from __future__ import annotations
@@ -18,17 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from deploy.evaluation.recording import Recording
 from orchestrator.errors import ConfigError
-from orchestrator.loop.actions import (
-    Cancel,
-    Classify,
-    First,
-    Generate,
-    Job,
-    Start,
-    Verify,
-    WorkerName,
-    Write,
-)
+from orchestrator.loop.actions import Classify, Generate, Verify, WorkerName, Write
 from orchestrator.loop.events import ActionCompleted
 from orchestrator.types import Classification, Generation, Usage, Verification
 
@@ -39,8 +28,6 @@ ASSUMPTIONS: Final = (
     "written before. All other prompt tokens are read.",
     "A call costs its overhead, one pass that reads what is not cached and gives the first token, "
     "and one pass for each further token. Longer contexts do not make passes slower.",
-    "Calls that the policy started as jobs run side by side; those of one request are batched at "
-    "no extra cost, unless the models share a device, where one call waits for the other.",
     "With several requests at once a model has as many live streams as requests are at it at one "
     "moment, on average; between two published numbers of streams a token's time is on the line "
     "through them, below the fewest it is theirs. Reading prompts costs the same under any load.",
@@ -48,8 +35,6 @@ ASSUMPTIONS: Final = (
     "the other requests at the other model: with several at once such times are too short.",
     "GPU-hours are those of the GPUs that a policy's models are on, busy or not, at that many "
     "requests at once around the clock.",
-    "Jobs are taken to end in the order in which they ended in the recording. What a cancelled job "
-    "did until then delays nothing else, unless the models share a device.",
     "A judge reads only what is not cached, also where it tells log-probabilities of the prompt: "
     "this project's own workers do so, a vLLM server reads the whole prompt again for them.",
     "The service itself, its network and its queues cost nothing.",
@@ -163,9 +148,9 @@ class Costs(_Strict):
 class Predicted:
     """A recorded request under other costs, in milliseconds.
 
-    ms: from the question to the answer's end. small, large, classify: work done for it (jobs that
-    were cancelled included), which is more than `ms` where work overlaps. busy: the same work by
-    the worker that did it, judging included.
+    ms: from the question to the answer's end. small, large, classify: work done for it, which is
+    more than `ms` where work overlaps. busy: the same work by the worker that did it, judging
+    included.
     """
 
     ms: float
@@ -181,14 +166,6 @@ class Predicted:
 
 
 @dataclass(slots=True)
-class _StartedCall:
-    """A started call: what it is, and when it began."""
-
-    action: Generate | Classify | Verify
-    began: float
-
-
-@dataclass(slots=True)
 class _Clock:
     costs: Costs
     now: float = 0.0
@@ -197,7 +174,6 @@ class _Clock:
         default_factory=lambda: {"small": 0.0, "large": 0.0, "classify": 0.0}
     )
     by_worker: dict[WorkerName, float] = field(default_factory=lambda: {"small": 0.0, "large": 0.0})
-    jobs: dict[Job, _StartedCall] = field(default_factory=dict)
     read: dict[WorkerName, float] = field(default_factory=dict)  # when each has read the prompt
 
     def book(self, action: Generate | Write | Classify | Verify, ms: float) -> None:
@@ -242,25 +218,6 @@ class _Clock:
         if self.costs.shared_device:
             self.busy = self.now
 
-    def first(self, job: Job, answer: Any) -> None:
-        running = self.jobs.pop(job)
-        began = max(running.began, self.busy) if self.costs.shared_device else running.began
-        end = began + self.charge(running.action, answer)
-        if self.costs.shared_device:
-            self.busy = max(self.busy, end)
-        self.now = max(self.now, end)
-
-    def cancel(self, job: Job, usage: Usage) -> None:
-        """What a job did before it was stopped; it can have done no more than time allowed."""
-        running = self.jobs.pop(job, None)
-        if running is None:
-            return
-        ms = min(self.costs.of(running.action.worker).call(usage), self.now - running.began)
-        self.book(running.action, ms)
-        if self.costs.shared_device:
-            self.busy = max(self.busy, running.began) + ms
-            self.now = max(self.now, self.busy)
-
 
 def predict(recording: Recording, costs: Costs) -> Predicted:
     """What the recorded request would take."""
@@ -279,12 +236,6 @@ def predict(recording: Recording, costs: Costs) -> Predicted:
         match called.action, called.answer:
             case (Generate() | Write() | Classify() | Verify()) as action, answer:
                 clock.wait(action, answer)
-            case Start(Generate() | Classify() | Verify() as action), Job() as job:
-                clock.jobs[job] = _StartedCall(action, clock.begin(action.worker))
-            case First(), (Job() as job, answer) if job in clock.jobs:
-                clock.first(job, answer)
-            case Cancel(job), Usage() as usage:
-                clock.cancel(job, usage)
         clock.prefilled()
     clock.prefilled()
     return Predicted(clock.now, **clock.work, busy=clock.by_worker)
@@ -307,7 +258,6 @@ def predict_loaded(
     for turn in range(ROUNDS):
         found = [predict(recording, costs.at(**live)) for recording in recordings]
         total = sum(one.ms for one in found)
-        # Jobs side by side may be more streams than requests: they are charged as so many.
         asked = {
             name: min(1.0, sum(one.busy[name] for one in found) / total) * streams if total else 0.0
             for name in live

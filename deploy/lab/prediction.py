@@ -20,6 +20,7 @@ from deploy.lab.call_costs import ASSUMPTIONS, Costs, Predicted, predict_loaded
 from deploy.service.config import explain
 from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName
+from policies import POLICIES
 
 HERE = Path(__file__).parent / "costs"
 
@@ -126,6 +127,8 @@ def _recorded(folder: Path, named: dict[Name, dict[Any, dict[str, Any]]]) -> dic
             "cost model charges a pass per token: record with vanilla"
         )
     for row in rows:
+        if row["policy"].partition(":")[0] not in POLICIES:
+            continue  # recorded by a version that had it: its actions cannot be read
         problem = (settings.get("problems"), row["problem"])
         known = named.setdefault((row["policy"], row["budget"]), {})
         if problem in known:

@@ -6,18 +6,17 @@ policy can be added without measuring the others again.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.evaluation_log import read
-from deploy.evaluation.recorded_answers import answered_calls
-from deploy.evaluation.recording import load
 from deploy.evaluation.summary import SMALL
 from orchestrator.errors import ConfigError
-from orchestrator.types import Classification, Verification
 
 COIN = "coin"
 ALONE = (COIN, BASELINE, SMALL)
@@ -94,9 +93,19 @@ def tally(folders: Sequence[Path]) -> list[Tally]:
 
 def judge_tokens(path: Path) -> int:
     """Tokens that were computed to judge drafts, over one recorded request."""
-    answers = [called.answer for called in answered_calls(load(path).events)]
-    judged = [one for one in answers if isinstance(one, Classification | Verification)]
-    return sum(one.usage.prompt - one.usage.cached for one in judged)
+    return sum(_judge_tokens(json.loads(line)) for line in path.read_text("utf-8-sig").splitlines())
+
+
+def _judge_tokens(data: Any) -> int:
+    """The same of a line: plain JSON, since it may hold actions of other versions."""
+    if isinstance(data, list):
+        return sum(map(_judge_tokens, data))
+    if not isinstance(data, dict):
+        return 0
+    if data.get("$") in ("Classification", "Verification"):
+        usage = data.get("usage", {})
+        return int(usage.get("prompt", 0) - usage.get("cached", 0))
+    return sum(map(_judge_tokens, data.values()))
 
 
 def above_coin(one: Tally, tallies: Sequence[Tally]) -> list[float]:

@@ -69,7 +69,6 @@ class Choice:
                 owner=context.owner,
                 session=context.affinity,
                 response=response,
-                recent=service.recent(context.policy),
                 began_at=self._began_at,
             )
             begun = prompt_read = False

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from cachetools import LRUCache
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from pydantic import ValidationError
 
@@ -37,7 +36,6 @@ from orchestrator.http.limits import ServiceLimits
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event
 from orchestrator.loop.policy import Policy
-from orchestrator.loop.recent import RecentCost
 from orchestrator.loop.solve import solve
 from orchestrator.state.foreign import ForeignEntries
 from orchestrator.state.memory import MemoryStore
@@ -135,9 +133,6 @@ class Service:
     quiet: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # there are none
     _sessions: set[str] = field(init=False, default_factory=set)  # that are being answered
     _scraping: asyncio.Task[bytes] | None = field(init=False, default=None)
-    _recent: LRUCache[str, RecentCost] = field(
-        init=False, default_factory=lambda: LRUCache(RECENT_POLICIES)
-    )  # by policy and its parameters
     _default_policies: dict[str, Policy] = field(init=False)  # as the deployment file has them
 
     def __post_init__(self) -> None:
@@ -400,17 +395,6 @@ class Service:
             yield
         finally:
             self._sessions.remove(session)
-
-    def recent(self, policy: Policy) -> RecentCost | None:
-        """What requests with this policy and its parameters have cost lately; None where it does
-        not ask.
-
-        Whoever asks for others has figures of his own: nobody steers what another pays.
-        """
-        if not policy.asks_recent:
-            return None
-        key = f"{type(policy).__name__} {policy.model_dump_json(exclude={'budget'})}"
-        return self._recent.setdefault(key, RecentCost())
 
     def drain(self) -> int:
         """Take on no more requests; returns how many are still being answered."""

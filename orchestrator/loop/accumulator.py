@@ -1,14 +1,14 @@
 """What a request's events amount to: the one tally that rendering, metrics and spans read.
 
 Every event is folded in once, by the policy runner, as it happens. So the totals can be read at
-any time: by a policy (`Account`), while the answer is streamed, and after a request broke off.
+any time: while the answer is streamed, and after a request broke off.
 Events themselves are not kept, since each holds a transcript: memory grows with the text.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal, TypeVar
@@ -16,16 +16,10 @@ from typing import Any, Literal, TypeVar
 from orchestrator.errors import DeadlineExceeded, InvalidRequest, Overloaded, WorkerError
 from orchestrator.loop.actions import (
     Accept,
-    Account,
     Action,
-    Cancel,
     Classify,
-    First,
     Generate,
-    Job,
-    Recent,
     Reject,
-    Start,
     Verify,
     WorkerName,
     Write,
@@ -42,7 +36,6 @@ from orchestrator.loop.timeline import Timeline
 from orchestrator.types import (
     CallFormat,
     Classification,
-    Cost,
     Generation,
     Segment,
     Step,
@@ -53,8 +46,6 @@ from orchestrator.types import (
 
 WORKERS: tuple[WorkerName, ...] = ("small", "large")
 E = TypeVar("E", bound=Event)
-_BOOKKEEPING = (Account, Recent, Cancel, Reject)
-"""Actions that ask no worker for anything and leave the transcript as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +92,11 @@ class ResponseAccumulator:
         self._drafted: dict[str, int] = dict.fromkeys(WORKERS, 0)  # of these, offered as drafts
         self._kept: dict[str, int] = dict.fromkeys(WORKERS, 0)  # tokens of accepted drafts
         self._given_up: dict[str, int] = dict.fromkeys(WORKERS, 0)  # of these
-        self._cancelled = 0
         self._accepted = self._rejected = self._scored = self._judged = 0
         self._prompts: dict[str, Usage] = {}  # by worker: of the first call, which has no thought
         self._prefill = self._cached = self._passes = 0
         self._ms = {"small": 0.0, "large": 0.0, "classify": 0.0}
         self._scoring_ms = 0.0  # what the answer's form asked for: no policy weighs it
-        self._jobs: dict[Job, Action[Any]] = {}
 
     def add(self, event: E) -> E:
         """Fold one event in; returns it."""
@@ -146,7 +135,7 @@ class ResponseAccumulator:
 
         A Write that broke off counts as failed where something else than the rest is asked for.
         """
-        if self._broke_off is not None and not isinstance(action, _BOOKKEEPING):
+        if self._broke_off is not None and not isinstance(action, Reject):
             (worker, error), self._broke_off = self._broke_off, None
             goes_on = isinstance(action, Write | Generate) and action.worker == worker
             if action is not None and not goes_on:
@@ -209,11 +198,6 @@ class ResponseAccumulator:
         return self.totals() if self.completed is None else self.completed.metrics
 
     @property
-    def running(self) -> Iterable[Action[Any]]:
-        """The calls that were started and not answered yet."""
-        return self._jobs.values()
-
-    @property
     def prompt(self) -> Usage:
         """What the prompt alone was: its tokens by the large worker's count, where it has one."""
         return self._prompts.get("large") or self._prompts.get("small") or Usage()
@@ -233,13 +217,6 @@ class ResponseAccumulator:
             return self.completed.transcript.finish
         return "error" if error is None else error_kind(error)
 
-    def cost(self) -> Cost:
-        """Time and tokens so far, for a policy that weighs them."""
-        ms, generated = self._ms, self._generated
-        return Cost(
-            ms["small"], ms["large"], ms["classify"], generated["small"], generated["large"]
-        )
-
     def totals(self, total_ms: float = 0.0) -> Metrics:
         """The totals so far; `total_ms` is the request's wall time."""
         # Accepted beyond what was drafted: the worker's own choice, taken from a Verification.
@@ -252,7 +229,7 @@ class ResponseAccumulator:
         return Metrics(
             small_tokens=self._generated["small"] + chosen["small"],
             large_tokens=self._generated["large"] + chosen["large"],
-            discarded_tokens=unused + self._cancelled,
+            discarded_tokens=unused,
             judge_calls=self._judged,
             large_passes=self._passes,
             prompt_tokens=self.prompt.prompt,
@@ -269,18 +246,6 @@ class ResponseAccumulator:
     def _add_action(self, event: ActionCompleted) -> None:
         """Count one action and its result; a failed one cost time only."""
         match event.action, event.answer:
-            case Start(action), Job() as job:
-                self._jobs[job] = action
-            case First(), (Job() as job, result):
-                # The wait is not the job's own time, which its result knows.
-                self._add_call(self._jobs.pop(job), result, getattr(result, "ms", 0.0))
-            case Cancel(job), Usage() as usage:
-                started = self._jobs.pop(job, None)
-                if isinstance(started, Generate | Classify | Verify):
-                    self._add_usage(started.worker, usage)
-                    if isinstance(started, Generate):
-                        self._generated[started.worker] += usage.generated
-                        self._cancelled += usage.generated
             case Accept(_, segment, score), _ if segment.author != "policy":
                 self._accepted += segment.author == "small"  # the large model's is not judged
                 self._scored += score is not None

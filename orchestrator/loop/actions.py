@@ -14,7 +14,6 @@ from typing import Any, Generic, Literal, TypeVar
 
 from orchestrator.types import (
     Classification,
-    Cost,
     Generation,
     LabelQuery,
     Message,
@@ -48,7 +47,6 @@ class Generate(Action[Generation]):
     worker: WorkerName
     transcript: Transcript
     criteria: StopCriteria
-    temperature: float | None = None  # None: the request's own, as all else of its sampling is
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,45 +115,3 @@ class Close(Action[Transcript]):
     transcript: Transcript
     forced: bool = False
     finish: Literal["stop", "length"] = "stop"
-
-
-@dataclass(frozen=True, slots=True)
-class Account(Action[Cost]):
-    """What the request has cost so far: a sum over results, so a replay gives the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recent(Action[Cost]):
-    """What requests with this policy have cost in the last seconds, over all of the process.
-
-    A sum that fades (`orchestrator.loop.recent`); all zero where nobody keeps it. A replay takes
-    it from the recording.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A handle on a started action."""
-
-    id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Start(Action[Job]):
-    """Begin an action (Generate, Classify or Verify) without waiting for it."""
-
-    action: Action[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class First(Action[tuple[Job, Any]]):
-    """Wait for whichever of the jobs ends first; a job's failure is thrown here."""
-
-    jobs: tuple[Job, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel(Action[None]):
-    """Stop a job; its work is counted as discarded."""
-
-    job: Job

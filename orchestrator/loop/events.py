@@ -36,10 +36,9 @@ class StepCompleted:
 class ActionCompleted:
     """One action and its result.
 
-    `answer` is an exception where the worker failed. For Write it is the Generation (the transcript
-    that the policy gets follows from it), for First the job with its answer or exception, for
-    Cancel the Usage that the job had cost, for Recent a Cost; None for Accept, Reject, Close and
-    Account. `failure` is what broke a Write off whose text was shown; that text is its answer.
+    `answer` is an exception if the worker failed. For Write it is the Generation (the transcript
+    that the policy gets follows from it), for Accept, Reject and Close it is None. `failure` is
+    what broke a Write off whose text was shown; that text is its answer.
     """
 
     action: Action[Any]

@@ -1,4 +1,4 @@
-"""Carries out a policy's actions: the one place that talks to workers and owns what runs.
+"""Carries out a policy's actions: the one place that talks to workers.
 
 A worker's failure is a result like any other, to be thrown into the policy. Anything else that goes
 wrong ends the request.
@@ -11,14 +11,13 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import blake2b
 from time import perf_counter
 from typing import Any, Literal
 
 from orchestrator.background import stop
 from orchestrator.errors import (
-    BatonError,
     ContextLengthExceeded,
     Contradiction,
     DeadlineExceeded,
@@ -28,26 +27,12 @@ from orchestrator.errors import (
     WorkerError,
     WorkerUnavailable,
 )
-from orchestrator.loop.actions import (
-    Action,
-    Cancel,
-    Classify,
-    First,
-    Generate,
-    Job,
-    Recent,
-    Start,
-    Verify,
-    WorkerName,
-    Write,
-)
+from orchestrator.loop.actions import Action, Classify, Generate, Verify, WorkerName, Write
 from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import ActionCompleted, PromptsRead, TextDelta
-from orchestrator.loop.recent import RecentCost
 from orchestrator.types import (
     ENDED,
     Constraint,
-    Cost,
     Generation,
     Sampling,
     Segment,
@@ -61,21 +46,13 @@ from orchestrator.worker import Call, Delta, Worker
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Running:
-    """A started job: its task, and the tokens it made so far."""
-
-    task: asyncio.Task[Any] = field(init=False)
-    generated: int = 0
-
-
 class Executor:
     """The calls of one request.
 
     `speculation` names the large worker's token-level method; None is its default. `deadline_s`
     counts from `began_at`, a time of the event loop, or from the moment this is made. `owner` is
     whose request it is (`Call.owner`), `session` what it goes on with (`Call.session`); its answer
-    must match `constraint`. `recent` answers `Recent`.
+    must match `constraint`.
     """
 
     def __init__(
@@ -88,18 +65,16 @@ class Executor:
         speculation: str | None,
         owner: str = "",
         constraint: Constraint | None = None,
-        recent: RecentCost | None = None,
         began_at: float | None = None,
         session: str = "",
     ) -> None:
         self._session = session
         self._workers, self._request, self._speculation = workers, request, speculation
-        self._owner, self._constraint, self._recent = owner, constraint, recent
+        self._owner, self._constraint = owner, constraint
         self._sampling, self._budget = sampling, budget
         self._within_deadline = deadline(deadline_s, began_at)
         self._prefills: dict[Generate, asyncio.Task[ActionCompleted]] = {}
-        self._running: dict[Job, _Running] = {}
-        self._calls = self._started = 0
+        self._calls = 0
         self._stopped = False
         self._broke_off: WorkerError | None = None  # an answer of which some was shown
         # A seed per call even where the request has none: a call retried elsewhere is the same.
@@ -166,9 +141,11 @@ class Executor:
     async def _perform(
         self, action: Action[Any]
     ) -> AsyncGenerator[TextDelta | ActionCompleted, None]:
-        if isinstance(action, Generate | Write | Classify | Verify):
-            async with self._within_deadline():
-                await self._prefill_of(action.worker)
+        if not isinstance(action, Generate | Write | Classify | Verify):
+            yield ActionCompleted(action, None, 0.0)  # the rest concerns the PolicyRunner alone
+            return
+        async with self._within_deadline():
+            await self._prefill_of(action.worker)
         if isinstance(action, Write):
             async with aclosing(self._write(action)) as items:
                 async for item in items:
@@ -176,7 +153,8 @@ class Executor:
             return
         began = perf_counter()
         try:
-            answer = await self._answer(action)
+            async with self._within_deadline():
+                answer = await self._call(action, self._next_seed())
         except (WorkerError, InvalidRequest) as error:
             answer = error
         yield ActionCompleted(action, answer, (perf_counter() - began) * 1000)
@@ -185,45 +163,9 @@ class Executor:
         """Let a Write end with what it has made: the answer is complete."""
         self._stopped = True
 
-    def jobs(self) -> list[Job]:
-        """Jobs that have neither been waited for nor cancelled."""
-        return list(self._running)
-
-    async def cancel(self, job: Job) -> Usage:
-        """Stop a job and say what it had cost; nothing where it had been answered."""
-        running = self._running.pop(job, None)
-        if running is None:
-            return Usage()
-        await _stop(running.task)
-        if not running.task.cancelled() and running.task.exception() is None:
-            usage: Usage = running.task.result().usage
-            return usage
-        return Usage(generated=running.generated)
-
     async def close(self) -> None:
-        """Stop every job and wait for it."""
-        await _stop(*self._prefills.values(), *(running.task for running in self._running.values()))
-        self._running.clear()
-
-    async def _answer(self, action: Action[Any]) -> Any:
-        match action:
-            case Generate() | Classify() | Verify():
-                async with self._within_deadline():
-                    return await self._call(action, self._next_seed())
-            case Start(inner):
-                if not isinstance(inner, Generate | Classify | Verify):
-                    raise BatonError(
-                        f"{type(inner).__name__} cannot be started as a job: "
-                        "only Generate, Classify and Verify can"
-                    )
-                return self._start(inner)
-            case First(jobs):
-                return await self._first(jobs)
-            case Cancel(job):
-                return await self.cancel(job)
-            case Recent():
-                return Cost() if self._recent is None else self._recent.total()
-        return None  # Accept, Reject, Close and Account concern the PolicyRunner alone
+        """Stop the prefills and wait for them."""
+        await _stop(*self._prefills.values())
 
     async def _write(self, action: Write) -> AsyncGenerator[TextDelta | ActionCompleted, None]:
         # Text that was shown stays. A worker that dies after that has written a shorter segment;
@@ -326,17 +268,6 @@ class Executor:
         finally:
             await _close_stream(stream)
 
-    def _start(self, action: Generate | Classify | Verify) -> Job:
-        job, running = Job(self._started), _Running()
-        self._started += 1
-        running.task = asyncio.create_task(self._run(action, self._next_seed(), running))
-        self._running[job] = running
-        return job
-
-    async def _run(self, action: Generate | Classify | Verify, seed: int, running: _Running) -> Any:
-        await self._prefill_of(action.worker)
-        return await self._call(action, seed, running)
-
     async def _prefill(self, action: Generate) -> ActionCompleted:
         began = perf_counter()
         try:
@@ -352,47 +283,23 @@ class Executor:
         if tasks := [task for one, task in self._prefills.items() if one.worker == name]:
             await asyncio.wait(tasks)
 
-    async def _first(self, jobs: tuple[Job, ...]) -> tuple[Job, Any]:
-        tasks = {job: self._running[job].task for job in jobs if job in self._running}
-        if not jobs or len(tasks) < len(set(jobs)):
-            raise BatonError("First needs jobs that have neither been waited for nor cancelled")
-        async with self._within_deadline():
-            await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
-        job = next(job for job, task in tasks.items() if task.done())
-        del self._running[job]
-        error = tasks[job].exception()
-        if error is not None and not isinstance(error, WorkerError | InvalidRequest):
-            raise error
-        return job, tasks[job].result() if error is None else error
-
-    async def _call(
-        self, action: Generate | Classify | Verify, seed: int, running: _Running | None = None
-    ) -> Any:
-        with _of(action.worker):
-            return await self._called(action, seed, running)
-
-    async def _called(
-        self, action: Generate | Classify | Verify, seed: int, running: _Running | None
-    ) -> Any:
-        worker = self._workers[action.worker]
+    async def _call(self, action: Generate | Classify | Verify, seed: int) -> Any:
+        worker, sampling = self._workers[action.worker], self._sampling_of(seed)
         call = self._call_for(action.worker, action.transcript)
-        if isinstance(action, Classify):
-            return await worker.classify(call, action.query)
-        if isinstance(action, Verify):
-            return await worker.verify(call, action.segment, self._sampling_of(seed))
-        # Jobs are streamed although nobody reads along: a cancelled one must say what it cost.
-        criteria = self._budget.clip(action.transcript, action.criteria)
-        sampling = self._sampling_of(seed, action.temperature)
-        stream = worker.generate(call, criteria, sampling, stream=running is not None)
-        try:
-            async for item in stream:
-                if isinstance(item, Generation):
-                    return item
-                if running is not None:
-                    running.generated += len(item.tokens)
-        finally:
-            await _close_stream(stream)
-        raise WorkerUnavailable(f"the {action.worker} worker's stream broke off")
+        with _of(action.worker):
+            if isinstance(action, Classify):
+                return await worker.classify(call, action.query)
+            if isinstance(action, Verify):
+                return await worker.verify(call, action.segment, sampling)
+            criteria = self._budget.clip(action.transcript, action.criteria)
+            stream = worker.generate(call, criteria, sampling, stream=False)
+            try:
+                async for item in stream:
+                    if isinstance(item, Generation):
+                        return item
+            finally:
+                await _close_stream(stream)
+            raise WorkerUnavailable(f"the {action.worker} worker's stream broke off")
 
     def _call_for(self, name: WorkerName, transcript: Transcript) -> Call:
         return Call(
@@ -410,10 +317,8 @@ class Executor:
         text = f"{self._seed}:{self._calls}".encode()
         return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 11  # fits a double
 
-    def _sampling_of(self, seed: int, temperature: float | None = None) -> Sampling:
+    def _sampling_of(self, seed: int) -> Sampling:
         sampling = self._sampling
-        if temperature is not None:
-            sampling = replace(sampling, temperature=temperature)
         return sampling if sampling.temperature <= 0 else replace(sampling, seed=seed)
 
 

@@ -22,8 +22,6 @@ class Policy(BaseModel):
     workers: ClassVar[frozenset[WorkerName]] = frozenset({"small", "large"})
     calibrated: ClassVar[str | None] = None
     """The field that trades accuracy for cost: what `baton calibrate` sets, within its bounds."""
-    asks_recent: ClassVar[bool] = False
-    """Whether it yields `Recent`: for the others nobody keeps what requests have cost lately."""
 
     budget: int | None = Field(
         default=None, ge=1, description="cap on accepted thinking tokens; then an answer is forced"
@@ -89,8 +87,6 @@ class Policy(BaseModel):
 
         What comes back is said by the type of each action: a `Generation` for `Generate`, a
         `Classification` for `Classify`, the grown `Transcript` for `Accept`, `Write` and `Close`.
-        `Start` begins an action without waiting and gives a `Job`, `First` waits for the first of
-        several jobs, `Cancel` stops one.
 
         The driver decides when a phase is over: the transcript that comes back is no longer
         `is_open` when the model ended its thought or the budget was used up, and `done` when the
@@ -109,9 +105,8 @@ class Policy(BaseModel):
         - extend any transcript but the one that it was last given: what was streamed stays;
         - extend a transcript that is `done`, or return before it is;
         - yield more than `MAX_IDLE` actions in a row that add nothing to the transcript;
-        - `Start` anything but `Generate`, `Classify` and `Verify`;
-        - read a clock, draw random numbers or await: a replay must yield the same actions. Times
-          come in results, by `Account` and by `Recent`, randomness from the request's sampling.
+        - read a clock, draw random numbers or await: a replay must yield the same actions.
+          Randomness comes from the request's sampling.
 
         `policies/specreason.py` is a real one, which has its loop from `policies/steps.py`.
         """

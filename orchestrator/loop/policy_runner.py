@@ -23,16 +23,11 @@ from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import (
     REST,
     Accept,
-    Account,
     Action,
-    Cancel,
-    Classify,
     Close,
-    First,
     Generate,
     Reject,
     Script,
-    Start,
     WorkerName,
     Write,
 )
@@ -156,7 +151,7 @@ class PolicyRunner:
         self._rationed = False
         while self.transcript.is_open and self.spending.capped:
             try:
-                left = self.spending.left(self.response.totals(), self._competing(action))
+                left = self.spending.left(self.response.totals())
                 allowed = self.spending.allow(action, left)
             except Spent as error:
                 self._count_idle()
@@ -165,12 +160,6 @@ class PolicyRunner:
                 self._rationed = allowed is not action
                 return allowed
         return action
-
-    def _competing(self, action: Action[Any]) -> Iterable[Action[Any]]:
-        """The running calls that may use up what this action would spend: none if it is a question,
-        which makes no tokens."""
-        asked = action.action if isinstance(action, Start) else action
-        return () if isinstance(asked, Classify) else self.response.running
 
     def on_result(self, item: PromptsRead | TextDelta | ActionCompleted) -> Iterator[Event]:
         """Take in what the executor gives: the events it causes, the last of them `item` itself.
@@ -266,10 +255,6 @@ class PolicyRunner:
         last = self.transcript.last
         if last is not None and (rest := self._stops.end()):
             yield self.response.add(TextDelta(last.author, self.phase, rest))
-
-    def note(self, result: ActionCompleted) -> ActionCompleted:
-        """Count what happened outside the script: a job that it left running."""
-        return self.response.add(result)
 
     def complete(self, total_ms: float) -> RequestCompleted:
         """The last event; `total_ms` is the request's wall time."""
@@ -395,16 +380,6 @@ class PolicyRunner:
             self.transcript = self._reply = self.budget.close(
                 self.transcript, action.forced, action.finish
             )
-        elif isinstance(action, First):
-            _, result_of_job = answer
-            if isinstance(result_of_job, BaseException):
-                self._reply = result_of_job
-            elif isinstance(result_of_job, Generation):
-                self._drafts[result_of_job.segment] = result_of_job
-        elif isinstance(action, Account):
-            self._reply = self.response.cost()
-        elif isinstance(action, Cancel):
-            self._reply = None  # its cost concerns the record alone
         if self.transcript is before:
             self._count_idle()
         else:

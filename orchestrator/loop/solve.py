@@ -10,7 +10,7 @@ worker drafts, who verifies and how, is the policy's business. Four objects shar
   `commit` after an accepted segment, which also says whether the phase has ended.
 - `Spending` (spending.py) holds the large model to what the policy lets it cost.
 - `Executor` (executor.py) carries actions out: it alone talks to workers, streams what a `Write`
-  makes, owns the jobs, and keeps the deadline.
+  makes, and keeps the deadline.
 
 Both workers prefill the prompt first; the policy's first action runs beside the longer prefill, and
 nothing is told of it before both are through (`PromptsRead`).
@@ -30,12 +30,11 @@ from time import perf_counter
 
 from orchestrator.errors import ConfigError, WorkerError
 from orchestrator.loop.accumulator import ResponseAccumulator
-from orchestrator.loop.actions import Cancel, First, WorkerName
+from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import ActionCompleted, Event, PromptsRead
 from orchestrator.loop.executor import Executor
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.policy_runner import PolicyRunner
-from orchestrator.loop.recent import RecentCost
 from orchestrator.types import Limits, Message, Sampling
 from orchestrator.worker import Worker
 
@@ -51,7 +50,6 @@ async def solve(
     speculation: str | None = None,
     owner: str = "",
     response: ResponseAccumulator | None = None,
-    recent: RecentCost | None = None,
     began_at: float | None = None,
     session: str = "",
 ) -> AsyncGenerator[Event, None]:
@@ -61,9 +59,8 @@ async def solve(
     `speculation` names the token-level method of the large worker, of which a policy knows nothing;
     `owner` is for whom the answer is made: workers share cached prefixes within one owner. Requests
     of one `session` prefer one replica of each worker.
-    Into `response` every event is folded before it is yielded; what it costs is added to `recent`,
-    which is kept over requests of the same policy. `limits.deadline_s` counts from `began_at`, a
-    time of the event loop (None: from now). Closing the generator, or cancelling
+    Into `response` every event is folded before it is yielded. `limits.deadline_s` counts from
+    `began_at`, a time of the event loop (None: from now). Closing the generator, or cancelling
     the task that reads it, stops everything it started.
 
     Raises:
@@ -80,8 +77,6 @@ async def solve(
         raise ConfigError(f"the policy needs a worker that is not there: {', '.join(missing)}")
     began = perf_counter()
     runner = PolicyRunner(policy, messages, limits, response)
-    if recent is not None:
-        recent.watch(runner.response)
     executor = Executor(
         workers,
         request,
@@ -91,7 +86,6 @@ async def solve(
         speculation,
         owner,
         limits.constraint,
-        recent,
         began_at,
         session,
     )
@@ -112,8 +106,6 @@ async def solve(
                         executor.stop_writing()
         for event in runner.rest_of_text():
             yield event
-        for job in executor.jobs():
-            yield runner.note(ActionCompleted(Cancel(job), await executor.cancel(job), 0.0))
         yield runner.complete((perf_counter() - began) * 1000)
     finally:
         await executor.close()
@@ -122,7 +114,6 @@ async def solve(
 
 def _check_complete(limits: Limits, event: Event) -> None:
     """Raises a worker's failure that a policy would work around, where it is not to."""
-    if limits.complete and isinstance(event, ActionCompleted):
-        answer = event.answer[1] if isinstance(event.action, First) else event.answer
-        if isinstance(answer, WorkerError):
-            raise answer
+    answer = event.answer if isinstance(event, ActionCompleted) else None
+    if limits.complete and isinstance(answer, WorkerError):
+        raise answer

@@ -6,23 +6,20 @@ asked any more: where a policy has it draft or judge, that fails as if the worke
 policies work around; where it is to write, the small model writes instead, and to the end of the
 chain. The answer that follows a thought is the policy's business again.
 
-Tokens count when they are made, drafts that are thrown away as well, and those of drafts that are
-still being made count as if they took all they may: the cap is never exceeded. A price is counted
-over all calls of both models, and those drafts likewise; other calls that are running, and what the
-small model and the answer still cost, come on top.
+Tokens count when they are made, rejected drafts too: the cap is never exceeded. A price is counted
+over all calls of both models; what the small model and the answer still cost comes on top.
 
 Everything follows from results, so a replay spends the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 from orchestrator.errors import InvalidRequest, Spent
-from orchestrator.loop.actions import REST, Action, Classify, Generate, Start, Verify, Write
+from orchestrator.loop.actions import REST, Action, Classify, Generate, Verify, Write
 from orchestrator.loop.events import Metrics
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Limits, TokenPrices
@@ -59,19 +56,14 @@ class Spending:
         """Whether there is any cap."""
         return self.tokens < inf or self.cost < inf
 
-    def left(self, totals: Metrics, running: Iterable[Action[Any]] = ()) -> float:
-        """Tokens that the large model may still make, by what a request's calls came to so far."""
-        reserved = sum(
-            action.criteria.max_tokens
-            for action in running
-            if isinstance(action, Generate) and action.worker == "large"
-        )
-        left = self.tokens - totals.large_tokens - reserved
+    def left(self, totals: Metrics) -> float:
+        """Tokens that the large model may still make, by the request's totals so far."""
+        left = self.tokens - totals.large_tokens
         if self.prices is not None:
             money = self.cost - self.prices.of(totals)
             affordable = money * 1e6 / self.prices.large if self.prices.large else inf
             # The last token is not lost to rounding.
-            left = min(left, affordable - reserved + 1e-6) if money > 0 else 0
+            left = min(left, affordable + 1e-6) if money > 0 else 0
         return left
 
     def allow(self, action: Action[Any], left: float) -> Action[Any]:
@@ -80,16 +72,14 @@ class Spending:
         Raises:
             Spent: it asks the large model, and nothing is left.
         """
-        asked = action.action if isinstance(action, Start) else action
-        if left == inf or not isinstance(asked, Generate | Write | Classify | Verify):
+        if left == inf or not isinstance(action, Generate | Write | Classify | Verify):
             return action
-        if asked.worker != "large":
+        if action.worker != "large":
             return action
         if left < 1:
-            if isinstance(asked, Write):
-                return Write("small", asked.transcript, REST)
+            if isinstance(action, Write):
+                return Write("small", action.transcript, REST)
             raise Spent("what this request may spend on the large model is spent")
-        if isinstance(asked, Classify | Verify) or asked.criteria.max_tokens <= left:
+        if isinstance(action, Classify | Verify) or action.criteria.max_tokens <= left:
             return action
-        cut = replace(asked, criteria=replace(asked.criteria, max_tokens=int(left)))
-        return Start(cut) if isinstance(action, Start) else cut
+        return replace(action, criteria=replace(action.criteria, max_tokens=int(left)))

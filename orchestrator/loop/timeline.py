@@ -11,12 +11,8 @@ from typing import Any, Literal
 
 from orchestrator.loop.actions import (
     Action,
-    Cancel,
     Classify,
-    First,
     Generate,
-    Job,
-    Start,
     Verify,
     WorkerName,
     Write,
@@ -59,10 +55,6 @@ class StepMoment:
     provenance: Provenance | None = None
 
 
-class Cancelled(Exception):
-    """What a call comes to whose result was no longer wanted."""
-
-
 class Timeline:
     """`calls` in the order in which their results were taken; `steps` in that of the steps."""
 
@@ -70,7 +62,6 @@ class Timeline:
         self.calls: list[CallSpan] = []
         self.steps: list[StepMoment] = []
         self._current: tuple[Action[Any], float] | None = None
-        self._jobs: dict[Job, tuple[Action[Any], float]] = {}
         self._read: dict[WorkerName, float] = {}  # when it had read the prompt: its calls wait
         self._about: dict[tuple[Author, str], list[int]] = {}  # calls by the text they concern
 
@@ -80,13 +71,11 @@ class Timeline:
 
     @property
     def running(self) -> list[tuple[WorkerName, CallKind, float]]:
-        """The calls whose results are waited for: who, what, and since when in milliseconds."""
-        waited = [*self._jobs.values(), *([self._current] if self._current else [])]
-        return [
-            (action.worker, _kind(action), since)
-            for action, since in waited
-            if isinstance(action, Generate | Write | Classify | Verify)
-        ]
+        """The call whose result is waited for: who, what, and since when in milliseconds."""
+        match self._current:
+            case (Generate() | Write() | Classify() | Verify()) as action, since:
+                return [(action.worker, _kind(action), since)]
+        return []
 
     def add_step(self, completed: StepCompleted, now_ms: float) -> None:
         """A step is complete."""
@@ -102,14 +91,6 @@ class Timeline:
                 since_ms = self._current[1]
             self._current = None
         match event.action, event.answer:
-            case Start(action), Job() as job:
-                self._jobs[job] = action, since_ms
-            case First(), (Job() as job, result) if job in self._jobs:
-                action, since = self._jobs.pop(job)
-                self.add_call(action, result, since, getattr(result, "ms", 0.0) or now_ms - since)
-            case Cancel(job), _ if job in self._jobs:
-                action, since = self._jobs.pop(job)
-                self.add_call(action, Cancelled(), since, now_ms - since)
             case (Generate() | Write() | Classify() | Verify()) as action, result:
                 self.add_call(action, result, since_ms, event.ms)
             case _:

@@ -25,13 +25,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import (
-    Action,
-    Cancel,
     Classify,
-    First,
     Generate,
-    Job,
-    Start,
     Verify,
     Write,
 )
@@ -101,7 +96,6 @@ class _Inside:
         self._began = time_ns() - monotonic_ns()  # a clock that is moved moves no call
         self._step: Span | None = None
         self._completed: Step | None = None
-        self._jobs: dict[Job, tuple[Action[Any], int]] = {}
 
     def add(self, event: Event) -> None:
         """Make the spans that end with this event."""
@@ -111,7 +105,8 @@ class _Inside:
                 self._end_step(self._completed, now)
             self._completed = event.step  # the call that completed it comes next
         elif isinstance(event, ActionCompleted):
-            self._add_action(event, now)
+            if type(event.action) in VERBS:
+                self._call(event.action, event.answer, now - int(event.ms * 1e6), now)
             if self._completed is not None:
                 self._end_step(self._completed, now)
                 self._completed = None
@@ -121,34 +116,17 @@ class _Inside:
         if self._step is not None:
             self._step.end()
 
-    def _add_action(self, event: ActionCompleted, now: int) -> None:
-        match event.action, event.answer:
-            case Start(action), Job() as job:
-                self._jobs[job] = action, now
-            case First(), (Job() as job, answer):
-                action, began = self._jobs.pop(job)
-                self._call(action, answer, began, now)
-            case Cancel(job), answer if job in self._jobs:
-                action, began = self._jobs.pop(job)
-                self._call(action, answer, began, now, cancelled=True)
-            case action, answer if type(action) in VERBS:
-                self._call(action, answer, now - int(event.ms * 1e6), now)
-
-    def _call(
-        self, action: Any, answer: Any, began: int, now: int, *, cancelled: bool = False
-    ) -> None:
+    def _call(self, action: Any, answer: Any, began: int, now: int) -> None:
         span = self._tracer.start_span(
             VERBS[type(action)],
             self._context(action, began),
             SpanKind.CLIENT,
-            {"baton.worker": action.worker, "baton.cancelled": cancelled},
+            {"baton.worker": action.worker},
             start_time=began,
         )
         match answer:
             case BaseException():
                 _fail(span, answer)
-            case Usage() as usage:
-                _add_usage(span, usage)
             case Generation(segment, usage):
                 _add_usage(span, usage)
                 span.set_attribute("baton.finish", segment.finish)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from deploy.evaluation.recording import RecordedRequest, Recording
 from deploy.lab.call_costs import ASSUMPTIONS, Costs, predict, predict_loaded
 from orchestrator.errors import ConfigError, WorkerUnavailable
-from orchestrator.loop.actions import Cancel, Classify, First, Generate, Job, Start, Verify, Write
+from orchestrator.loop.actions import Classify, Generate, Verify, Write
 from orchestrator.loop.events import ActionCompleted
 from orchestrator.types import (
     Classification,
@@ -114,9 +114,6 @@ def test_the_first_action_begins_when_its_worker_has_read_the_prompt() -> None:
     judged = ActionCompleted(judge, Classification(("0",), (1.0,), 0.0, Usage(40, 30, 0, 1)), 1.0)
     assert predict(recording(*reads, short, judged), costs()).ms == 43 + 33
     assert predict(recording(*reads, judged), costs()).ms == 43 + 33
-    started = ActionCompleted(Start(judge), Job(0), 0.0)
-    first = ActionCompleted(First((Job(0),)), (Job(0), judged.answer), 1.0)
-    assert predict(recording(*reads, started, first), costs()).ms == 43 + 33
     plain = [replace(one, answer=replace(one.answer, thinks=False)) for one in reads]
     found = predict(recording(*plain, generate("small", 21, 20, 5)), costs())
     assert found.ms == 43 + 43.5  # whether there is a thought is known when both have read it
@@ -127,38 +124,10 @@ def test_the_first_action_begins_when_its_worker_has_read_the_prompt() -> None:
     assert predict(capped, costs()).ms == 13 + 43.5
 
 
-def jobs() -> tuple[ActionCompleted, ...]:
-    """The small model drafts on while the large one judges, and one draft is cancelled."""
-    judge = Classify("large", TRACE, (), "", ("0",))
-    draft = Generate("small", TRACE, StopCriteria(9))
-    classification = Classification(("0",), (1.0,), 0.0, Usage(40, 30, 0, 1))  # 33 ms
-    wrote = Generation(Segment("small", "a"), Usage(20, 19, 5))  # 43.5 ms
-    return (
-        ActionCompleted(Start(judge), Job(0), 0.0),
-        ActionCompleted(Start(draft), Job(1), 0.0),
-        ActionCompleted(First((Job(0),)), (Job(0), classification), 1.0),
-        ActionCompleted(First((Job(1),)), (Job(1), wrote), 1.0),
-        ActionCompleted(Start(draft), Job(2), 0.0),
-        ActionCompleted(Start(judge), Job(3), 0.0),
-        ActionCompleted(First((Job(3),)), (Job(3), classification), 1.0),
-        ActionCompleted(Cancel(Job(2)), Usage(20, 19, 3), 0.0),
-    )
-
-
-def test_jobs_side_by_side_cost_their_critical_path() -> None:
-    found = predict(recording(*jobs()), costs())
-    assert found.ms == max(33, 43.5) + 33
-    # the cancelled draft had done 1 + 2 + 0.5 + 20 = 23.5 ms of its work
-    assert (found.small, found.classify) == (43.5 + 23.5, 66)
-    assert found.overlap == pytest.approx(43.5 + 23.5 + 66 - 76.5)
-
-
 def test_on_a_shared_device_nothing_overlaps() -> None:
-    found = predict(recording(*jobs()), costs(shared_device=True))
-    assert found.ms == pytest.approx(33 + 43.5 + 33 + 23.5)
-    assert found.overlap == 0
     reading = generate("large", 20, 0, 0, criteria=0), generate("small", 20, 0, 0, criteria=0)
-    assert predict(recording(*reading), costs(shared_device=True)).ms == 43 + 13
+    found = predict(recording(*reading), costs(shared_device=True))
+    assert (found.ms, found.overlap) == (43 + 13, 0)
 
 
 def test_other_requests_on_a_shared_device_are_not_charged_and_that_is_said() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.errors import WorkerUnavailable
-from orchestrator.loop.actions import Action, Job, Start, WorkerName
+from orchestrator.loop.actions import Action, WorkerName
 from orchestrator.loop.events import RequestCompleted
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
@@ -56,7 +56,6 @@ class Play:
     def __init__(self, policy: Policy, transcript: Transcript = TRACE) -> None:
         self.script = policy.solve(transcript)
         self.first = self.asked = next(self.script)
-        self._jobs = 0
 
     def __call__(self, reply: Any) -> Action[Any]:
         if isinstance(reply, BaseException):
@@ -64,17 +63,6 @@ class Play:
         else:
             self.asked = self.script.send(reply)
         return self.asked
-
-    def begins(self) -> tuple[list[Action[Any]], list[Job]]:
-        """Grant every Start that is asked in a row: what they began, and their jobs."""
-        begun: list[Action[Any]] = []
-        jobs: list[Job] = []
-        while isinstance(self.asked, Start):
-            begun.append(self.asked.action)
-            jobs.append(Job(self._jobs))
-            self._jobs += 1
-            self(jobs[-1])
-        return begun, jobs
 
 
 async def run(

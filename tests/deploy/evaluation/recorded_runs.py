@@ -5,32 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from deploy.evaluation.recording import RecordedRequest, Recording
-from orchestrator.loop.actions import Cancel, First, Generate, Script, Start
 from orchestrator.loop.events import Event, TextDelta
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
-from orchestrator.types import Limits, Message, Sampling, StopCriteria, Transcript
+from orchestrator.types import Limits, Message, Sampling, Transcript
 from policies.bild import BiLD
 from policies.single import LargeOnly
 from policies.specreason import SpecReason
-from policies.steps import write_out
 from workers.scripted import Scripted
 
 QUESTION = (Message("system", "Be brief."), Message("user", "2+2? \u2028 ü \ud800 </think>"))
 SMALL = ("2+2 is 5.\n\nand 2 more is 7.\n\nso it is 7.", "It is seven.")
 LARGE = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
-
-
-class Race(Policy):
-    """Two drafts at once, one thrown away, one left running."""
-
-    def solve(self, transcript: Transcript) -> Script[None]:
-        one = yield from Start(Generate("small", transcript, StopCriteria(9)))
-        two = yield from Start(Generate("large", transcript, StopCriteria(9)))
-        three = yield from Start(Generate("large", transcript, StopCriteria(9)))
-        _, generation = yield from First((one, two, three))
-        yield from Cancel(two)
-        yield from write_out(transcript.extend(generation.segment) and transcript, "large")
 
 
 async def record(
@@ -75,5 +61,4 @@ RUNS = [
     (SpecReason(budget=4), {}),
     (LargeOnly(), {"limits": Limits(max_tokens=5)}),
     (BiLD(rollback=1.0), {"scores": (2.0,)}),
-    (Race(), {}),
 ]

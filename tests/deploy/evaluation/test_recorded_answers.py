@@ -8,7 +8,7 @@ import pytest
 
 from deploy.evaluation.recorded_answers import RecordedAnswers
 from orchestrator.errors import WorkerUnavailable
-from orchestrator.loop.actions import First, Generate, Job, Start, Write
+from orchestrator.loop.actions import Generate
 from orchestrator.loop.events import ActionCompleted
 from orchestrator.types import Generation, Message, Segment, StopCriteria, Transcript, Usage
 
@@ -89,13 +89,3 @@ def test_failures_are_answers_under_any_gate() -> None:
     called = answers(1.0, gone).take(gated(0.2))
     assert called is not None
     assert called.answer is gone
-
-
-def test_what_was_answered_to_a_job_is_an_answer() -> None:
-    question = gated(1.0)
-    events = (
-        ActionCompleted(Start(question), Job(0), 0.0),
-        ActionCompleted(First((Job(0),)), (Job(0), made(WRITTEN, 0.5)), 3.0),
-    )
-    assert RecordedAnswers(events).take(gated(2.0)) is not None
-    assert RecordedAnswers(events).take(Write("small", TRACE, StopCriteria(9))) is None

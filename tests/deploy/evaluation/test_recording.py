@@ -90,7 +90,10 @@ async def test_a_recording_grows_with_the_text_not_its_square() -> None:
         ("{}", "line 1"),
         ('{"baton": 99}', "version 1"),
         ("not json", "line 1"),
-        ('{"baton":1,"request":"r","policy":"p","messages":[]}\n{"$":"Nonsense"}', "line 2"),
+        (
+            '{"baton":1,"request":"r","policy":"p","messages":[]}\n{"$":"Start"}',
+            "line 2: cannot be read: this version has no 'Start'",
+        ),
         ('{"baton":1,"request":"r","policy":"p","messages":[]}\n{"$":7}', "line 2"),
         ('{"baton":1,"request":"r","policy":"p","messages":[]}\n[]', "line 2"),
     ],
@@ -100,7 +103,7 @@ async def test_what_is_no_recording_is_refused_by_line(text: str, named: str) ->
         loads(text)
 
 
-@pytest.mark.parametrize("name", ["specreason", "every_kind", "tools", "spending", "recent"])
+@pytest.mark.parametrize("name", ["specreason", "every_kind", "tools", "spending"])
 async def test_files_of_the_first_version_are_read_and_written_with_their_names(name: str) -> None:
     text = (FILES / f"{name}.jsonl").read_text()
     assert dumps(loads(text)) == text.replace('"budget":12,', "")

@@ -26,7 +26,7 @@ from orchestrator.loop.events import (
 from orchestrator.loop.policy import Policy
 from policies.coin import Coin
 from policies.specreason import SpecReason
-from tests.deploy.evaluation.recorded_runs import RUNS, Race, first_good, record
+from tests.deploy.evaluation.recorded_runs import RUNS, first_good, record
 from tests.deploy.evaluation.test_recording import FILES
 
 pytestmark = pytest.mark.asyncio
@@ -99,14 +99,6 @@ async def test_another_threshold_replays_as_far_as_answers_go() -> None:
     assert accepted == ["2+2 is 5.\n\n", "and 2 more is 7.\n\n"]
     with pytest.raises(AnswerMissing, match="Write"):
         list(replay_other_policy(recording, SpecReason(threshold=9.5)))
-
-
-async def test_jobs_can_be_replayed_by_question() -> None:
-    recording, _ = await record(Race())
-    last = list(replay_other_policy(recording, Race()))[-1]
-    assert isinstance(last, RequestCompleted)
-    assert recording.ended is not None
-    assert last.transcript == recording.ended.transcript
 
 
 async def test_a_recording_of_the_first_version_replays() -> None:

@@ -16,21 +16,15 @@ from orchestrator.errors import (
 from orchestrator.loop.accumulator import ResponseAccumulator, error_kind
 from orchestrator.loop.actions import (
     Accept,
-    Account,
-    Cancel,
     Classify,
-    First,
     Generate,
-    Job,
     Reject,
-    Start,
     Verify,
     Write,
 )
 from orchestrator.loop.events import ActionCompleted, Metrics
 from orchestrator.types import (
     Classification,
-    Cost,
     Generation,
     Message,
     Segment,
@@ -117,21 +111,6 @@ def test_a_draft_cut_short_counts_its_rest_as_discarded_and_a_choice_as_made() -
     assert metrics.acceptance_rate is None
 
 
-def test_the_cost_so_far() -> None:
-    response = ResponseAccumulator()
-    assert response.cost() == Cost()
-    response.add(ActionCompleted(Generate("small", TRANSCRIPT, CRITERIA), made("small", 5), 4.0))
-    before = response.cost()
-    assert before == Cost(small_ms=4.0, small_tokens=5)
-    response.add(ActionCompleted(Account(), None, 0.1))
-    digits = Classification(("0",), (1.0,))
-    response.add(ActionCompleted(Classify("large", TRANSCRIPT, (), "", ("0",)), digits, 3.0))
-    response.add(ActionCompleted(Write("large", TRANSCRIPT, CRITERIA), made("large", 2), 7.0))
-    spent = response.cost() - before
-    assert spent == Cost(large_ms=7.0, judge_ms=3.0, large_tokens=2)
-    assert spent.ms == 10.0
-
-
 def test_a_workers_own_choices_are_no_accepted_drafts() -> None:
     draft = made("small", 5)
     metrics = totals(
@@ -141,22 +120,6 @@ def test_a_workers_own_choices_are_no_accepted_drafts() -> None:
         (Accept(TRANSCRIPT, Segment("large", "y", (7,))), TRANSCRIPT),
     )
     assert metrics.acceptance_rate == 0
-
-
-def test_jobs() -> None:
-    one, two, three = Job(0), Job(1), Job(2)
-    question = Generate("large", TRANSCRIPT, CRITERIA)
-    metrics = totals(
-        (Start(question), one),
-        (Start(question), two),
-        (Start(Generate("small", TRANSCRIPT, CRITERIA)), three),
-        (First((one, two)), (one, made("large", 4, ms=8.0)), 99.0),
-        (Cancel(two), Usage(generated=2)),
-        (First((three,)), (three, WorkerUnavailable("gone"))),
-    )
-    assert metrics.large_tokens == 6
-    assert metrics.discarded_tokens == 6  # neither was accepted
-    assert metrics.ms["large"] == 8.0
 
 
 @pytest.mark.parametrize(

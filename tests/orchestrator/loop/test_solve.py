@@ -27,7 +27,6 @@ from orchestrator.loop.actions import (
     Close,
     Reject,
     Script,
-    Start,
     WorkerName,
     Write,
 )
@@ -696,10 +695,7 @@ async def test_policies_that_break_the_rules() -> None:
         while True:
             yield from Reject(Segment("policy", ""))
 
-    def bad_job(transcript: Transcript) -> Script[None]:
-        yield from Start(Write("large", transcript, StopCriteria(1)))
-
-    for body in (stops_early, forks, spins, bad_job):
+    for body in (stops_early, forks, spins):
         with pytest.raises(BatonError):
             await run(scripted_policy(body), pair())
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from deploy.evaluation.recording import RecordedRequest, Recording, dumps, loads
 from deploy.evaluation.replay import replay
 from orchestrator.errors import ConfigError, InvalidRequest, Spent
-from orchestrator.loop.actions import Accept, Classify, Generate, Start, Verify, Write
+from orchestrator.loop.actions import Accept, Classify, Generate, Verify, Write
 from orchestrator.loop.events import ActionCompleted, Event, Metrics, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
@@ -48,18 +48,12 @@ def test_what_tokens_cost() -> None:
 def test_what_is_left_of_tokens() -> None:
     assert Spending().left(used(large=10**9)) == inf
     assert Spending(tokens=50).left(used(small=99, large=20)) == 30
-    draft = Generate("large", TRACE, StopCriteria(12))
-    assert Spending(tokens=50).left(used(large=20), [draft, draft]) == 6
-    others = [Generate("small", TRACE, STEP), Classify("large", TRACE, (), "", ("0", "1"))]
-    assert Spending(tokens=50).left(used(large=20), others) == 30
 
 
 def test_what_is_left_of_money() -> None:
     spending = Spending(cost=1e-3, prices=PRICES)
     assert int(spending.left(used())) == 100
     assert int(spending.left(used(small=500, large=20))) == 30
-    draft = Generate("large", TRACE, StopCriteria(12))
-    assert int(spending.left(used(small=500, large=20), [draft, draft])) == 6
     assert int(spending.left(used(small=999))) == 0
     assert spending.left(used(small=2000)) == 0
     assert Spending(cost=1e-3, prices=TokenPrices(small=1)).left(used()) == inf  # large is free
@@ -70,8 +64,6 @@ LARGE = [
     Generate("large", TRACE, STEP),
     Classify("large", TRACE, (), "", ("0", "1")),
     Verify("large", TRACE, Segment("small", "a")),
-    Start(Generate("large", TRACE, STEP)),
-    Start(Classify("large", TRACE, (), "", ("0", "1"))),
 ]
 
 
@@ -90,8 +82,6 @@ def test_what_is_written_is_cut_to_what_is_left() -> None:
     cut = replace(STEP, max_tokens=7)
     for kind in (Write, Generate):
         assert Spending().allow(kind("large", TRACE, STEP), 7.0) == kind("large", TRACE, cut)
-    started = Spending().allow(Start(Generate("large", TRACE, STEP)), 7.0)
-    assert started == Start(Generate("large", TRACE, cut))
     fits = Write("large", TRACE, cut)
     assert Spending().allow(fits, 7.0) is fits
 
@@ -147,18 +137,11 @@ async def run(
 
 def thought_by_large(events: list[Event]) -> int:
     """Tokens that the large model made before the thought had ended, thrown away or not."""
-    drafts: dict[Any, Any] = {}
     total = 0
     for event in events:
         if not isinstance(event, ActionCompleted):
             continue
         action, answer = event.action, event.answer
-        if isinstance(action, Start):
-            drafts[answer] = action.action
-            continue
-        if hasattr(action, "jobs"):
-            job, answer = answer
-            action = drafts.pop(job)
         if isinstance(action, Generate | Write) and action.worker == "large":
             total += 0 if action.transcript.closed else answer.usage.generated
         if isinstance(action, Accept) and action.segment.author == "large":
