@@ -88,7 +88,7 @@ test-real-vllm: $(VLLM_STAMP) real-pair ## pretrained models over vLLM in the ac
 # asks for calls of tools alone, of a service over the real pair (baton serve deploy/lab/real_pair.yaml).
 CLIENTS := build/clients
 
-clients: $(STAMP) ## every client and tool of others against the service, docs/clients.md (20 minutes, 6 GB)
+clients: $(STAMP) ## every client and tool of others against the service, build/clients.md (20 minutes, 6 GB)
 	@test -x $(CLIENTS)/bin/uv || { $(PYTHON) -m venv $(CLIENTS) && $(CLIENTS)/bin/pip install --quiet uv==0.13.9; }
 	@$(BIN)/python -m tests.clients.run $(if $(URL),--url $(URL)) $(ARGS)
 
@@ -96,17 +96,18 @@ clients: $(STAMP) ## every client and tool of others against the service, docs/c
 # minutes whether all of it runs; ROWS= names some rows, FRESH=1 measures them all again.
 BENCH := $(BIN)/python -m deploy.lab.peers.run $(if $(QUICK),--quick) $(if $(ROWS),--rows $(ROWS)) $(if $(FRESH),--fresh)
 
-bench: $(STAMP) $(VLLM_STAMP) ## what Baton costs beside transformers, vLLM and llama.cpp, docs/bench.md (half an hour)
-	@$(BENCH) $(if $(QUICK)$(ROWS),,--page docs/bench.md)
+bench: $(STAMP) $(VLLM_STAMP) ## what Baton costs beside transformers, vLLM and llama.cpp, build/bench-page.md (half an hour)
+	@$(BENCH) $(if $(QUICK)$(ROWS),,--page build/bench-page.md)
 
-bench-real: $(STAMP) $(VLLM_STAMP) real-pair ## servers on the pretrained models, docs/bench-real.md (an hour)
-	@$(BENCH) --real $(if $(QUICK)$(ROWS),,--rows decode,baton,chain,transformers,vllm,llama_cpp --page docs/bench-real.md)
+bench-real: $(STAMP) $(VLLM_STAMP) real-pair ## servers on the pretrained models, build/bench-real.md (an hour)
+	@$(BENCH) --real $(if $(QUICK)$(ROWS),,--rows decode,baton,chain,transformers,vllm,llama_cpp --page build/bench-real.md)
 
 fuzz-api: $(STAMP) ## 10,000 requests made from /openapi.json, right and wrong ones (5 minutes)
 	@FUZZ_CASES=15000 $(BIN)/python -m pytest -s tests/orchestrator/http/test_fuzz.py
 
-experiments-calibration: $(STAMP) ## how often experiments claim what is not so, docs/false-claims.md (5 minutes)
-	@$(BIN)/python -m tests.lab.false_claims --out docs/false-claims.md
+experiments-calibration: $(STAMP) ## how often experiments claim what is not so, build/false-claims.md (5 minutes)
+	@mkdir -p build
+	@$(BIN)/python -m tests.lab.false_claims --out build/false-claims.md
 
 constrained: $(STAMP) ## 1,000 answers of the embedded pair held to schemas, by method and policy (10 minutes)
 	@$(BIN)/python -m tests.lab.constrained
@@ -114,12 +115,12 @@ constrained: $(STAMP) ## 1,000 answers of the embedded pair held to schemas, by 
 tool-tasks: $(STAMP) real-pair ## 50 small tasks that take a tool, by policy, of pretrained models (an hour and a half; resumable)
 	@$(BIN)/python -m tests.lab.tool_tasks $(if $(POLICIES),--policies $(POLICIES))
 
-load: $(STAMP) ## requests a second by policy, 8 clients at once, of the embedded pair, docs/load.md (10 minutes; resumable)
-	@$(BIN)/python -m deploy.lab.load --pair embedded --page docs/load.md
+load: $(STAMP) ## requests a second by policy, 8 clients at once, of the embedded pair, build/load.md (10 minutes; resumable)
+	@$(BIN)/python -m deploy.lab.load --pair embedded --page build/load.md
 
-load-real: $(STAMP) real-pair ## requests a second by policy, 16 clients at once, of pretrained models, docs/load-real.md (half an hour; resumable)
+load-real: $(STAMP) real-pair ## requests a second by policy, 16 clients at once, of pretrained models, build/load-real.md (half an hour; resumable)
 	@$(REAL_UNPACKED)
-	@$(BIN)/python -m deploy.lab.load --pair real --page docs/load-real.md
+	@$(BIN)/python -m deploy.lab.load --pair real --page build/load-real.md
 	@$(REAL_PACK)
 
 constrained-real: $(STAMP) real-pair ## 100 of pretrained models (20 minutes)
@@ -137,7 +138,7 @@ PROBLEMS ?= 1000
 SEED := 20261126
 HELD_OUT := $(BIN)/baton eval --problems builtin:heldout --seed $(SEED)
 SHARING := small-only,specreason,surprise-takeover,bild,learned-gate
-# The fastest lossless method of docs/decoding, on both sides.
+# The fastest lossless method, on both sides.
 SPECULATION := chain:gamma=16:threshold=0.6
 
 results: $(STAMP) ## measure every policy on held-out problems, in build/results (an hour; URL= adds a service)
@@ -228,7 +229,7 @@ REAL_HALF ?= $(REAL_GATED)0.1
 REAL_TIMED_POLICIES ?= small-only,large-only,specreason,bild,bild:rollback=0
 # Added later, beside large-only once more.
 REAL_TIMED_MORE ?= bild:rollback=1.5
-# What it costs in answers to accept drafts that are likely enough; its time: docs/decoding.
+# What it costs in answers to accept drafts that are likely enough; its time: decoding-real.
 REAL_RELAXED ?= relaxed:gamma=12:threshold=0.6:thoughts_only=false
 # The policy that comes nearest to large-only is measured on more questions, so that its interval is narrower.
 REAL_BEST ?= bild:rollback=1.5
@@ -246,9 +247,9 @@ REAL_MORE = $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurre
 REAL_UNPACKED = test -f $(REAL)/gsm_symbolic/rows.jsonl || { mkdir -p build && tar -xJf $(REAL_KEPT) -C build --skip-old-files; }
 REAL_PACK = tar -cJf $(REAL_KEPT) -C build results-real
 REAL_REGRADE = $(BIN)/python -m deploy.lab.regrade $(REAL)
-REAL_PAGE = $(REAL_REGRADE) && $(BIN)/python -m deploy.lab.real_pair $(REAL) docs/real-pair.md $(REAL_COSTS) && $(REAL_PACK)
+REAL_PAGE = $(REAL_REGRADE) && $(BIN)/python -m deploy.lab.real_pair $(REAL) build/real-pair.md $(REAL_COSTS) && $(REAL_PACK)
 
-results-real: $(STAMP) real-pair ## measure policies on pretrained models, write docs/real-pair.md (many hours; resumable)
+results-real: $(STAMP) real-pair ## measure policies on pretrained models, write build/real-pair.md (many hours; resumable)
 	@$(REAL_UNPACKED)
 	@for set in $(REAL_SETS); do name=$${set#*:}; name=$${name%%:*}; \
 	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 \
@@ -271,7 +272,7 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	  --policies large-only --speculation $(REAL_METHOD) --rows $(REAL)/speculation/rows.jsonl
 	@$(REAL_PAGE)
 
-regrade-real: $(STAMP) ## grade the answers of docs/real-pair.md again, without asking the models
+regrade-real: $(STAMP) ## grade the answers of build/real-pair.md again, without asking the models
 	@$(REAL_UNPACKED)
 	@$(REAL_PAGE)
 
@@ -281,7 +282,7 @@ REAL_TIMES_METHOD ?= chain:gamma=12:threshold=0.6
 REAL_TIMES_LIMIT ?= 18
 REAL_ELSEWHERE = $(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMES_LIMIT)
 
-times-real: $(STAMP) real-pair ## wall times of the pretrained pair on another machine, a table of docs/real-pair.md (35 minutes; NAME= is the machine's)
+times-real: $(STAMP) real-pair ## wall times of the pretrained pair on another machine, a table of build/real-pair.md (35 minutes; NAME= is the machine's)
 	@test -n "$(NAME)" || { echo "NAME= is to say what machine this is, as NAME=xeon-amx" >&2; exit 2; }
 	@$(REAL_UNPACKED)
 	@$(REAL_ELSEWHERE) --policies "large-only,$(REAL_TIMES)" --recordings $(REAL)/latency.$(NAME)
@@ -331,9 +332,10 @@ gate-curve: $(STAMP) ## gates learned from more and more requests, in build/gate
 
 # Heads of several seeds, for which there is no room here, take part where HEADS names their run folder.
 DECODE := $(BIN)/baton lab bench-decode --threads 1
-DECODED := docs/decoding
+DECODED := build/decoding
 
-decoding: $(STAMP) ## time token-level methods, write docs/decoding (half an hour on a quiet machine)
+decoding: $(STAMP) ## time token-level methods, write build/decoding (half an hour on a quiet machine)
+	@mkdir -p $(DECODED)
 	@$(DECODE) --prompts 16 --markdown $(DECODED)/pair.md --plot $(DECODED)/pair.png
 	@$(DECODE) --prompts 48 --rounds 2 --temperature 1 --draft embedded:draft \
 	  --methods chain,spectr,recursive-s,recursive-c,greedy-multi,hf-assisted \
@@ -360,7 +362,8 @@ REAL_DECODE := $(BIN)/baton lab bench-decode --model build/real-pair/large --dra
   --problems gym:gsm_symbolic:$(REAL_TUNING) --prompts 4 --rounds 1
 REAL_METHODS := chain:gamma=4,chain:gamma=7,chain:gamma=12:threshold=0.6,lookup,spectr:count=4:gamma=4,recursive-s:width=4:gamma=4,reflective:gamma=4:alpha=0.1,relaxed:gamma=12:threshold=0.6:thoughts_only=false
 
-decoding-real: $(STAMP) real-pair ## time token-level methods on pretrained models, write docs/decoding/real-pair-*.md (an hour)
+decoding-real: $(STAMP) real-pair ## time token-level methods on pretrained models, write build/decoding/real-pair-*.md (an hour)
+	@mkdir -p $(DECODED)
 	@$(REAL_DECODE) --dtype bfloat16 --temperature 0 --methods $(REAL_METHODS),hf-generate,hf-assisted \
 	  --rows $(REAL)/decode-bfloat16.jsonl --markdown $(DECODED)/real-pair-bfloat16.md
 	@$(REAL_DECODE) --dtype bfloat16 --temperature 1 --methods $(REAL_METHODS),hf-assisted:drafts=8 \
@@ -392,7 +395,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@touch $@
 
 # A service runs already: `make serve` in another terminal.
-experiments: $(STAMP) ## an A/B test on a running service, docs/experiments.md (URL= names it)
+experiments: $(STAMP) ## an A/B test on a running service, deploy/lab/results (URL= names it)
 	@set -e; failed=0; export BATON_URL=$(or $(URL),http://127.0.0.1:$(PORT)); \
 	$(BIN)/baton experiment start deploy/experiments/thresholds.yaml; \
 	$(BIN)/baton lab drive --problems builtin:heldout --limit 2000 --concurrency 8 --every 200 || failed=1; \

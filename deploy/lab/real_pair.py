@@ -38,10 +38,8 @@ NOTES = {
 }
 """What a reader must know of a policy, by its label or name."""
 PEERS = (
-    "Other engines on the same models and machine, for speed: "
-    "[transformers' `generate` and assisted generation](decoding/real-pair-int8.md), "
-    "[llama.cpp](decoding/real-pair-llama-cpp.md). "
-    "Many clients at once: [load-real.md](load-real.md)."
+    "Other engines on the same models and machine: `make decoding-real`. "
+    "Many clients at once: `make load-real`."
 )
 LOSSLESS = ("bild:rollback=0",)
 LATENCY, SPECULATION, RELAXED = "latency", "speculation", "relaxed"

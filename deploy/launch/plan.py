@@ -28,7 +28,7 @@ CPU_CONTEXT = 8_192
 CPU_USABLE = 0.8  # of this machine's memory
 BFLOAT16 = (8, 0)  # compute capability below which a GPU computes in float16
 ROLLBACK = 1.5
-"""Of `bild`: on the pretrained pair of docs/real-pair.md it answers as well as the large model."""
+"""Of `bild`: on the pretrained pair of deploy/lab/results it answers as well as the large model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--url", help="a running service; default: the embedded pair, served here")
     parser.add_argument("--model", default="baton", help="the model that clients ask")
     parser.add_argument("--only", default="", help="beginnings of names, with commas between")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "clients.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "clients.md")
     parser.add_argument("--checks", default="", help="capabilities, with commas between")
     parser.add_argument("--timeout", type=int, default=60, help="seconds for each capability")
     given = parser.parse_args()
@@ -235,7 +235,7 @@ def table(
     model: str,
     checks: Sequence[str],
 ) -> str:
-    """docs/clients.md, or, without results of tools, its table of these checks alone; a reason that
+    """The page, or, without results of tools, its table of these checks alone; a reason that
     several clients share stands below the table once."""
     reasons: list[str] = []
 

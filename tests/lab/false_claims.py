@@ -1,6 +1,6 @@
-"""How often experiments claim what is not so, by simulation: docs/false-claims.md.
+"""How often experiments claim what is not so, by simulation.
 
-    python -m tests.lab.false_claims [--experiments 2000] [--out docs/false-claims.md]
+    python -m tests.lab.false_claims [--experiments 2000] [--out build/false-claims.md]
 
 Every cell simulates experiments in which nothing is to be claimed (arms that are alike, or an arm
 at the very limit of its guardrail), looks all along, and counts those in which anything was claimed
