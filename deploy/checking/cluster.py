@@ -12,7 +12,7 @@ from typing import Any
 from deploy.checking import deployment as inner
 from deploy.checking import network
 from deploy.checking.located_yaml import Finding, LocatedText, at, finding, location_of, read
-from deploy.checking.operator import CLUSTER, HEAD, Path, environment, groups, version
+from deploy.checking.rayservice import CLUSTER, HEAD, Path, environment, groups, version
 from deploy.launch.deployment_file import Deployment
 from orchestrator.errors import ConfigError
 

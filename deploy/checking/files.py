@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path as File
-from typing import Any
 
-from deploy.checking import cluster, deployment, operator
-from deploy.checking.kustomize import NAMES, render, text_of
+from deploy.checking import cluster, deployment
 from deploy.checking.located_yaml import (
     Finding,
     Mapping,
@@ -16,6 +14,7 @@ from deploy.checking.located_yaml import (
     read,
     repeated_keys,
 )
+from deploy.checking.overlay import NAMES, rendered
 from deploy.checking.schema import Schemas
 from orchestrator.errors import ConfigError
 
@@ -45,10 +44,11 @@ def check(file: str, crd: File | None = None, text: str | None = None) -> CheckR
         ConfigError: it cannot be read; there is no schema to check a manifest against.
     """
     report, path = CheckReport(file), File(file)
+    place = file
     if text is None and (path.is_dir() or path.name in NAMES):
-        documents: list[Any] = [*render(path if path.is_dir() else path.parent)]
-    else:
-        documents = read(text_of(path) if text is None else text, SourceLocation(file, 1))
+        folder = path if path.is_dir() else path.parent
+        text, place = rendered(folder), f"{folder} (rendered)"
+    documents = read(_text_of(path) if text is None else text, SourceLocation(place, 1))
     if not documents:
         raise ConfigError(f"{file}: is empty")
     manifests = [one for one in documents if isinstance(one, Mapping) and "apiVersion" in one]
@@ -86,11 +86,18 @@ def _manifest(
     findings += shape
     if document["kind"] == "RayService":
         try:
-            findings += operator.check(document) + cluster.check(document, policies, budgets)
+            findings += cluster.check(document, policies, budgets)
         except (AttributeError, TypeError, ValueError, IndexError, KeyError):
             if all(found.level == "note" for found in shape):
                 raise  # the shape is right, so this is our own mistake
     return findings
+
+
+def _text_of(file: File) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _name(document: Mapping) -> str:

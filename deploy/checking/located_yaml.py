@@ -1,7 +1,6 @@
 """YAML that remembers where it was written: every finding names a file and a line.
 
-Mappings and lists are what PyYAML's safe loader makes of them, and know the place of each entry. A
-patch may put an entry of one file into another: it keeps its place.
+Mappings and lists are what PyYAML's safe loader makes of them, and know the line of each entry.
 """
 
 from __future__ import annotations
@@ -72,9 +71,9 @@ class Items(list[Any]):
         self.locations: list[SourceLocation] = []
         self.misread: dict[Any, str] = {}
 
-    def put(self, index: int, value: Any, location: SourceLocation) -> None:
-        self.insert(index, value)
-        self.locations.insert(index, location)
+    def put(self, value: Any, location: SourceLocation) -> None:
+        self.append(value)
+        self.locations.append(location)
 
 
 class LocatedText(str):
@@ -146,7 +145,7 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node, start: SourceLocation) -> A
             at = SourceLocation(start.file, start.line + child.start_mark.line)
             if (written := _misread(child)) is not None:
                 items.misread[len(items)] = written
-            items.put(len(items), _value(loader, child, start), at)
+            items.put(_value(loader, child, start), at)
         return items
     value = loader.construct_object(node, deep=True)
     if isinstance(value, str) and isinstance(node, yaml.ScalarNode):

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from deploy.checking import deployment as inner
 from deploy.checking.located_yaml import Finding, at, finding
-from deploy.checking.operator import HEAD, Path, groups
+from deploy.checking.rayservice import HEAD, Path, groups
 from deploy.launch.deployment_file import Deployment
 
 _PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379}

@@ -28,7 +28,8 @@ def check_config(
     """Say what is wrong with a deployment before anything is started.
 
     One line per finding: file, line, field, what about it. Exit status 1 where there is one; notes
-    alone are no reason. Overlays are rendered first, findings name the file an entry came from.
+    alone are no reason. Overlay folders are rendered by kustomize or kubectl first; findings name
+    the line of the rendered text.
 
     [bold]Examples[/]
 

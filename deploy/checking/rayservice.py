@@ -1,0 +1,30 @@
+"""Where things are in a RayService manifest."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from deploy.checking.located_yaml import at
+
+CLUSTER = ("spec", "rayClusterConfig")
+HEAD = (*CLUSTER, "headGroupSpec")
+
+Path = tuple[str | int, ...]
+
+
+def groups(service: Any) -> list[tuple[Path, Any]]:
+    """The worker groups, each with its path."""
+    path = (*CLUSTER, "workerGroupSpecs")
+    return [((*path, index), group) for index, group in enumerate(at(service, path, []))]
+
+
+def environment(container: Any) -> dict[str, Any]:
+    """The variables of a container: name -> entry."""
+    return {str(entry.get("name")): entry for entry in at(container, ("env",), [])}
+
+
+def version(text: Any) -> tuple[int, ...]:
+    """`2.60.0` as numbers; empty if it is no version."""
+    found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", str(text or ""))
+    return tuple(int(part or 0) for part in found.groups()) if found else ()
