@@ -7,6 +7,7 @@ Rooms and modules in reading order:
 - `json_schema`: what a JSON Schema says, in one dialect.
 - `rust_patterns`: regular expressions of JSON Schema in the notation of the grammars' library.
 - `schema_overlap`: whether two branches of a schema exclude each other.
+- `mended_schema`: a schema without what the grammars' library refuses.
 - `held_schema`: the part of a schema that a grammar can hold an answer to, and what it cannot.
 - `call_markup`: the markup around calls of tools as patterns.
 - `grammar`: what an answer must match, as a grammar.

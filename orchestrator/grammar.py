@@ -20,14 +20,15 @@ from llguidance import LLMatcher, LLTokenizer
 
 from orchestrator.call_markup import COUNT, ID
 from orchestrator.errors import InvalidRequest
-from orchestrator.held_schema import LIMITS as LIMITS
-from orchestrator.held_schema import fault_of, held, json_rule
-from orchestrator.held_schema import reason as reason
-from orchestrator.json_schema import FORMATS, inner, modern, properties_of, value_form
+from orchestrator.held_schema import MAX_SOURCE, Held, held
+from orchestrator.json_schema import FORMATS, References, inner, modern, properties_of, value_form
+from orchestrator.mended_schema import LIMITS as LIMITS
+from orchestrator.mended_schema import fault_of, json_rule
+from orchestrator.mended_schema import reason as reason
 from orchestrator.types import ArgumentFormat, CallFormat, Constraint
 
-MAX_SOURCE: Final = 1 << 17  # characters of a grammar
 MAX_FITTING = 1 << 14  # bytes of a value that is compared with a schema
+_MOST_READ: Final = 1 << 21  # characters of all tools, as `Held.read` counts them
 _ANY_OBJECT: Final = {"type": "object"}
 _SOME_FORM: Final = CallFormat("<call>", " ", "</call>", "</call><call>")
 """Of calls, where it is not known which the models have."""
@@ -96,8 +97,12 @@ def tool_rules(
     Raises:
         InvalidRequest: a strict schema cannot be held to, by itself or together with the others.
     """
-    found = [held(json.dumps(tool["parameters"])) for tool in tools]
-    for tool, one in zip(tools, found, strict=True):
+    found, left = list[Held](), _MOST_READ
+    for tool in tools:
+        why = "there is no room for it beside the schemas of the tools before it"
+        one = held(json.dumps(tool["parameters"])) if left > 0 else Held({}, (why,))
+        found.append(one)
+        left -= one.read
         if tool["strict"] and one.faults:
             place = tool["place"]
             raise InvalidRequest(f"{place}: {one.faults[0]}", param=place, code="invalid_value")
@@ -265,8 +270,9 @@ def _tagged(schema: Any, form: ArgumentFormat, literal: Callable[[str], str]) ->
     value to its schema, unless nothing can be held to that apart from the rest. No text of the
     schema's stands for a control token."""
     begin, rules, room = literal(form.before), [], MAX_SOURCE
+    references = References(schema)
     for name, one in properties_of(schema).items():
-        values = _values(one, schema, form) if room > 0 else _FREE_VALUES
+        values = _values(one, references, form) if room > 0 else _FREE_VALUES
         room -= sum(len(value) for ways in values for value in ways)
         rule = f"{begin} {json.dumps(name)} {_valued(values, form, literal)}"
         rules.append(rule if name in schema.get("required", ()) else f"({rule})?")
@@ -295,15 +301,17 @@ def _valued(
     return f"({' | '.join(ways)})"
 
 
-def _values(schema: Any, root: Any, form: ArgumentFormat) -> tuple[Sequence[str], Sequence[str]]:
+def _values(
+    schema: Any, references: References, form: ArgumentFormat
+) -> tuple[Sequence[str], Sequence[str]]:
     """What a value in tags may be: texts, of which `value` is any, and others."""
-    said = value_form(schema, root)
+    said = value_form(schema, references)
     if said.closed and said.listed:
         texts = [json.dumps(one) for one in said.listed if isinstance(one, str)]
         others = [one for one in said.listed if not isinstance(one, str)]
         return texts, [json.dumps(json.dumps(one, ensure_ascii=False)) for one in others]
     if said.types and "string" not in said.types:
-        rule = json_rule(_taken_out(schema, root))
+        rule = json_rule(_taken_out(schema, references.root))
         return _FREE_VALUES if fault_of(f"start: {rule}") else ([], [rule])
     if said.types == {"string"}:
         return ["value"], []

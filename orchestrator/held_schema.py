@@ -14,24 +14,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import combinations
 from math import ceil, floor
 from typing import Any, Final
 
 from jsonschema_rs import Draft202012Validator, ValidationError, meta
-from llguidance import LLMatcher, LLParserLimits
 
-from orchestrator.json_schema import TYPES, changed, inner, modern
+from orchestrator.json_schema import MOST_PARTS, TYPES, TooLarge, changed, inner, modern
+from orchestrator.mended_schema import Mending, joined
 from orchestrator.rust_patterns import rust_pattern
 from orchestrator.schema_overlap import Overlap, parts
 
-LIMITS: Final = LLParserLimits(max_items_in_row=4000, initial_lexer_fuel=2_000_000)
-_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+MAX_SOURCE: Final = 1 << 17  # characters of a schema without remarks, or of a grammar
 _EXACT: Final = 2**53 - 1
 _LARGEST: Final = 2**63
 _FARTHEST: Final = 10**18  # a bound of fractions
 _MOST_ITEMS: Final = 10_000  # that a bound may name
 _MOST_MULTIPLES: Final = 512  # that are listed
-_MOST_PARTS: Final = 1 << 14  # of a schema, each reference followed
+_MOST_NAMES: Final = 1024  # beside each other: the library compares them
+_MOST_STEPS: Final = 100_000  # to schemas that say more of the same values, and to multiples
 _MOST_LEVELS: Final = 400  # the library takes 5 KB of the stack for each
 _NAMES: Final = {
     "uuid": "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
@@ -47,11 +48,7 @@ _NUMBER: Final = {
     "exclusiveMaximum",
 }
 _IN_PLACE: Final = ("$ref", "const", "enum", "allOf", "anyOf", "oneOf")
-_SHAPES: Final = {
-    *(*_IN_PLACE, "required", "properties", "patternProperties", "additionalProperties"),
-    *("prefixItems", "items"),
-}
-"""What says of which parts a value is made."""
+_MOST_MENDED: Final = 2  # times
 _ANYTHING: Final[tuple[Any, ...]] = (True, {})
 _UNHELD: Final = dict.fromkeys(
     (
@@ -69,76 +66,79 @@ class Held:
     Attributes:
         schema: for the grammars' library; its references name entries of `$defs`.
         faults: what is not in it: its place in the schema, and why.
+        read: how much the library has read to tell, in characters.
     """
 
     schema: Any
     faults: tuple[str, ...]
+    read: int = 0
 
 
-@lru_cache(maxsize=64)  # agents send their tools with every turn; one has 512 KiB at most
+@lru_cache(maxsize=128)  # agents send their tools with every turn
 def held(source: str) -> Held:
     """What of a schema, which is given as JSON, an answer can be held to."""
-    return _Reader(modern(json.loads(source))).whole()
-
-
-def json_rule(schema: Any) -> str:
-    """The body of a rule: JSON that matches a schema."""
-    if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": _LAYOUT}
-    return f"%json {json.dumps(schema)}"
-
-
-@lru_cache(maxsize=64)
-def fault_of(grammar: str) -> str:
-    """What is wrong with a grammar; empty for nothing."""
-    return _fault_of(grammar)
-
-
-def _fault_of(grammar: str) -> str:
-    fault = LLMatcher.validate_grammar(grammar, limits=LIMITS)
-    return "" if fault.startswith("WARNING") else reason(fault)
-
-
-def reason(text: str) -> str:
-    """What one of the library's messages says, which goes on with a picture of the grammar."""
-    lines = text.strip().split("\n")
-    said = [line for line in lines if line.startswith("error: ")] or lines[:1]
-    return said[0].removeprefix("error: ").rpartition("JSON schema: ")[2][:300]
+    mending = Mending()
+    try:
+        schema = _Reader(modern(json.loads(source)), mending).whole()
+    except TooLarge as error:
+        return Held({}, (str(error),), mending.read)
+    return Held(schema, tuple(mending.faults), mending.read)
 
 
 class _Reader:
     """A modern schema on its way into what the library reads right."""
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: Any, mending: Mending) -> None:
         self._defs: dict[str, Any] = schema.get("$defs", {}) if isinstance(schema, dict) else {}
         self._overlap = Overlap(self._defs)
-        self._faults = list[str]()
+        self._mending, self._faults = mending, mending.faults
+        self._steps = _MOST_STEPS
         self._root = schema
         if self._defs:
             self._root = {name: one for name, one in schema.items() if name != "$defs"}
 
-    def whole(self) -> Held:
+    def whole(self) -> Any:
         self._root = self._valid(self._root, "")
         for name, one in self._defs.items():
             self._defs[name] = self._valid(one, f"$defs.{name}")
+        self._check_size()
         found = self._schema(self._root, "")
         defs = {name: self._schema(one, f"$defs.{name}") for name, one in self._defs.items()}
-        if why := self._too_large():
-            return Held({}, (*self._faults, why))
-        if _fault_of(f"start: {json_rule(_whole(found, defs))}"):
-            found = self._mended(found, "")
-            defs = {name: self._mended(one, f"$defs.{name}") for name, one in defs.items()}
-            if fault := _fault_of(f"start: {json_rule(_whole(found, defs))}"):
-                return Held({}, (*self._faults, fault))
-        return Held(_whole(found, defs), tuple(self._faults))
+        left = _MOST_MENDED
+        while fault := self._mending.fault_of(_whole(found, defs)):
+            if not left:
+                self._faults.append(fault)
+                return {}
+            left -= 1
+            found = self._mending.mended(found, "")
+            defs = {name: self._mending.mended(one, f"$defs.{name}") for name, one in defs.items()}
+        return _whole(found, defs)
 
-    def _too_large(self) -> str:
-        """Why there is no room for what it refers to; empty where there is."""
+    def _check_size(self) -> None:
+        """Refuse a schema that there is no room for."""
+        if (size := len(json.dumps([self._root, self._defs]))) > MAX_SOURCE:
+            raise TooLarge(
+                f"it has {size} characters without remarks; at most {MAX_SOURCE} are allowed"
+            )
         if self._levels() > _MOST_LEVELS:
-            return f"with what it refers to it is more than {_MOST_LEVELS} levels deep"
-        if self._size(self._root, {}) > _MOST_PARTS:
-            return f"with what it refers to it has more than {_MOST_PARTS} parts"
-        return ""
+            raise TooLarge(f"with what it refers to it is more than {_MOST_LEVELS} levels deep")
+        if self._size(self._root, {}) > MOST_PARTS:
+            raise TooLarge(f"with what it refers to it has more than {MOST_PARTS} parts")
+
+    def _take(self, steps: int) -> None:
+        """Count steps from one schema to others, and multiples that are listed."""
+        self._steps -= steps
+        if self._steps < 0:
+            raise TooLarge(
+                f"it takes more than {_MOST_STEPS} steps to look up what its parts say of the same "
+                "values, and to list multiples"
+            )
+
+    def _parts(self, schema: Any) -> list[dict[str, Any]]:
+        """The schemas each of which a value must match, if it is not that none may be."""
+        every = list(parts(schema, self._defs))
+        self._take(len(every))
+        return [one for one in every if isinstance(one, dict)]
 
     def _levels(self) -> int:
         """How deep the library goes, which reads what a schema refers to where it first does."""
@@ -172,7 +172,7 @@ class _Reader:
     def _leave_out(self, schema: dict[str, Any], place: str, keyword: str, why: str) -> None:
         if keyword in schema:
             del schema[keyword]
-            self._faults.append(f"{_joined(place, keyword)}: {why}")
+            self._faults.append(f"{joined(place, keyword)}: {why}")
 
     def _valid(self, schema: Any, place: str) -> Any:
         """A schema without what is no JSON Schema."""
@@ -189,7 +189,7 @@ class _Reader:
             if keyword == "type":
                 why = f"expected one or more of {', '.join(TYPES.values())}, got {found['type']!r}"
             self._leave_out(found, place, keyword, why)
-        return changed(found, lambda one, at: self._valid(one, _joined(place, at)))
+        return changed(found, lambda one, at: self._valid(one, joined(place, at)))
 
     def _schema(self, schema: Any, place: str) -> Any:
         """A schema without what no grammar can hold."""
@@ -212,7 +212,7 @@ class _Reader:
             found["patternProperties"] = {rust_pattern(name): one for name, one in named}
         self._reference(found, place)
         self._one_of(found, place)
-        found = changed(found, lambda one, at: self._schema(one, _joined(place, at)))
+        found = changed(found, lambda one, at: self._schema(one, joined(place, at)))
         return self._numbers(_ordered(_dependents(found)), place)
 
     def _names(self, found: dict[str, Any], place: str) -> None:
@@ -221,9 +221,8 @@ class _Reader:
             return
         given = found["propertyNames"]
         names: dict[str, Any] = {}
-        for one in parts(given, self._defs):
-            if isinstance(one, dict):
-                names |= one
+        for one in self._parts(given):
+            names |= one
         names = {name: one for name, one in names.items() if name not in ("$ref", "allOf")}
         if given is True or names.get("type", "string") == "string":
             names.pop("type", None)
@@ -251,7 +250,9 @@ class _Reader:
     def _evaluated(self, found: dict[str, Any]) -> None:
         """Say what is no property of any part as what is no property of the whole."""
         rest = {name: one for name, one in found.items() if not name.startswith("unevaluated")}
-        every = [one for one in parts(rest, self._defs) if isinstance(one, dict)]
+        if len(rest) == len(found):
+            return
+        every = self._parts(rest)
         if any(one.keys() & {"anyOf", "oneOf", "if", "dependentSchemas"} for one in every):
             return
         if "unevaluatedProperties" in found and not any(
@@ -273,6 +274,10 @@ class _Reader:
         if found.get("minProperties", 0) > len(found.get("required", ())) + 1:
             why = "a grammar lets a name stand twice: list the required ones"
             self._leave_out(found, place, "minProperties", why)
+        for name in ("properties", "required", "patternProperties", "prefixItems"):
+            if len(found.get(name, ())) > _MOST_NAMES:
+                why = f"a grammar has room for no more than {_MOST_NAMES} beside each other"
+                self._leave_out(found, place, name, why)
 
     def _reference(self, found: dict[str, Any], place: str) -> None:
         ref = found.get("$ref", "")
@@ -287,6 +292,7 @@ class _Reader:
         found, left = set[str](), [self._defs[name]]
         while left:
             one = left.pop()
+            self._take(1)
             if not isinstance(one, dict):
                 continue
             left += [each for union in ("allOf", "anyOf", "oneOf") for each in one.get(union, ())]
@@ -301,11 +307,11 @@ class _Reader:
         if "oneOf" not in found:
             return
         choices = found["oneOf"]
-        for i, one in enumerate(choices):
-            for k in range(i):
-                if "oneOf" in found and not self._overlap.apart(choices[k], one):
-                    why = f"[{k}] and [{i}] may both match, as far as can be seen: try anyOf"
-                    self._leave_out(found, place, "oneOf", why)
+        pairs = combinations(enumerate(choices), 2)
+        both = ((i, k) for (i, one), (k, two) in pairs if not self._overlap.apart(one, two))
+        if pair := next(both, None):
+            why = "[{}] and [{}] may both match, as far as can be seen: try anyOf".format(*pair)
+            self._leave_out(found, place, "oneOf", why)
         found.pop("oneOf", None)
         if "anyOf" in found:
             found["allOf"] = [*found.get("allOf", ()), {"anyOf": choices}]
@@ -354,7 +360,9 @@ class _Reader:
             )
             self._leave_out(found, place, "multipleOf", why)
             return self._numbers(found, place)
-        every = (step * k for k in range(ceil(low / step), floor(high / step) + 1))
+        places = range(ceil(low / step), floor(high / step) + 1)
+        self._take(len(places))
+        every = (step * k for k in places)
         values = [
             int(one) if one.denominator == 1 else float(one)
             for one in every
@@ -365,22 +373,6 @@ class _Reader:
         others = [kind for kind in kinds if kind not in ("integer", "number")]
         return {"anyOf": [listed, {"type": others}]} if others else listed
 
-    def _mended(self, schema: Any, place: str) -> Any:
-        """A schema without what the library refuses, wherever that stands in it."""
-        if not isinstance(schema, dict) or not _alone(schema):
-            return schema
-        found = changed(schema, lambda one, at: self._mended(one, _joined(place, at)))
-        # What says most of a value comes last: another one may go in its place.
-        keywords = sorted((name for name in found if name != "type"), key=_SHAPES.__contains__)
-        for keyword in keywords:
-            if why := _alone({name: found[name] for name in found if name in ("type", keyword)}):
-                self._leave_out(found, place, keyword, why)
-        for keyword in keywords:
-            rest = {name: one for name, one in found.items() if name != keyword}
-            if (why := _alone(found)) and not _alone(rest):
-                self._leave_out(found, place, keyword, why)
-        return found
-
 
 def _whole(schema: Any, defs: Mapping[str, Any]) -> Any:
     return {**schema, "$defs": defs} if defs and isinstance(schema, dict) else schema
@@ -389,22 +381,6 @@ def _whole(schema: Any, defs: Mapping[str, Any]) -> Any:
 def _name_of(schema: Mapping[str, Any]) -> str:
     """The definition that a schema refers to."""
     return str(schema.get("$ref", "")).removeprefix("#/$defs/")
-
-
-def _joined(place: str, name: str) -> str:
-    return f"{place}.{name}" if place else name
-
-
-def _alone(schema: Any) -> str:
-    """What is wrong with a schema, whatever it refers to."""
-    return _fault_of(f"start: {json_rule(_without_references(schema, ''))}")
-
-
-def _without_references(schema: Any, _place: str) -> Any:
-    if not isinstance(schema, dict):
-        return schema
-    rest = {name: one for name, one in schema.items() if name != "$ref"}
-    return changed(rest, _without_references)
 
 
 def _error_of(schema: dict[str, Any]) -> ValidationError | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,6 +54,7 @@ FORMATS: Final = (
 )
 """Those that ask for something; by the draft 2020-12 every one is a remark."""
 _MOST_BRANCHES: Final = 512  # of a schema, looked at for each property
+MOST_PARTS: Final = 1 << 14  # of a schema
 TYPES: Final[Mapping[type, str]] = {
     str: "string",
     bool: "boolean",
@@ -65,8 +67,16 @@ TYPES: Final[Mapping[type, str]] = {
 """What a JSON Schema calls the type of a value."""
 
 
+class TooLarge(ValueError):
+    """It takes too long to look at a whole schema; says why."""
+
+
 def modern(schema: Any) -> Any:
-    """The same schema by the draft 2020-12, without remarks."""
+    """The same schema by the draft 2020-12, without remarks.
+
+    Raises:
+        TooLarge: references into each other's targets make too much of it.
+    """
     return _Dialect(schema).whole()
 
 
@@ -109,10 +119,10 @@ class ValueForm:
     closed: bool
 
 
-def value_form(schema: Any, root: Any) -> ValueForm:
-    """What a JSON Schema says of a value; `root`: the schema that its references point into."""
+def value_form(schema: Any, references: References) -> ValueForm:
+    """What a JSON Schema says of a value, by the references of the schema that it is part of."""
     types, listed, free, closed = set[str](), list[Any](), False, True
-    for one in _branches(schema, root):
+    for one in _branches(schema, references):
         named = one.get("type")
         named = named if isinstance(named, list) else [named]
         kinds = {kind for kind in named if isinstance(kind, str)}
@@ -128,7 +138,7 @@ def value_form(schema: Any, root: Any) -> ValueForm:
     return ValueForm(frozenset() if free else frozenset(types), listed, closed)
 
 
-def _branches(schema: Any, root: Any) -> list[dict[str, Any]]:
+def _branches(schema: Any, references: References) -> list[dict[str, Any]]:
     """The schemas of which a value matches one, each reference followed once; of very many, the
     first, and one that says nothing."""
     found, left, seen = list[dict[str, Any]](), [schema], set[str]()
@@ -144,7 +154,7 @@ def _branches(schema: Any, root: Any) -> list[dict[str, Any]]:
         if one.keys() & {"type", "enum", "const"}:
             found.append(one)
         elif isinstance(ref, str):
-            left += [] if ref in seen else [target_of(root, ref)[1]]
+            left += [] if ref in seen else [references.target_of(ref)[1]]
             seen.add(ref)
         elif isinstance(inner, list):
             left += reversed(inner)
@@ -172,22 +182,25 @@ class _Dialect:
     """A schema on its way into the draft 2020-12."""
 
     def __init__(self, root: Any) -> None:
-        self._root = root
+        self._root, self._references = root, References(root)
         draft = str(root.get("$schema")) if isinstance(root, dict) else ""
         # Up to the draft 7, a reference hides what stands beside it.
         self._hides = bool(re.search(r"draft-0[3-7]/", draft))
-        self._names: dict[str, str] = {}  # of what references point to
-        self._names_of: dict[int, str] = {}  # by the identity of what they point to
-        self._targets: dict[str, Any] = {}
+        self._names: dict[int, str] = {}  # by the identity of what references point to
+        self._targets: list[tuple[str, Any]] = []
+        self._given = Counter[str]()  # how often a name was wanted
+        self._parts = 0
 
     def whole(self) -> Any:
         found, defs = self._schema(self._root), dict[str, Any]()
-        while len(defs) < len(self._targets):  # each may refer to more
-            name = list(self._targets)[len(defs)]
-            defs[name] = self._schema(self._targets[name])
+        for name, target in self._targets:  # each may refer to more
+            defs[name] = self._schema(target)
         return {**found, "$defs": defs} if defs else found
 
     def _schema(self, schema: Any, _place: str = "") -> Any:
+        self._parts += 1
+        if self._parts > MOST_PARTS:
+            raise TooLarge(f"with what it refers to it has more than {MOST_PARTS} parts")
         if not isinstance(schema, dict):
             return schema
         if self._hides and "$ref" in schema:
@@ -240,52 +253,64 @@ class _Dialect:
 
     def _named(self, ref: str) -> str:
         """The reference to that entry of `$defs` that stands for what another one points to."""
-        if ref not in self._names:
-            found, target = self._target_of(ref)
-            if not found:
-                return ref
-            if id(target) not in self._names_of:
-                path = unquote(ref).rpartition("/")[2]
-                # The library reads names as parts of an address.
-                name = re.sub(r"[^\w.-]+", "_", path, flags=re.ASCII) or "root"
-                while name in self._targets:
-                    name += "_"
-                self._names_of[id(target)] = name
-                self._targets[name] = target
-            self._names[ref] = self._names_of[id(target)]
-        return f"#/$defs/{self._names[ref]}"
+        found, target = self._references.target_of(ref)
+        if not found:
+            return ref
+        if id(target) not in self._names:
+            path = unquote(ref).rpartition("/")[2]
+            # The library reads names as parts of an address.
+            name = self._unique(re.sub(r"[^\w.-]+", "_", path, flags=re.ASCII) or "root")
+            self._names[id(target)] = name
+            self._targets.append((name, target))
+        return f"#/$defs/{self._names[id(target)]}"
 
-    def _target_of(self, ref: str) -> tuple[bool, Any]:
-        """As `target_of`; the names of all schemas are looked up in one index."""
-        if ref == "#" or ref.startswith("#/"):
-            return target_of(self._root, ref)
-        found = self._called.get(ref, self._called.get(ref.removesuffix("#")))
-        return found is not None, found
+    def _unique(self, name: str) -> str:
+        """A name that no other definition has: this one, or with a number."""
+        found = name
+        while self._given[found]:
+            self._given[name] += 1
+            found = f"{name}_{self._given[name]}"
+        self._given[found] = 1
+        return found
+
+
+class References:
+    """What references within a schema point to."""
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+
+    def target_of(self, ref: str) -> tuple[bool, Any]:
+        """Whether a reference points to something (RFC 6901, or by its name), and to what."""
+        if ref != "#" and not ref.startswith("#/"):
+            found = self._called.get(ref, self._called.get(ref.removesuffix("#")))
+            return found is not None, found
+        found = self.root
+        for part in unquote(ref[1:]).split("/")[1:]:
+            part = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+                found = found[int(part)]
+            elif isinstance(found, dict) and part in found:
+                found = found[part]
+            else:
+                return False, None
+        return True, found
 
     @cached_property
     def _called(self) -> dict[str, Any]:
-        """The schemas that have a name, the first one of each name."""
+        """The objects that have a name, the first one of each name."""
         called = dict[str, Any]()
-        for one in _all(self._root):
-            for name in _called_of(one):
-                called.setdefault(name, one)
+        for one in _all(self.root):
+            anchor = one.get("$anchor")
+            names = (
+                f"#{anchor}" if isinstance(anchor, str) else None,
+                one.get("$id"),
+                one.get("id"),
+            )
+            for name in names:
+                if isinstance(name, str):
+                    called.setdefault(name, one)
         return called
-
-
-def target_of(root: Any, ref: str) -> tuple[bool, Any]:
-    """Whether a reference points to something within a schema (RFC 6901, or by its name), and to
-    what."""
-    if not ref.startswith("#") or (len(ref) > 1 and ref[1] != "/"):
-        return next(((True, one) for one in _all(root) if _is_called(one, ref)), (False, None))
-    for part in unquote(ref[1:]).split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(root, list) and part.isdecimal() and int(part) < len(root):
-            root = root[int(part)]
-        elif isinstance(root, dict) and part in root:
-            root = root[part]
-        else:
-            return False, None
-    return True, root
 
 
 def _all(value: Any) -> Iterator[dict[str, Any]]:
@@ -296,15 +321,3 @@ def _all(value: Any) -> Iterator[dict[str, Any]]:
         if isinstance(one, dict):
             yield one
         left += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-
-
-def _is_called(schema: dict[str, Any], ref: str) -> bool:
-    names = _called_of(schema)
-    return ref in names or ref.removesuffix("#") in names
-
-
-def _called_of(schema: dict[str, Any]) -> list[str]:
-    """The names by which references may call a schema."""
-    anchor = schema.get("$anchor")
-    names = [f"#{anchor}" if isinstance(anchor, str) else None, schema.get("$id"), schema.get("id")]
-    return [name for name in names if isinstance(name, str)]

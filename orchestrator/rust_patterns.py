@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 _SPACE: Final = r"\t\n\v\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
-
-
-_TOKEN: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[()|]", re.DOTALL)
+_MOST_AHEAD: Final = 16  # groups that look ahead
+_TOKEN: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]?|[()|]", re.DOTALL)
 
 
 def without_bare_classes(pattern: str) -> str:
@@ -22,11 +21,15 @@ def conjuncts(pattern: str) -> list[str]:
     """Patterns all of which a text must match, in place of one that begins by looking ahead.
 
     `^(?=.*[0-9]).{8,}$` asks for a digit, and for eight characters or more."""
-    ahead = list[str]()
-    rest = pattern
-    while rest.startswith("^(?=") and (end := _end_of_group(rest, 4)):
-        ahead.append(f"^(?:{rest[4:end]})")
-        rest = f"^{rest[end + 1 :]}"
+    ahead, begin = list[str](), 0
+    while pattern.startswith("^(?=" if begin == 0 else "(?=", begin):
+        inside = begin + (4 if begin == 0 else 3)
+        end = _end_of_group(pattern, inside)
+        if not end or len(ahead) == _MOST_AHEAD:
+            return [pattern]
+        ahead.append(f"^(?:{pattern[inside:end]})")
+        begin = end + 1
+    rest = f"^{pattern[begin:]}" if ahead else pattern
     alternatives = any(depth == 0 and letter == "|" for _, letter, depth in _brackets(rest, 0))
     return [pattern] if alternatives else [rest, *ahead]
 

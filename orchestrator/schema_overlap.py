@@ -46,7 +46,7 @@ def parts(schema: Any, defs: Mapping[str, Any]) -> Iterator[Any]:
 
 
 class Overlap:
-    """Compares schemas whose references name `defs`, up to a number of steps."""
+    """Compares schemas whose references name `defs`, up to a number of pairs and of values."""
 
     def __init__(self, defs: Mapping[str, Any]) -> None:
         self._defs, self._steps, self._depth = defs, _MOST_STEPS, 0
@@ -63,6 +63,9 @@ class Overlap:
 
     def _apart(self, one: Any, other: Any) -> bool:
         whole = [list(parts(each, self._defs)) for each in (one, other)]
+        self._steps -= len(whole[0]) * len(whole[1]) + sum(map(_said, [*whole[0], *whole[1]]))
+        if self._steps < 0:
+            return False
         if any(False in each for each in whole):
             return True
         first, second = ([part for part in each if isinstance(part, dict)] for each in whole)
@@ -98,21 +101,28 @@ class Overlap:
                 return True
         if kind == "object":
             names = {name for one in every for name in one.get("required", ())}
-            pairs = [
+            pairs: Iterator[tuple[Any, Any]] = (
                 (_member(name, one), _member(name, two))
                 for name in sorted(names)
                 for one, two in product(first, second)
-            ]
+            )
         elif kind == "array":
             sure = max((one.get("minItems", 0) for one in every), default=0)
-            pairs = [
+            pairs = (
                 (_item(place, one), _item(place, two))
                 for place in range(min(sure, _MOST_ITEMS))
                 for one, two in product(first, second)
-            ]
+            )
         else:
-            pairs = []
-        return any(self.apart(one, two) for one, two in pairs)
+            return False
+        return any(self.apart(one, two) for one, two in pairs if self._steps > 0)
+
+
+def _said(schema: Any) -> int:
+    """How much there is to read in what a schema says of plain values."""
+    if not isinstance(schema, dict):
+        return 0
+    return len(schema.get("enum", ())) + len(schema.get("pattern", ""))
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:

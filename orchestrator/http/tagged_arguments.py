@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.call_markup import ends_of_answers, ends_of_values, spaced
 from orchestrator.http.body import FINITE_JSON
-from orchestrator.json_schema import TYPES, ValueForm, properties_of, value_form
+from orchestrator.json_schema import TYPES, References, ValueForm, properties_of, value_form
 from orchestrator.types import CallFormat
 
 _MOST_NAME = 256
@@ -31,7 +31,8 @@ class TaggedArguments:
 
     def __init__(self, calls: CallFormat, schema: Any, tools: Collection[str]) -> None:
         assert calls.each is not None
-        self._calls, self._form, self._root = calls, calls.each, schema
+        self._calls, self._form = calls, calls.each
+        self._references = References(schema)
         self._schemas = properties_of(schema)
         self._given: set[str] = set()
         self._tools = "|".join(map(re.escape, sorted(tools)))
@@ -55,7 +56,7 @@ class TaggedArguments:
         if opening is None:
             return None if ended or len(text) < start + _MOST_END else ("", start)
         name = opening["name"].strip()
-        form = value_form(self._schemas.get(name), self._root)
+        form = value_form(self._schemas.get(name), self._references)
         names = [re.escape(one) for one in self._schemas if one not in self._given | {name}]
         ends = re.compile(ends_of_values(self._calls, "|".join(names), self._tools))
         found = self._value(text, opening.end(), ends, form, ended=ended)

@@ -85,8 +85,11 @@ def _choice(given: object) -> object:
         return ToolReference.model_validate(given)
     if isinstance(given, dict) and given.get("type") == "allowed_tools":
         return AllowedChoice.model_validate(given)
+    kind = given.get("type") if isinstance(given, dict) else given
     raise PydanticCustomError(
-        "invalid_value", "expected none, auto, required, a function or allowed_tools"
+        "invalid_value",
+        "expected none, auto, required, a function or allowed_tools, got {kind}",
+        {"kind": str(kind)[:64]},
     )
 
 

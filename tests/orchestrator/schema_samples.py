@@ -22,8 +22,9 @@ from jsonschema.validators import extend
 from llguidance import LLMatcher, LLTokenizer
 
 from orchestrator.grammar import holds, lark
-from orchestrator.held_schema import LIMITS, held
+from orchestrator.held_schema import held
 from orchestrator.json_schema import modern, properties_of
+from orchestrator.mended_schema import LIMITS
 from orchestrator.types import Constraint
 
 _CLASSES = {
@@ -210,6 +211,9 @@ def compared(schema: Any, dialect: str, rng: random.Random, walks: int) -> Count
         value = None if text is None else json.loads(text)
         if text is None or not _is_finite(value):
             found["unfinished"] += 1
+            continue
+        if "Extended_Pictographic" in source and not valid(value):
+            found["of another Unicode"] += 1  # its table became smaller with Unicode 17
             continue
         found["written"] += 1
         assert valid(value), f"written, but not valid: {text}"

@@ -1,0 +1,161 @@
+"""What the library refuses is found with few calls of it; large schemas of many shapes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator import json_schema, mended_schema, schema_overlap
+from orchestrator.errors import InvalidRequest
+from orchestrator.grammar import tool_rules
+from orchestrator.held_schema import held
+from orchestrator.json_schema import References
+from orchestrator.rust_patterns import conjuncts, without_bare_classes
+
+BAD = {"type": "string", "pattern": "a(?!b)"}
+MOST_READ = 1 << 20  # characters of one schema
+
+
+def named(n: int, one: Callable[[int], Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{i}": one(i) for i in range(n)}}
+
+
+def kind(i: int) -> dict[str, Any]:
+    return {**named(1, lambda _: {"const": f"k{i}"}), "required": ["p0"]}
+
+
+def chain(n: int, link: Callable[[dict[str, str]], Any]) -> dict[str, Any]:
+    """Definitions each of which refers to the next one."""
+    links = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(n)}
+    return {"$ref": "#/$defs/d0", "$defs": {**links, f"d{n}": {"type": "string"}}}
+
+
+def deep(n: int) -> dict[str, Any]:
+    """A schema each level of which is referred to."""
+    below: Any = {"type": "string"}
+    for _ in range(60):
+        below = {"type": "array", "items": below, "prefixItems": [{"minLength": 1}] * (n // 60)}
+    return {**named(60, lambda i: {"$ref": "#/deep" + "/items" * i}), "deep": below}
+
+
+LARGE: dict[str, tuple[int, Callable[[int], Any]]] = {
+    "choices of objects": (700, lambda n: {"oneOf": [kind(i) for i in range(n)]}),
+    "equal choices": (700, lambda n: {"oneOf": [kind(0)] * n}),
+    "choices of parts": (
+        1000, lambda n: {"oneOf": [{"allOf": [{"required": ["a"], "properties": {"a": {"maxLength":
+            i}}} for i in range(n)]}] * 2}),
+    "choices of patterns": (
+        500, lambda n: {"oneOf": [{"const": "a", "pattern": f"^[a-z]{{1,60}}{i}"} for i in
+            range(n)]}),
+    "refused": (1500, lambda n: named(n, lambda i: BAD)),
+    "refused in pairs": (
+        800, lambda n: {"required": [f"p{i}" for i in range(n)], **named(n, lambda _: {"type":
+            "string", "pattern": "^a{5}$", "maxLength": 3})}),
+    "refused choices": (1500, lambda n: {"anyOf": [BAD] * n}),
+    "look-ahead": (9000, lambda n: {"type": "string", "pattern": "^" + "(?=.*a)" * n + "b$"}),
+    "parts": (1500, lambda n: {"allOf": [named(1, lambda k, i=i: {"minLength": i}) for i in
+        range(n)]}),
+    "a chain of choices": (300, lambda n: chain(n, lambda rest: {"anyOf": [rest, rest]})),
+    "a chain of parts": (2000, lambda n: chain(n, lambda rest: {"allOf": [rest]})),
+    "open properties in a chain": (
+        390, lambda n: chain(n, lambda rest: {"allOf": [rest], "unevaluatedProperties": False})),
+    "levels that are referred to": (1500, deep),
+    "one name for all": (
+        2000, lambda n: {**named(n, lambda i: {"$ref": f"#/x/d{i}/s"}), "x": {f"d{i}": {"s":
+            {"type": "string"}} for i in range(n)}}),
+    "anchors": (
+        1200, lambda n: {**named(n, lambda i: {"$ref": f"#a{i}"}), "$defs": {f"d{i}": {"$anchor":
+            f"a{i}"} for i in range(n)}}),
+    "properties": (9000, lambda n: named(n, lambda i: True)),
+    "names": (9000, lambda n: {"propertyNames": {"enum": [f"a{i}" for i in range(n)]}}),
+    "tuples": (9000, lambda n: {"prefixItems": [{"type": "integer"}] * n}),
+    "multiples": (
+        900, lambda n: named(n, lambda i: {"type": "integer", "multipleOf": 5, "minimum": -1000,
+            "maximum": 1000})),
+}  # fmt: skip
+"""How many of what, and the schema: as large as a request may have."""
+
+
+@pytest.mark.parametrize("shape", LARGE)
+def test_a_large_schema_is_accepted_or_refused_by_name_after_a_bounded_number_of_steps(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, made = LARGE[shape]
+    source = json.dumps(made(n))
+    assert 10_000 < len(source) < 1 << 18
+    done = Counter[str]()
+
+    def counted(module: Any, name: str) -> None:
+        function = getattr(module, name)
+
+        def call(*given: Any) -> Any:
+            done[name] += 1
+            return function(*given)
+
+        monkeypatch.setattr(module, name, call)
+
+    counted(schema_overlap, "_listed_apart")
+    counted(mended_schema, "_fault_of")
+    found = held(source)
+    assert all(found.faults)
+    assert found.faults or found.schema
+    assert found.read <= MOST_READ
+    assert done["_fault_of"] <= 300
+    assert done["_listed_apart"] <= 50_000
+
+
+def test_one_part_that_is_refused_is_found_among_many_with_few_calls() -> None:
+    schema = named(200, lambda i: BAD if i == 117 else {"type": "integer"})
+    found = held(json.dumps({"type": "object", "properties": {"rows": {"items": schema}}}))
+    assert [fault.partition(":")[0] for fault in found.faults] == [
+        "properties.rows.items.properties.p117.pattern"
+    ]
+    assert found.schema["properties"]["rows"]["items"]["properties"]["p117"] == {"type": "string"}
+    assert found.read < 1 << 17
+
+
+def test_where_too_much_is_refused_the_first_place_is_named() -> None:
+    found = held(json.dumps(named(1000, lambda i: BAD)))
+    assert len(found.faults) == 1
+    assert found.faults[0].startswith("properties.p0.pattern: look-around")
+
+
+def test_many_tools_are_read_up_to_a_size_together() -> None:
+    tools = [
+        {
+            "name": f"t{i}",
+            "parameters": named(200, lambda k, i=i: {**BAD, "maxLength": 100 + i}),
+            "strict": False,
+            "place": f"tools[{i}]",
+        }
+        for i in range(40)
+    ]
+    rules = json.loads(tool_rules(tools, required=False, parallel=True, answer=None).source)
+    assert rules["tools"][-1] == ["t39", {"type": "object"}]
+    with pytest.raises(InvalidRequest, match=r"tools\[39\]: there is no room for it"):
+        tool_rules(
+            [*tools[:-1], {**tools[-1], "strict": True}], required=False, parallel=True, answer=None
+        )
+
+
+def test_a_pattern_that_looks_ahead_often_stays_as_it_is() -> None:
+    few, many = "(?=.*a)" * 16, "(?=.*a)" * 17
+    assert conjuncts(f"^{few}b$") == ["^b$", *["^(?:.*a)"] * 16]
+    assert conjuncts(f"^{many}b$") == [f"^{many}b$"]
+    assert conjuncts("^(?=a(?=b)c") == ["^(?=a(?=b)c"]
+    assert without_bare_classes("[[[\\") == "[[[\\"
+
+
+def test_references_by_name_are_looked_up_in_one_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    scans, objects = list[Any](), json_schema._all
+    monkeypatch.setattr(json_schema, "_all", lambda root: scans.append(root) or objects(root))
+    root = {"$defs": {f"d{i}": {"$anchor": f"a{i}", "minLength": i} for i in range(20)}}
+    references = References(root)
+    for i in range(20):
+        assert references.target_of(f"#a{i}") == (True, root["$defs"][f"d{i}"])
+    assert references.target_of("nowhere") == (False, None)
+    assert len(scans) == 1
