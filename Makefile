@@ -336,10 +336,10 @@ DECODED := build/decoding
 
 decoding: $(STAMP) ## time token-level methods, write build/decoding (half an hour on a quiet machine)
 	@mkdir -p $(DECODED)
-	@$(DECODE) --prompts 16 --markdown $(DECODED)/pair.md --plot $(DECODED)/pair.png
+	@$(DECODE) --prompts 16 --markdown $(DECODED)/pair.md
 	@$(DECODE) --prompts 48 --rounds 2 --temperature 1 --draft embedded:draft \
 	  --methods chain,spectr,recursive-s,recursive-c,greedy-multi,hf-assisted \
-	  --markdown $(DECODED)/weak-draft.md --plot $(DECODED)/weak-draft.png
+	  --markdown $(DECODED)/weak-draft.md
 	@methods=chain:gamma=16:threshold=0.6; for delta in 0.1 0.5 0.9; do \
 	  methods="$$methods,relaxed:gamma=16:threshold=0.6:delta=$$delta"; done; \
 	for tokens in 48 128; do \

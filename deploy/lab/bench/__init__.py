@@ -8,10 +8,7 @@ In reading order:
 - `candidates`: our methods with their parameters, and transformers' own loops.
 - `rounds`: turns on the same prompts; speeds, ratios and acceptance with intervals.
 - `turn_log`: the turns in a file; a run that stopped goes on from there.
-- `expected`: how many drafts a method should accept, from both models' distributions alone.
-- `predict`: those expectations along the texts of a run.
 - `divergence`: where greedy texts part from plain decoding's, and by which margin.
-- `ablation`: FSPAD's heads beside those without its additions, over several seeds.
 - `tables`: the tables.
 - `weights`: perplexity and the time of a pass, by the type of the weights.
 - `calls`: workers side by side, by the time of a call.
@@ -19,5 +16,4 @@ In reading order:
 - `round_trip`: a call to a replica beside Serve's own bare call.
 - `live`: many long requests at once, and what one holds.
 - `length`: what a step, a remote delta and a call cost as a thought grows.
-- `picture`: the picture.
 """

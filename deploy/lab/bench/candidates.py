@@ -12,14 +12,12 @@ from typing import Any, Final, Protocol
 import torch
 from transformers import AutoModelForCausalLM
 
-from deploy.lab.bench.expected import of_tree
 from deploy.lab.pair.generation import generate
 from orchestrator.errors import BatonError
 from orchestrator.types import Sampling
 from workers.embedded.checkpoints import resolve
 from workers.engine.gguf_checkpoint import read_network
 from workers.engine.loading import LoadedTarget, choose_dtype
-from workers.model.sampling import warp
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan
 from workers.speculation import METHODS, build
@@ -89,31 +87,6 @@ class CandidateSpec:
         ]
         return " ".join([self.method, *parts]).replace(", ", ",")
 
-    @property
-    def length(self) -> int | None:
-        """Most drafts that a round can accept, where the parameters say it."""
-        branching, gamma = self.parameter("branching"), self.parameter("gamma")
-        return len(branching) if branching is not None else gamma
-
-    @property
-    def budget(self) -> int | None:
-        """Most tokens of a round's draft that the target reads."""
-        if (branching := self.parameter("branching")) is not None:
-            nodes, level = 0, 1
-            for count in branching:
-                level *= count
-                nodes += level
-            return nodes
-        if (gamma := self.parameter("gamma")) is None:
-            return None
-        return int(gamma * (self.parameter("count") or self.parameter("width") or 1))
-
-    def parameter(self, name: str) -> Any:
-        """Its value, given or by default; None where the method has none of that name."""
-        known = inspect.signature(METHODS[self.method]).parameters if self.method in METHODS else {}
-        default = known[name].default if name in known else None
-        return self.parameters.get(name, default)
-
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
@@ -177,7 +150,7 @@ class SpeculationCandidate:
         method = build(entry.method, target, loaded.load_draft, **parameters)
         self.lossless = method.lossless
         self.decoder = Decoder(target, method)
-        self.counts = _Counts(method, self.stop_token_ids)
+        self.counts = _Counts(method)
 
     @property
     def converged(self) -> bool:
@@ -206,29 +179,12 @@ class SpeculationCandidate:
             outputs, seconds, passes, emitted, counts.rounds, counts.drafted, counts.accepted
         )
 
-    def enumerated(self, prompts: Sequence[list[int]], seed: int) -> tuple[float, int] | None:
-        """Expected tokens of the trees it draws at temperature 1, verified exactly, and the rounds.
-
-        None: it verifies in a way of its own.
-        """
-        method = self.decoder.method
-        if (type(method).verify_tree, type(method).verify) != (Method.verify_tree, Method.verify):
-            return None
-        self.counts.expected = []
-        try:
-            self.run(prompts, 1.0, seed)
-            expected = self.counts.expected
-        finally:
-            self.counts.expected = None
-        return (sum(expected), len(expected)) if expected else None
-
 
 class _Counts:
     """Counts what a method's rounds drafted and accepted."""
 
-    def __init__(self, method: Method, stop_token_ids: Sequence[int]) -> None:
-        self.method, self.verify, self.stop_token_ids = method, method.verify, stop_token_ids
-        self.expected: list[float] | None = None  # tokens of each tree, where wanted
+    def __init__(self, method: Method) -> None:
+        self.verify = method.verify
         self.reset()
         method.verify = self  # type: ignore[method-assign]
 
@@ -236,10 +192,6 @@ class _Counts:
         self.rounds = self.drafted = self.accepted = 0
 
     def __call__(self, plan: Plan, scores: ModelOutput) -> list[Accepted]:
-        if self.expected is not None:
-            distributions = warp(scores.logits, [row.sampling for row in plan.rows]).cpu()
-            for tree, probs in zip(plan.trees, distributions, strict=True):
-                self.expected.append(of_tree(self.method, tree, probs, self.stop_token_ids))
         accepted = self.verify(plan, scores)
         self.rounds += len(plan.trees)
         self.drafted += sum(len(tree) - 1 for tree in plan.trees)

@@ -7,7 +7,7 @@ bootstrap over the groups in which both sides of a ratio are drawn together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -127,7 +127,7 @@ def speed(turns: Turns) -> tuple[Numbers, Numbers]:
     return np.ones_like(seconds), seconds
 
 
-def rows(turns: Sequence[Turns], temperature: float, streams: int, chain_length: int) -> list[Row]:
+def rows(turns: Sequence[Turns], temperature: float, streams: int) -> list[Row]:
     """A row for each candidate; of assisted generation the best alone.
 
     `over_NAME` is the ratio of tokens a second to that candidate's.
@@ -140,7 +140,6 @@ def rows(turns: Sequence[Turns], temperature: float, streams: int, chain_length:
     assisted = [one for one in turns if one.candidate.entry.method == "hf-assisted"]
     if assisted:
         peers["hf_assisted"] = min(assisted, key=lambda one: float(one.seconds_per_token.sum()))
-    chain = next((one for one in turns if _is_plain_chain(one, chain_length)), None)
     table = []
     for one in turns:
         if one in assisted and one is not peers["hf_assisted"]:
@@ -156,10 +155,6 @@ def rows(turns: Sequence[Turns], temperature: float, streams: int, chain_length:
                 ).value
                 for other in assisted
             }
-        if chain is not None and row["length"] == chain_length:
-            row |= estimate(speed(one), speed(chain)).keys("over_chain")
-            gain = estimate((one.emitted, one.rounds), (chain.emitted, chain.rounds))
-            row |= gain.keys("accepted_over_chain")
         table.append(row)
     return table
 
@@ -178,8 +173,6 @@ def _row(one: Turns, base: Turns, temperature: float, streams: int) -> Row:
         "method": entry.method,
         "label": entry.label,
         "parameters": dict(entry.parameters),
-        "length": entry.length,
-        "budget": entry.budget,
         "lossless": candidate.lossless,
         "dtype": candidate.dtype,
         "temperature": temperature,
@@ -205,13 +198,6 @@ def identical(one: Turns, base: Turns) -> int:
     return count
 
 
-def _is_plain_chain(one: Turns, length: int) -> bool:
-    entry = one.candidate.entry
-    if entry.method != "chain" or entry.parameter("threshold"):
-        return False
-    return (entry.length, entry.parameter("verification")) == (length, "token")
-
-
 def right(turns: Turns, is_right: Callable[[int, list[int]], bool]) -> Estimate:
     """The share of right outputs; `is_right` takes a prompt's number and an output."""
     right_counts, totals, first = [], [], 0
@@ -221,21 +207,3 @@ def right(turns: Turns, is_right: Callable[[int, list[int]], bool]) -> Estimate:
         totals.append(len(grades))
         first += len(group[0].outputs)
     return estimate((np.array(right_counts, float), np.array(totals, float)))
-
-
-def texts(turns: Turns) -> list[tuple[int, list[int]]]:
-    """(which prompt, output) of every turn."""
-    outputs, first = [], 0
-    for group in turns.works:
-        outputs += [(first + at, out) for work in group for at, out in enumerate(work.outputs)]
-        first += len(group[0].outputs)
-    return outputs
-
-
-def pooled(pairs: Mapping[str, list[tuple[float, float]]]) -> dict[str, Estimate]:
-    """Ratios of sums over texts, with intervals over texts."""
-    return {
-        name: estimate((np.array(rows)[:, 0], np.array(rows)[:, 1]))
-        for name, rows in pairs.items()
-        if rows
-    }

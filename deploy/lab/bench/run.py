@@ -1,8 +1,8 @@
-"""One run of `baton lab bench-decode`: load, take turns, predict, report."""
+"""One run of `baton lab bench-decode`: load, take turns, report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,9 @@ import torch
 from deploy.cli.common import Bar
 from deploy.evaluation.evaluate import Problem
 from deploy.evaluation.problems import load_problems
-from deploy.lab.bench.ablation import ablations
 from deploy.lab.bench.candidates import BASELINE, CandidateSpec, DecodingCandidate, enter, entries
 from deploy.lab.bench.divergence import divergences
-from deploy.lab.bench.predict import predictions
-from deploy.lab.bench.rounds import Row, Turns, right, rows, take_turns, texts
+from deploy.lab.bench.rounds import right, rows, take_turns
 from deploy.lab.bench.turn_log import TurnLog
 from deploy.service.calibration import fingerprint
 from orchestrator.errors import InvalidRequest
@@ -41,8 +39,6 @@ class Settings:
     max_new: int
     temperatures: Sequence[float]
     streams: Sequence[int]
-    length: int
-    budget: int
     seed: int
     problems: str
 
@@ -53,7 +49,7 @@ def bench(
     shown: Bar,
     rows_file: Path | None = None,
 ) -> dict[str, Any]:
-    """All rows, predictions, and what was not available.
+    """Measure all rows; say what was not available.
 
     Raises:
         ConfigError: `rows_file` is of another run.
@@ -79,7 +75,7 @@ def bench(
     def is_right(prompt: int, output: list[int]) -> bool:
         return bool(compare(loaded.tokenizer.decode(output), problems[prompt].answer))
 
-    data: dict[str, Any] = {"rows": [], "laws": [], "ablations": [], "unavailable": []}
+    data: dict[str, Any] = {"rows": [], "unavailable": []}
     fields: list[tuple[int, list[DecodingCandidate]]] = []
     for streams in settings.streams:
         entered, missing = enter(
@@ -99,13 +95,7 @@ def bench(
             finished = take_turns(
                 entered, groups, settings.rounds, temperature, settings.seed, shown.turn, log
             )
-            measured = rows(finished, temperature, streams, settings.length)
-            if temperature > 0 and settings.draft is not None and streams == 1:
-                data["laws"].append(
-                    _predict(
-                        loaded, settings.draft, finished, measured, prompts, temperature, shown.tell
-                    )
-                )
+            measured = rows(finished, temperature, streams)
             if temperature == 0:
                 base = next(one for one in finished if one.candidate.entry.method == BASELINE)
                 margins = divergences(finished, base, prompts, loaded.target)
@@ -115,8 +105,6 @@ def bench(
             for row in measured:
                 row |= shares[row["label"]].keys("right")
             data["rows"] += measured
-            if streams == 1:
-                data["ablations"] += ablations(finished, temperature)
     data["about"] = {
         "model": settings.model,
         "draft": settings.draft,
@@ -127,8 +115,6 @@ def bench(
         "prompts": settings.prompts,
         "rounds": settings.rounds,
         "max_new": settings.max_new,
-        "length": settings.length,
-        "budget": settings.budget,
         "seed": settings.seed,
     }
     return data
@@ -157,24 +143,3 @@ def rendered(
             f"and {settings.model} holds {context}: give less"
         )
     return ids
-
-
-def _predict(
-    loaded: LoadedTarget,
-    draft: str,
-    turns: Sequence[Turns],
-    measured: Sequence[Row],
-    prompts: Sequence[list[int]],
-    temperature: float,
-    tell: Callable[[str], None],
-) -> Row:
-    """Put predictions into the rows; returns what they are based on."""
-    base = next(one for one in turns if one.candidate.entry.method == BASELINE)
-    candidates = [one.candidate for one in turns]
-    expected, about = predictions(
-        candidates, loaded, draft, prompts, texts(base), temperature, tell
-    )
-    for row in measured:
-        if row["label"] in expected:
-            row |= expected[row["label"]].keys("predicted")
-    return {"temperature": temperature, "draft": draft} | about

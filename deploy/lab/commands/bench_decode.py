@@ -40,8 +40,6 @@ def bench_decode(
     ] = 128,
     temperature: Annotated[str, typer.Option(help="One or several, as 0,1.")] = "0,1",
     streams: Annotated[str, typer.Option(help="Prompts at once; several as 1,4.")] = "1",
-    length: Annotated[int, typer.Option(min=1, help="Draft length of the table at one.")] = 4,
-    budget: Annotated[int, typer.Option(min=1, help="Target tokens of the table at one.")] = 8,
     device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="Of the computation.")] = None,
     threads: Annotated[
@@ -58,15 +56,11 @@ def bench_decode(
     as_markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Write the tables to this file.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the speeds to plain decoding into this PNG file.")
-    ] = None,
 ) -> None:
     """Time token-level methods on one model, in turns on the same prompts.
 
     transformers' generate and assisted generation run among them, on the stock network with the
-    same threads. At temperature 0 every lossless method must say what plain decoding says; above
-    it, the acceptance measured stands beside what the distributions of both models predict.
+    same threads. At temperature 0 every lossless method must write what plain decoding writes.
 
     [bold]Examples[/]
 
@@ -94,12 +88,8 @@ def bench_decode(
     set_verbosity_error()
     settings = Settings(
         model, None if draft == "none" else draft, device, dtype, threads, prompts, rounds, max_new,
-        warmths, widths, length, budget, seed, problems,
+        warmths, widths, seed, problems,
     )  # fmt: skip
-    if plot is not None:
-        from deploy.evaluation.plots import figure_of
-
-        figure_of(1, 1)  # a missing matplotlib is an error before the work, not after it
     before = torch.get_num_threads()
     try:
         with bar(Console(stderr=True)) as shown:
@@ -115,10 +105,6 @@ def bench_decode(
         show(table, columns, console, heading)
     for line in notes(data):
         console.print(f"- {line}", style="dim", markup=False)
-    if plot is not None:
-        from deploy.lab.bench.picture import draw
-
-        draw(data["rows"], plot)
 
 
 def _methods(text: str) -> list[CandidateSpec]:

@@ -13,15 +13,12 @@ import pytest
 import torch
 
 from deploy.cli import main as cli
-from deploy.lab.bench.ablation import ablations
 from deploy.lab.bench.candidates import CandidateSpec, SpeculationCandidate, TurnResult, entries
 from deploy.lab.bench.divergence import divergences
-from deploy.lab.bench.predict import predictions
-from deploy.lab.bench.rounds import Turns, estimate, identical, right, rows, texts
+from deploy.lab.bench.rounds import Turns, estimate, identical, right, rows
 from orchestrator.errors import ConfigError
-from tests.workers.conftest import make_model, make_tokenizer, save
+from tests.workers.conftest import make_model
 from workers.embedded import checkpoints
-from workers.engine.loading import open_target
 from workers.model.target import Target
 from workers.speculation import METHODS
 
@@ -44,7 +41,7 @@ def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_methods_side_by_side(baton: Any, tiny: Path, tmp_path: Path) -> None:
-    out, page, picture = (tmp_path / f"decode.{kind}" for kind in ("json", "md", "png"))
+    out, page = (tmp_path / f"decode.{kind}" for kind in ("json", "md"))
     threads = torch.get_num_threads()
     chosen = (
         "hf-generate,hf-assisted,chain:gamma=4,recursive-c:branching=[2,1,1,1],recursive-s,"
@@ -53,9 +50,8 @@ def test_methods_side_by_side(baton: Any, tiny: Path, tmp_path: Path) -> None:
     status, said, err = baton(
         "--model", str(tiny / "large"), "--draft", str(tiny / "small"), "--methods", chosen,
         "--prompts", "2", "--rounds", "1", "--max-new", "8", "--streams", "1,2",
-        "--json", str(out), "--markdown", str(page), "--plot", str(picture),
+        "--json", str(out), "--markdown", str(page),
     )  # fmt: skip
-    assert picture.read_bytes().startswith(b"\x89PNG")
     assert (status, torch.get_num_threads()) == (0, threads), err
     data = json.loads(out.read_text())
     found = data["rows"]
@@ -77,15 +73,10 @@ def test_methods_side_by_side(baton: Any, tiny: Path, tmp_path: Path) -> None:
             assert row["tokens_per_s_low"] <= row["tokens_per_s"] <= row["tokens_per_s_high"]
             exact = case[0] == 0 and row["dtype"] == "float32"
             assert row["identical"] == (1.0 if exact else None)
-    chain = next(r for r in found if r["method"] == "chain" and r["temperature"] == 1)
-    assert chain["predicted_low"] <= chain["predicted"] <= chain["predicted_high"]
-    assert chain["over_chain"] == 1
     ((assisted),) = [u for u in data["unavailable"] if u["label"] == "hf-assisted drafts 3"]
     assert assisted["reason"] == "assisted generation takes one stream: give --streams 1"
-    text = page.read_text()
-    assert "At draft length 4, temperature 1, 1 stream" in said
-    assert "## At draft length 4, temperature 1, 1 stream" in text
-    assert "A token" in text or "a token of the draft model is accepted" in text
+    assert "Temperature 1, 1 stream" in said
+    assert "## Temperature 1, 1 stream" in page.read_text()
 
 
 def test_a_run_that_was_broken_off_goes_on(
@@ -181,40 +172,6 @@ def test_every_method_is_entered() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("entry", "label", "length", "budget"),
-    [
-        (CandidateSpec("chain", {"gamma": 6, "verification": "token"}), "chain gamma 6", 6, 6),
-        (
-            CandidateSpec("chain", {"gamma": 2, "verification": "block"}),
-            "chain gamma 2 block",
-            2,
-            2,
-        ),
-        (CandidateSpec("spectr", {"count": 2, "gamma": 4}), "spectr count 2 gamma 4", 4, 8),
-        (
-            CandidateSpec("recursive-s", {"width": 4, "gamma": 2}),
-            "recursive-s width 4 gamma 2",
-            2,
-            8,
-        ),
-        (
-            CandidateSpec("recursive-c", {"branching": [2, 2, 1, 1]}),
-            "recursive-c branching [2,2,1,1]",
-            4,
-            14,
-        ),
-        (CandidateSpec("chain"), "chain", 4, 4),
-        (CandidateSpec("vanilla"), "vanilla", None, None),
-        (CandidateSpec("hf-generate"), "hf-generate", None, None),
-    ],
-)
-def test_an_entry_knows_its_size(
-    entry: CandidateSpec, label: str, length: int | None, budget: int | None
-) -> None:
-    assert (entry.label, entry.length, entry.budget) == (label, length, budget)
-
-
 class Scripted:
     """A candidate whose turns are given."""
 
@@ -239,19 +196,16 @@ def test_figures_of_turns() -> None:
     chain = Scripted("chain", gamma=4).turns(0.5, 1.5, rounds=5)
     beam = Scripted("recursive-s", gamma=4).turns(0.25, 0.75, rounds=4, said=8)
     slow, fast = (Scripted("hf-assisted", drafts=n).turns(s, s) for n, s in ((3, 9.0), (8, 4.0)))
-    found = {row["label"]: row for row in rows([base, chain, beam, slow, fast], 0.0, 1, 4)}
+    found = {row["label"]: row for row in rows([base, chain, beam, slow, fast], 0.0, 1)}
     assert set(found) == {"vanilla", "chain gamma 4", "recursive-s gamma 4", "hf-assisted drafts 8"}
     one = found["recursive-s gamma 4"]
     assert one["ratio"] == one["over_vanilla_low"] == one["over_vanilla_high"] == pytest.approx(4)
     assert one["over_hf_assisted"] == pytest.approx(8)
-    assert one["over_chain"] == pytest.approx(2)
-    assert one["accepted_over_chain"] == pytest.approx(1.25)
     assert one["mean_acceptance_length"] == pytest.approx(2.5)
     assert one["tokens_per_s"] == pytest.approx(20)
     assert (one["identical"], found["chain gamma 4"]["identical"]) == (0.0, 1.0)
     assert found["hf-assisted drafts 8"]["tried"] == pytest.approx({"3": 4 / 18, "8": 0.5})
     assert identical(beam, base) == 0
-    assert texts(base) == [(0, [7] * 10), (1, [7] * 10)]
 
 
 def test_texts_that_part_are_told_with_their_margin() -> None:
@@ -292,61 +246,3 @@ def test_an_interval_pairs_the_groups() -> None:
     assert (found.value, found.low, found.high) == pytest.approx((2, 2, 2))
     alone = estimate((np.ones(3), seconds))
     assert alone.low < alone.value < alone.high
-
-
-def test_what_fspad_adds_is_told_over_all_its_heads() -> None:
-    def turns(variant: str, rounds: int, depth: int = 5) -> Turns:
-        return Scripted("fspad", variant=variant, depth=depth).turns(1.0, 1.0, rounds=rounds)
-
-    ours = [turns("fspad", 2), turns("fspad", 2)]
-    theirs = [turns("eagle2", 3), turns("eagle2", 4)]
-    base = Scripted("vanilla").turns(1.0, 1.0)
-    alone = [turns("fspad", 1, depth=7), turns("eagle2", 1, depth=7)]  # one head says little
-    (found, ablation) = ablations([base, *ours, *theirs, *alone], 0.5)
-    emitted = float(ours[0].emitted[0])
-    assert (found["variant"], found["depth"], found["temperature"]) == ("fspad", 5, 0.5)
-    assert found["seeds"] == pytest.approx([emitted / 2 - 1] * 2)
-    assert ablation["seeds"] == pytest.approx([emitted / 3 - 1, emitted / 4 - 1])
-    assert ablation["accepted"] == pytest.approx(4 * emitted / 14 - 1)
-    assert ablation["below_cap"] == pytest.approx(5 - ablation["accepted"])
-    assert found["difference"] == pytest.approx(found["accepted"] - ablation["accepted"])
-    # The seeds of both variants are drawn, so the interval reaches from the best to the worst.
-    assert found["difference_low"] == pytest.approx(emitted / 2 - emitted / 3)
-    assert found["difference_high"] == pytest.approx(emitted / 2 - emitted / 4)
-    assert ablations([*ours, base], 0.0) == []
-
-
-def test_predictions_are_what_is_measured(tmp_path: Path) -> None:
-    """Laws of two unequal models: closed forms, drawn trees and real rounds agree."""
-    tokenizer = make_tokenizer()
-    size = len(tokenizer)
-    large, small = make_model(vocabulary=size), make_model(vocabulary=size)
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in small.named_parameters():
-        if "norm" not in name:
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_(0.15 * parameter.std() * noise)
-    for name, model in (("large", large), ("small", small)):
-        save(tmp_path / name, tokenizer, model)
-    opened = open_target(tmp_path / "large", slots=20)
-    draft = str(tmp_path / "small")
-    chosen = [
-        CandidateSpec("vanilla"),
-        CandidateSpec("chain", {"gamma": 3}),
-        CandidateSpec("chain", {"gamma": 3, "verification": "block"}),
-        CandidateSpec("spectr", {"count": 3, "gamma": 3}),
-        CandidateSpec("recursive-c", {"branching": [2, 2]}),
-        CandidateSpec("greedy-multi", {"branching": [2, 2]}),
-        CandidateSpec("recursive-s", {"width": 3, "gamma": 3}),
-    ]
-    ours = [SpeculationCandidate(entry, opened, draft, 40) for entry in chosen]
-    prompts = [[5 + i, 9, 2, 7] for i in range(20)]
-    works = {one.entry.label: one.run(prompts, 1.0, 100) for one in ours}
-    texts = [(i, out) for i, out in enumerate(works["vanilla"].outputs)]
-    found, about = predictions(ours, opened, draft, prompts, texts, 1.0, lambda _: None)
-    assert 0.2 < about["draft_acceptance"] < 0.95
-    for one in ours[1:]:
-        work = works[one.entry.label]
-        measured = work.emitted / work.rounds
-        assert found[one.entry.label].value == pytest.approx(measured, rel=0.15)
-        assert measured > 1.1
