@@ -346,7 +346,7 @@ def _served_by(
         return SERVICE, {"url": url}
     from deploy.evaluation.candidates import policy_of
     from deploy.launch.deployment_file import DEFAULT_FILE, load
-    from deploy.service.calibration import checkpoint, fingerprint
+    from deploy.service.calibration import fingerprint
     from workers.embedded.checkpoints import place_of
 
     args = load(config or DEFAULT_FILE).args
@@ -356,7 +356,7 @@ def _served_by(
     own, large = workers.small, workers.large
     pair = {
         "small": fingerprint(place_of(own.source), str(own.model)),
-        "large": checkpoint(large),
+        "large": large.checkpoint(),
         "params": args.policy.params,
     }
     if answering := args.workers.answering():

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.service.calibration import checkpoint, read, same_checkpoint
+from deploy.service.calibration import read, same_checkpoint
 from orchestrator.errors import ConfigError
 from policies import POLICIES
 from policies.coin import Coin
@@ -33,7 +33,7 @@ def document_of(path: Path, pair: dict[str, str]) -> dict[str, Any]:
 
 def pair_of(workers: Workers) -> dict[str, str]:
     """The checkpoints of a deployment file's workers, by name."""
-    return {name: checkpoint(spec) for name, spec in workers.by_name().items()}
+    return {name: spec.checkpoint() for name, spec in workers.by_name().items()}
 
 
 def notes(args: Args) -> list[str]:

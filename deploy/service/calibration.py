@@ -1,8 +1,7 @@
-"""What was measured of one pair of models: thresholds (`baton calibrate --out`) and a gate
-(`baton learn gate --out`), in one file.
+"""A calibration file: thresholds (`baton calibrate --out`) and a gate (`baton learn gate --out`).
 
-A score means what one large model makes of one small model's steps. So a threshold belongs to a
-pair, and the file names the pair that it was measured on.
+A score is one large model's judgement of one small model's steps. So a threshold belongs to a pair
+of models, and the file names the pair.
 """
 
 from __future__ import annotations
@@ -10,16 +9,12 @@ from __future__ import annotations
 import json
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.errors import ConfigError
-from workers.embedded.checkpoints import place_of
 from workers.text.gguf_tokenizer import is_gguf
-
-if TYPE_CHECKING:
-    from deploy.service.config import WorkerSpec
 
 SAMPLE = 1 << 20  # bytes read at each end of a file of weights
 PLACES = 64  # of a GGUF file, which begins with a vocabulary and may end with what is not tuned
@@ -68,16 +63,11 @@ def read(path: Path) -> Calibration:
         ) from None
 
 
-def checkpoint(spec: WorkerSpec) -> str:
-    """What tells a worker's checkpoint from others; see `fingerprint`."""
-    return fingerprint(place_of(spec.source), str(spec.model))
-
-
 def fingerprint(place: Path | None, name: str) -> str:
-    """What tells one checkpoint from another: its name, and of a folder or file its weights' ends.
+    """The identity of a checkpoint: its name and, for a folder or file, a digest of its weights.
 
-    Weights of many gigabytes are not read whole: size, first and last mebibyte of each file, of a
-    GGUF file parts of it all.
+    Weights of many gigabytes are not read whole: the digest takes the size and the first and last
+    mebibyte of each file, and for a GGUF file 64 parts of it.
     """
     if place is None:
         return name
@@ -96,6 +86,6 @@ def fingerprint(place: Path | None, name: str) -> str:
 
 
 def same_checkpoint(one: str, other: str) -> bool:
-    """By the weights where both are known, else by the name."""
+    """Compare two fingerprints, by the weights if both have them, else by the name."""
     (name, _, weights), (others_name, _, others_weights) = one.partition("@"), other.partition("@")
     return weights == others_weights if weights and others_weights else name == others_name

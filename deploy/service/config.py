@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from deploy.service.calibration import checkpoint, same_checkpoint
+from deploy.service.calibration import fingerprint, same_checkpoint
 from deploy.service.calibration import read as read_calibration
 from deploy.service.store_spec import StoreSpec
 from orchestrator.errors import ConfigError
@@ -36,7 +36,14 @@ from orchestrator.validation import closest, first_error, with_numbers
 from orchestrator.worker import SERVER_METHOD
 from policies import POLICIES
 from policies.judge import Judging
-from workers.embedded.checkpoints import EMBEDDED, GATE_FILE, JUDGE_FILE, folder_of, resolve
+from workers.embedded.checkpoints import (
+    EMBEDDED,
+    GATE_FILE,
+    JUDGE_FILE,
+    folder_of,
+    place_of,
+    resolve,
+)
 from workers.remote.address import base, checked, trusted
 from workers.text.thinking import parse_thinking
 from workers.vllm import is_lossy
@@ -341,6 +348,10 @@ class WorkerSpec(Strict):
         """Where the checkpoint lies, if that is a folder of this machine."""
         return folder_of(self.source)
 
+    def checkpoint(self) -> str:
+        """The identity of the checkpoint; see `fingerprint`."""
+        return fingerprint(place_of(self.source), str(self.model))
+
     def answering(self) -> dict[str, Any]:
         """What answers depend on beside the weights, where it is not the default."""
         said = self.model_dump(mode="json", include=ANSWERING, exclude_defaults=True)
@@ -642,7 +653,7 @@ class Args(Strict):
         folder = self.workers.large.folder()
         if folder is not None and (folder / GATE_FILE).is_file():
             learned = read_calibration(folder / GATE_FILE)
-            if same_checkpoint(checkpoint(self.workers.small), learned.pair["small"]):
+            if same_checkpoint(self.workers.small.checkpoint(), learned.pair["small"]):
                 for name in learned.policies:
                     own = learned.params(name)
                     self.policy.params[name] = own | self.policy.params.get(name, {})
