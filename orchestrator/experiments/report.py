@@ -19,6 +19,11 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from orchestrator.experiments.documents import Bound, Experiment, ExperimentState, MetricName
+from orchestrator.experiments.fixed_horizon import (
+    FixedHorizonTest,
+    fixed_difference_test,
+    fixed_paired_test,
+)
 from orchestrator.experiments.metrics import METRICS
 from orchestrator.experiments.outcome_log import (
     ByArm,
@@ -34,13 +39,10 @@ from orchestrator.experiments.samples import (
     paired_sample,
 )
 from orchestrator.experiments.sequential import (
-    FixedHorizonTest,
     Interval,
     RequiredUnits,
     SampleRatioTest,
     difference_interval,
-    fixed_difference_test,
-    fixed_paired_test,
     mean_interval,
     required_units,
     sample_ratio,

@@ -1,35 +1,34 @@
-"""Sequential tests, valid at any number of looks, and the usual ones for a fixed horizon.
+"""Sequential tests, valid at any number of looks.
 
 Intervals: the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas
 (arXiv 2103.06476, theorem 2.2), a normal mixture after Robbins: with probability 1 - alpha it
 contains the mean at *every* sample size at once, asymptotically. For two arms it is applied to the
-difference of means, whose influence function has the usual standard error (section 3 there). What
-"asymptotically" hides in small arms with skewed values is mended by the skewness of the estimate
-(Hall 1992). How often claims are false is simulated: `make experiments-calibration`.
+difference of means, whose influence function has the usual standard error (section 3 there). The
+skewness of the estimate (Hall 1992) corrects the error of the asymptotics in small arms with skewed
+values. A simulation counts false claims: `make experiments-calibration`.
 
 Proportions against a limit: the beta mixture of binomial likelihoods (Robbins 1970), exact for any
 number of units. Sample ratios: the Dirichlet mixture of multinomials (Lindon and Malek, arXiv
-2011.03567), likewise exact. Tests for a fixed horizon are scipy's and statsmodels'.
+2011.03567), likewise exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import exp, lgamma, log, log1p, sqrt
 from typing import Any, Final
 
 import numpy as np
-from scipy.special import betaln, gammaln, lambertw
-from scipy.stats import chi2_contingency, chisquare, norm, t, ttest_1samp
-from statsmodels.stats.proportion import confint_proportions_2indep
-from statsmodels.stats.weightstats import CompareMeans, DescrStatsW
 
+from orchestrator.experiments.distributions import NORMAL, chi_square_tail, student_quantile
 from orchestrator.experiments.samples import Moments, Sample
 
 POWER: Final = 0.8
 CONCENTRATION: Final = 100.0
-"""Of the Dirichlet prior of `sample_ratio` around the intended shares: it has most power against
-shares that are off by about a tenth."""
+"""The weight of the intended shares in the Dirichlet prior of `sample_ratio`: it has most power
+against shares that are off by about a tenth."""
+_log_gamma: Final = np.vectorize(lgamma, otypes=[float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,35 +44,36 @@ class Interval:
         return (self.low, self.high) if sign > 0 else (-self.high, -self.low)
 
 
-@dataclass(frozen=True, slots=True)
-class FixedHorizonTest:
-    """A test for one look at a planned sample size: its name, interval and p value."""
-
-    test: str
-    low: float
-    high: float
-    p: float
-
-
 def boundary(count: Any, alpha: float, tuned_for: float) -> Any:
     """The half-width of the confidence sequence at `count` units, in standard errors.
 
     `count` is a number or an array. The mixture's width is chosen so that the sequence is tightest
     at `tuned_for` units (there, appendix B.2); its coverage holds only if that is fixed in advance.
     """
-    best = float(-lambertw(-(alpha**2) * np.exp(-1), -1).real - 1)
-    seen = np.asarray(count, dtype=float) * best / tuned_for  # t rho^2 of the paper
+    seen = np.asarray(count, dtype=float) * _best_width(alpha) / tuned_for  # t rho^2 of the paper
     with np.errstate(divide="ignore", invalid="ignore"):
         wide = np.sqrt(2 * (seen + 1) / seen * np.log(np.sqrt(seen + 1) / alpha))
     return np.where(seen > 0, wide, np.inf) if wide.ndim else (float(wide) if seen > 0 else np.inf)
 
 
+def _best_width(alpha: float) -> float:
+    """The x above 0 with x - log(1 + x) = -2 log(alpha): -W_{-1}(-alpha^2 / e) - 1, by Lambert's W.
+
+    The function is convex and rises, so Newton's method falls to x from a bound above it
+    (Chatzigeorgiou 2013, arXiv 1601.04895).
+    """
+    wanted = -2 * log(alpha)
+    x = sqrt(2 * wanted) + wanted
+    while (step := (x - log1p(x) - wanted) * (1 + x) / x) > 1e-14 * x:
+        x -= step
+    return x
+
+
 def mean_bounds(sample: Moments, alpha: float, tuned_for: float) -> tuple[Any, Any]:
     """The confidence sequence for a mean: its ends, numbers or arrays as the moments are."""
     skewness = sample.skewness / np.sqrt(np.maximum(sample.count, 1))
-    return _bounds(
-        sample.mean, sample.error, sample.count, sample.count - 1, skewness, alpha, tuned_for
-    )
+    found = _Estimate(sample.mean, sample.error, skewness, sample.count - 1, sample.count)
+    return _bounds(found, alpha, tuned_for)
 
 
 def difference_bounds(
@@ -81,9 +81,8 @@ def difference_bounds(
 ) -> tuple[Any, Any]:
     """The confidence sequence for the arm's mean minus the control's, likewise.
 
-    Of the two skewnesses the larger counts for both arms. A small sample of skewed values mostly
-    lacks the few large ones, so it looks even just where its mean is far off; the other arm has
-    seen them.
+    The larger of the two skewnesses counts for both arms. A small sample of skewed values mostly
+    lacks the few large ones, so it looks even when its mean is far off; the other arm has them.
     """
     errors, counts = np.stack([arm.error, control.error]), np.stack([arm.count, control.count])
     error = np.hypot(*errors)
@@ -96,41 +95,45 @@ def difference_bounds(
         freedom = squares.sum(axis=0) ** 2 / (squares**2 / less).sum(axis=0)  # Welch-Satterthwaite
     freedom = np.where(np.isfinite(freedom), freedom, 1.0)
     count = _informative(counts[0], counts[1])
-    return _bounds(arm.mean - control.mean, error, count, freedom, skewness, alpha, tuned_for)
+    found = _Estimate(arm.mean - control.mean, error, skewness, freedom, count)
+    return _bounds(found, alpha, tuned_for)
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimate:
+    """An estimate with its standard error, skewness, degrees of freedom and number of units."""
+
+    value: Any
+    error: Any
+    skewness: Any
+    freedom: Any
+    count: Any
 
 
 def _informative(arm: Any, control: Any) -> Any:
-    """The number of units of two equal arms whose difference is known as well: the sequence's time.
+    """The number of units in two equal arms with the same information: the sequence's time.
 
     A hundred units beside ten thousand tell as much as four hundred in equal parts.
     """
     return 4 * arm * control / np.where(arm + control > 0, arm + control, 1)
 
 
-def _bounds(
-    estimate: Any,
-    error: Any,
-    count: Any,
-    degrees_of_freedom: Any,
-    skewness: Any,
-    alpha: float,
-    tuned_for: float,
-) -> tuple[Any, Any]:
-    """The ends of an interval around an estimate with a standard error and a skewness of its own.
+def _bounds(estimate: _Estimate, alpha: float, tuned_for: float) -> tuple[Any, Any]:
+    """The ends of the confidence sequence around an estimate.
 
-    The sequence is asymptotic. Since the variance is estimated, its normal quantile is replaced by
-    that of Student's t; since the estimate is skewed, by Hall's transformation of that quantile
-    where this is wider.
+    The sequence is asymptotic. Since the variance is estimated, Student's t replaces its normal
+    quantile; since the estimate is skewed, so does Hall's transformation, if it is wider.
     """
-    freedom = np.maximum(degrees_of_freedom, 1)
-    quantile = t.isf(norm.sf(boundary(count, alpha, tuned_for)), freedom)
-    known = np.isfinite(error) & np.isfinite(quantile)
+    normal = boundary(estimate.count, alpha, tuned_for)
+    known = np.isfinite(estimate.error) & np.isfinite(normal)
+    quantile = student_quantile(np.where(known, normal, 1.0), np.maximum(estimate.freedom, 1))
+    known &= np.isfinite(quantile)
     quantile = np.where(known, quantile, 0.0)
-    below = np.maximum(quantile, hall(quantile, skewness))
-    above = np.maximum(quantile, -hall(-quantile, skewness))
-    error = np.where(known, error, np.inf)
+    below = np.maximum(quantile, hall(quantile, estimate.skewness))
+    above = np.maximum(quantile, -hall(-quantile, estimate.skewness))
+    error = np.where(known, estimate.error, np.inf)
     with np.errstate(invalid="ignore"):
-        low, high = estimate - error * below, estimate + error * above
+        low, high = estimate.value - error * below, estimate.value + error * above
     return np.where(known, low, -np.inf), np.where(known, high, np.inf)
 
 
@@ -160,14 +163,15 @@ def proportion_exceeds(hits: Any, count: Any, limit: float, alpha: float) -> Any
     """Whether a proportion is above `limit`: a one-sided sequential test at level `alpha`.
 
     Numbers or arrays. For a proportion that is not, the probability that this is ever True is at
-    most `alpha`, also where `hits` is a sum of values between 0 and 1 whose mean is the proportion:
-    a likelihood ratio is convex in the value, so none is larger on average than of 0s and 1s.
+    most `alpha`. That holds too if `hits` is a sum of values between 0 and 1 whose mean is the
+    proportion: a likelihood ratio is convex in the value, so values of 0 and 1 have the largest
+    mean.
     """
     hits, misses = np.asarray(hits), np.asarray(count) - np.asarray(hits)
     above = hits > limit * count
     if limit <= 0 or limit >= 1:
         return above
-    mixture = betaln(hits + 1, misses + 1)
+    mixture = _log_gamma(hits + 1) + _log_gamma(misses + 1) - _log_gamma(hits + misses + 2)
     limited = hits * np.log(limit) + misses * np.log1p(-limit)
     return above & (mixture - limited >= -np.log(alpha))
 
@@ -188,49 +192,20 @@ def sample_ratio(
 ) -> SampleRatioTest:
     """Compare counted units with intended shares; `ok` goes by the always-valid p value."""
     total, whole = sum(counts.values()), sum(weights[name] for name in counts)
-    shares = np.array([weights[name] / whole for name in counts])
-    seen = np.array([counts[name] for name in counts], dtype=float)
-    expected = dict(zip(counts, (float(value) for value in total * shares), strict=True))
-    if total == 0 or len(seen) < 2:
+    shares = {name: weights[name] / whole for name in counts}
+    expected = {name: total * share for name, share in shares.items()}
+    if total == 0 or len(counts) < 2:
         return SampleRatioTest(counts, expected, 1.0, 1.0, True)
-    prior = CONCENTRATION * shares
-    mixture = gammaln(CONCENTRATION) - gammaln(CONCENTRATION + total)
-    mixture += (gammaln(prior + seen) - gammaln(prior)).sum()
-    always = float(np.exp(min(0.0, (seen * np.log(shares)).sum() - mixture)))
-    return SampleRatioTest(
-        counts, expected, float(chisquare(seen, total * shares).pvalue), always, always >= alpha
-    )
-
-
-def fixed_difference_test(arm: Sample, control: Sample, alpha: float) -> FixedHorizonTest | None:
-    """For one look at a planned size: Newcombe's interval and the chi-square test, or Welch's t."""
-    if min(arm.count, control.count) < 2:
-        return None
-    if arm.binary and control.binary:
-        table = (int(arm.values.sum()), arm.count, int(control.values.sum()), control.count)
-        if table[0] + table[2] in (0, arm.count + control.count):
-            p = 1.0
-        else:
-            cells = [[one.values.sum(), one.count - one.values.sum()] for one in (arm, control)]
-            p = float(chi2_contingency(cells, correction=False).pvalue)
-        low, high = confint_proportions_2indep(*table, method="newcomb", alpha=alpha)
-        return FixedHorizonTest("proportions: Newcombe, chi-square", float(low), float(high), p)
-    if not (arm.values.std() or control.values.std()):
-        return None
-    # Not scipy's: it warns of an arm with equal values, and reports are made in several threads.
-    compared = CompareMeans(DescrStatsW(arm.values), DescrStatsW(control.values))
-    _, p, _ = compared.ttest_ind(usevar="unequal")
-    low, high = compared.tconfint_diff(alpha, usevar="unequal")
-    return FixedHorizonTest("Welch's t", float(low), float(high), float(p))
-
-
-def fixed_paired_test(sample: Sample, alpha: float) -> FixedHorizonTest | None:
-    """For one look at a planned size: Student's t on the differences of pairs."""
-    if sample.count < 2 or not sample.values.std():
-        return None
-    tested = ttest_1samp(sample.values, 0.0)
-    low, high = tested.confidence_interval(1 - alpha)
-    return FixedHorizonTest("paired t", float(low), float(high), float(tested.pvalue))
+    mixture = lgamma(CONCENTRATION) - lgamma(CONCENTRATION + total)
+    intended = square = 0.0
+    for name, seen in counts.items():
+        prior = CONCENTRATION * shares[name]
+        mixture += lgamma(prior + seen) - lgamma(prior)
+        intended += seen * log(shares[name])
+        square += (seen - expected[name]) ** 2 / expected[name]
+    always = exp(min(0.0, intended - mixture))
+    p = chi_square_tail(square, len(counts) - 1)
+    return SampleRatioTest(counts, expected, p, always, always >= alpha)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,12 +227,11 @@ def required_units(
     """The sample size for a difference of `wanted`; `ratio`: units of the arm by the control's."""
     if min(arm.count, control.count) < 2 or not wanted > 0:
         return None
-    share = ratio / (1 + ratio)
+    share, power = ratio / (1 + ratio), NORMAL.inv_cdf(POWER)
     variance = arm.variance / share + control.variance / (1 - share)  # per unit of both arms
-    multiple = norm.isf(alpha / 2) + norm.ppf(POWER)
-    fixed = max(4.0, variance * (multiple / wanted) ** 2)
+    fixed = max(4.0, variance * ((power - NORMAL.inv_cdf(alpha / 2)) / wanted) ** 2)
     count = np.unique(np.geomspace(4, 1e9, 4000).astype(np.int64))
-    # The estimate is this far from 0 in eight of ten experiments; a look before is a chance more.
-    seen = boundary(_informative(share, 1 - share) * count, alpha, tuned_for) + norm.ppf(POWER)
+    # The estimate is this far from 0 in eight of ten experiments; earlier looks add chances.
+    seen = boundary(_informative(share, 1 - share) * count, alpha, tuned_for) + power
     enough = count[np.sqrt(variance / count) * seen <= wanted]
     return RequiredUnits(wanted, int(np.ceil(fixed)), int(enough[0]) if len(enough) else int(1e9))
