@@ -17,6 +17,7 @@ from deploy.evaluation.intervals import Z, quantile
 
 FLAT = 0.25
 """Scores from 0 to 9 that deviate less than this from their mean do not spread."""
+NEWTON_STEPS = 100
 FEW = 5
 """Fewer good answers than this, or fewer others, tell nothing."""
 
@@ -132,19 +133,32 @@ def log_probability(score: float, curve: tuple[float, float]) -> float:
 
 
 def _logistic(rows: Sequence[tuple[float, bool]]) -> tuple[float, float]:
-    """a and b at the highest posterior; a's prior only keeps it finite (deviation 10)."""
+    """a and b at the highest posterior; a's prior only keeps it finite (deviation 10).
+
+    Newton's method on the convex loss; a step that does not lower it is halved.
+    """
     import numpy as np
-    from scipy.optimize import minimize
 
-    m, signs = np.array([m for m, _ in rows]), np.array([1.0 if good else -1.0 for _, good in rows])
+    signed = np.array([(1.0, m) if good else (-1.0, -m) for m, good in rows])
+    mean, precision = np.array([0.0, 1.0]), np.array([0.01, 1.0])
 
-    def loss(parameters: Any) -> float:
-        a, b = parameters
-        fit = np.logaddexp(0.0, -signs * (a + b * m)).sum()
-        return float(fit + a * a / 200 + (b - 1) ** 2 / 2)
+    def loss(at: Any) -> float:
+        fit = np.logaddexp(0.0, -signed @ at).sum()
+        return float(fit + (precision * (at - mean) ** 2).sum() / 2)
 
-    a, b = minimize(loss, (0.0, 1.0)).x
-    return float(a), float(b)
+    at = mean
+    for _ in range(NEWTON_STEPS):
+        wrong = np.exp(-np.logaddexp(0.0, signed @ at))  # the likelihood of the other kind
+        slope = precision * (at - mean) - signed.T @ wrong
+        step = np.linalg.solve(
+            (signed.T * wrong * (1 - wrong)) @ signed + np.diag(precision), slope
+        )
+        if np.abs(step).max() < 1e-9:
+            break
+        while loss(at - step) > loss(at) and np.abs(step).max() > 1e-12:
+            step /= 2
+        at = at - step
+    return float(at[0]), float(at[1])
 
 
 def _auc(good: Sequence[float], others: Sequence[float]) -> float:
