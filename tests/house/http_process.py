@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import Any
 from unittest.mock import Mock
 
-HEAVY = ("torch", "transformers", "ray", "pandas", "scipy", "statsmodels")
+HEAVY = ("torch", "transformers", "ray", "pandas", "scipy")
 WORKER = {"url": "http://127.0.0.1:9/v1", "model": "m", "tokenizer": "embedded:large"}
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from statsmodels.stats.proportion import proportion_confint
+from scipy.stats import binomtest
 
 from orchestrator.experiments.samples import Moments, Sample, moments
 from orchestrator.experiments.sequential import (
@@ -91,7 +91,7 @@ class Rate:
     @property
     def interval(self) -> tuple[float, float]:
         """At 95 %, after Clopper and Pearson."""
-        low, high = proportion_confint(self.claims, self.experiments, 0.05, method="beta")
+        low, high = binomtest(self.claims, self.experiments).proportion_ci(0.95, method="exact")
         return float(low), float(high)
 
     @property
