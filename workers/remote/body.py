@@ -19,6 +19,7 @@ HEADERS = {"accept-encoding": "identity"}
 """Those that every request has: a few compressed bytes may stand for very many."""
 ANSWER_BYTES = 2 << 20
 TOKEN_BYTES = 8 << 10  # of a token with 20 log-probabilities, by name
+PROMPT_TOKEN_BYTES = 32  # of a token of the prompt without: its id or text, which a server may echo
 EVENT_BYTES = 8 << 20  # a stream's event, however many tokens are asked for
 _COMPRESSED = re.compile(r"\b(gzip|deflate|br|zstd|compress)\b")
 """Codings that change the bytes; some servers name a charset there, or `none`."""
@@ -26,10 +27,12 @@ _LINE_END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)  # the next chunk may beg
 
 
 def most_bytes(body: Mapping[str, Any]) -> int:
-    """The size that an answer to a request may have: servers send something a token, be it made
-    or the prompt's."""
-    prompt = body.get("prompt") or body.get("input_ids") or ()
-    return ANSWER_BYTES + TOKEN_BYTES * (len(prompt) + int(body.get("max_tokens") or 0))
+    """The size that an answer to a request may have: servers send something a token that is made,
+    or of the prompt where its log-probabilities are asked for."""
+    prompt = len(body.get("prompt") or body.get("input_ids") or ())
+    scored = any(body.get(field) for field in ("prompt_logprobs", "echo", "return_logprob"))
+    made = int(body.get("max_tokens") or 0) + prompt * scored
+    return ANSWER_BYTES + PROMPT_TOKEN_BYTES * prompt + TOKEN_BYTES * made
 
 
 async def read(response: httpx.Response, most: int = ANSWER_BYTES) -> bytes:
