@@ -1,7 +1,8 @@
 """What a service does over a server whose answers have no end.
 
-`python -m tests.real.endless_answers`. For each shape: what a client got, the bytes that the server got rid of, by how much the service's
-memory grew, and the slowest of the health checks meanwhile. The server is another process.
+`python -m tests.real.endless_answers` prints for each shape: what a client got, the bytes that the
+server got rid of, by how much the service's memory grew, and the slowest health check meanwhile.
+The server is another process.
 """
 
 from __future__ import annotations

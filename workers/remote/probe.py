@@ -44,6 +44,7 @@ from workers.remote.response_parser import (
     ResponseParser,
     closing_marker,
     marker_stop,
+    shown_markers,
 )
 from workers.text.prompt import PromptRenderer
 
@@ -250,6 +251,7 @@ async def _ends(
         prompt = requests.body(capabilities.prompt, ids, TRACE)
     body = dict(prompt) | {"logit_bias": {str(tokenizer.close_id): SURELY}}
     body |= marker_stop(closing_marker(tokenizer, True), tokenizer, capabilities)
+    body |= shown_markers(tokenizer, capabilities)
 
     async def answered(size: Mapping[str, Any]) -> Chunk | None:
         answer = await _tried(ask, capabilities, {**body, **size})

@@ -83,7 +83,8 @@ class ParserOptions:
             least = min(self.criteria.min_tokens, self.remaining_tokens)
             return {"min_tokens": least, "stop_token_ids": sorted(ends)}
         if not capabilities.reads_ids:
-            return marker_stop(closing, tokenizer, capabilities) if closing else {}
+            stop = marker_stop(closing, tokenizer, capabilities) if closing else {}
+            return stop | shown_markers(tokenizer, capabilities)
         texts = self.looked_for((*self.criteria.until, *self.criteria.stop))
         fields: dict[str, object] = {}
         if closing and tokenizer.close_id is not None:
@@ -113,11 +114,18 @@ def marker_stop(
     closing: str, tokenizer: Tokenizer, capabilities: ServerCapabilities
 ) -> dict[str, object]:
     """The request fields by which a server without ids stops at a marker, also where its text hides
-    it: llama.cpp shows `preserved_tokens`, others stop at `stop_token_ids`."""
+    it."""
     fields: dict[str, object] = {"stop": [closing]}
     if capabilities.extras and tokenizer.close_id is not None:
-        fields |= {"preserved_tokens": [closing], "stop_token_ids": [tokenizer.close_id]}
+        fields |= {"stop_token_ids": [tokenizer.close_id]}
     return fields
+
+
+def shown_markers(tokenizer: Tokenizer, capabilities: ServerCapabilities) -> dict[str, object]:
+    """The request field by which llama.cpp's text shows the markers of a thought."""
+    if not capabilities.extras or tokenizer.close_id is None or tokenizer.format is None:
+        return {}
+    return {"preserved_tokens": [tokenizer.format.open.strip(), tokenizer.format.close.strip()]}
 
 
 class ResponseParser:
@@ -173,7 +181,7 @@ class ResponseParser:
         self._ahead = b""  # of our ids' bytes, what the server has not shown yet
         self.made = self._seen = 0
         self._whole = True  # nothing was cut from a text that is encoded again
-        self._silent_end = False  # by a token that was not sent
+        self._unsent = 0  # most tokens at its end that the server may have made and not sent
         self.entropy: float | None = None
         self.withheld = False
         self.missing: Missing = None
@@ -211,11 +219,17 @@ class ResponseParser:
 
     def ended_unasked(self, chunk: Chunk, finish: Finish) -> None:
         """Take the server's last chunk, after the one that gave `finish`: where the server was not
-        asked to stop, it may have ended with a token more, which it counts and does not send."""
+        asked to stop, it may have ended with tokens more, which it counts and does not send."""
         stops = self._options.criteria.stop
         own = len(self._options.looked_for(stops)) < len(stops)
         unasked = own if finish == "stop" else finish == "think_end" and not self._closing
-        self._silent_end = unasked and chunk.finish == "stop"
+        if unasked and chunk.finish == "stop":
+            self._ends_unsent()
+
+    def _ends_unsent(self) -> None:
+        """Take an end by a token that was not sent. llama.cpp sends it but after a character that
+        was not completed, whose tokens it leaves out as well."""
+        self._unsent = 1 + LEFT_OUT * self._capabilities.numbered
 
     def check_count(self, told: int, finish: Finish) -> None:
         """Compare all that the server sent with how many tokens it says that it made.
@@ -227,7 +241,7 @@ class ResponseParser:
             Contradiction: there is too little text, or too much.
         """
         if self._capabilities.reads_ids:
-            seen, more, less = self._seen, 0, int(self._silent_end)
+            seen, more, less = self._seen, 0, self._unsent
             if self._capabilities.numbered and finish == "length":
                 less = LEFT_OUT
         elif not self._whole:
@@ -328,7 +342,6 @@ class ResponseParser:
             return "length"
         if chunk.finish != "stop":
             return None
-        self._silent_end = not isinstance(chunk.stop, str)
         if isinstance(chunk.stop, str) and self._capabilities.reads_ids:
             if chunk.stop in self._options.criteria.until:
                 return "until"
@@ -340,6 +353,8 @@ class ResponseParser:
             text = self._detokenizer.text
             if any(one in text for one in self._options.until):
                 return "until"
+        if not isinstance(chunk.stop, str):
+            self._ends_unsent()
         # A thought that ends with no sign in its text was closed by its (invisible) marker.
         return "think_end" if self._closing and self._closed(chunk) else "eos"
 

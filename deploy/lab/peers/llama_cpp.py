@@ -13,6 +13,8 @@ import httpx
 import xllamacpp
 from safetensors.torch import load_file
 
+from workers.embedded.checkpoints import resolve
+
 PLAIN, CONTROL, UNUSED = (
     gguf.TokenType.NORMAL,
     gguf.TokenType.CONTROL,
@@ -52,6 +54,11 @@ def write_gguf(folder: Path, path: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def embedded_gguf(name: str, folder: Path) -> Path:
+    """One of the embedded pair as a GGUF file in the folder."""
+    return write_gguf(Path(resolve(f"embedded:{name}")), folder / f"{name}.gguf")
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, size: int) -> None:

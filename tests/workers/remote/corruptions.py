@@ -218,10 +218,12 @@ or fewer than its server counts."""
 
 
 class Corrupting:
-    """A proxy before the server at `url`; while `how` is None it changes nothing."""
+    """A proxy before the server at `url`, which changes one of `every` so many answers; none while
+    `how` is None."""
 
     def __init__(self, url: str, how: str | None = None) -> None:
         self.url, self.how = url.removesuffix("/v1"), how
+        self.every, self._answers = 1, 0
         self.app = Starlette(
             routes=[Route("/{path:path}", self.answer, methods=["GET", "POST"])],
         )
@@ -233,7 +235,9 @@ class Corrupting:
             reply = await client.request(
                 request.method, self.url + path, content=body, headers=kind
             )
-        if self.how is None or reply.status_code != 200 or request.method == "GET":
+        self._answers += request.method != "GET"
+        left = self.how is None or self._answers % self.every
+        if left or reply.status_code != 200 or request.method == "GET":
             kept = {"content-type": reply.headers["content-type"]}
             return Response(reply.content, reply.status_code, kept)
         if "event-stream" not in reply.headers["content-type"]:

@@ -1,8 +1,8 @@
 """Corrupted answers of servers in every dialect, under several policies.
 
 Whatever goes wrong on the way, a request ends with what the models wrote, or with an error that
-names the server or what it lacks. A corruption begins with the first request, or behind the probe.
-Some of the combinations are tried; `CORRUPTIONS=all` takes every one.
+names the server or what it lacks. A corruption begins with the first request, or after the probe;
+or every other answer has it. Some of the combinations are tried; `CORRUPTIONS=all` takes every one.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deploy.lab.peers.llama_cpp import serving_gguf, write_gguf
+from deploy.lab.peers.llama_cpp import embedded_gguf, serving_gguf
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
 from orchestrator.http.errors import http_error
 from orchestrator.loop.events import RequestCompleted
@@ -26,10 +25,8 @@ from orchestrator.types import GREEDY, Limits, Message, StopCriteria, Transcript
 from orchestrator.worker import Call
 from policies import POLICIES
 from tests.workers.remote.corruptions import CORRUPTIONS, SHAPES, UNSEEN_IN_TEXT, Corrupting
-from tests.workers.remote.test_worker import CHAT, MODEL, PAIR, PLAIN, QUESTIONS, SGLANG
-from tests.workers.remote.vllm_like import ServerBehavior, VllmLike, serving
-from workers.embedded.checkpoints import resolve
-from workers.engine.loading import load
+from tests.workers.remote.test_worker import CHAT, MODEL, PLAIN, QUESTIONS, SGLANG
+from tests.workers.remote.vllm_like import PAIR, ServerBehavior, VllmLike, serving
 from workers.engine.worker import LocalWorker
 from workers.remote.protocol import ServerCapabilities
 from workers.remote.server import Server
@@ -49,27 +46,24 @@ RUNS: dict[str, dict[str, Any]] = {
     "specreason": {"judge": "short", "scoring": "greedy"},
     "bild": {},
 }
+WHEN = ("at once", "late", "at times")
 HOW = (*CORRUPTIONS, *SHAPES)
 ALL = [
-    (dialect, how, policy, late)
-    for dialect, how, policy, late in product(DIALECTS, HOW, RUNS, (False, True))
+    (dialect, how, policy, when)
+    for dialect, how, policy, when in product(DIALECTS, HOW, RUNS, WHEN)
     if not (dialect in TEXT_ALONE and how in UNSEEN_IN_TEXT)
 ]
 PLACES = {case: place for place, case in enumerate(product(DIALECTS, HOW))}
-SOME = [case for case in ALL if PLACES[case[:2]] % 18 == 6 * list(RUNS).index(case[2]) + case[3]]
+SOME = [
+    case
+    for case in ALL
+    if PLACES[case[:2]] % 18 == 6 * list(RUNS).index(case[2]) + WHEN.index(case[3])
+]
 CAPABLE: dict[tuple[str, str], ServerCapabilities] = {}
 """What was probed without a corruption."""
 WRITTEN: dict[tuple[Any, ...], str] = {}
 """What the models write behind a transcript."""
 CASES = ALL if os.environ.get("CORRUPTIONS") == "all" else SOME
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[dict[Any, LocalWorker]]:
-    workers: dict[Any, LocalWorker] = {name: load(f"embedded:{name}", rows=4) for name in PAIR}
-    yield workers
-    for worker in workers.values():
-        worker.close()
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +77,7 @@ def proxies(
             found[dialect] = {}
             for name in PAIR:
                 if dialect == "llama.cpp":
-                    file = tmp_path_factory.mktemp("gguf") / f"{name}.gguf"
-                    gguf = write_gguf(Path(resolve(f"embedded:{name}")), file)
+                    gguf = embedded_gguf(name, tmp_path_factory.mktemp("gguf"))
                     url = stack.enter_context(serving_gguf(gguf, 1024))
                 else:
                     app = VllmLike(pair[name], BEHAVIORS[dialect])
@@ -95,24 +88,24 @@ def proxies(
         yield found
 
 
-@pytest.mark.parametrize(("dialect", "how", "policy", "late"), CASES)
+@pytest.mark.parametrize(("dialect", "how", "policy", "when"), CASES)
 async def test_an_answer_is_what_the_models_wrote_or_an_error_by_name(
     dialect: str,
     how: str,
     policy: str,
-    late: bool,
+    when: str,
     pair: dict[Any, LocalWorker],
     proxies: dict[str, dict[str, tuple[str, Corrupting]]],
 ) -> None:
     workers: dict[Any, RemoteWorker] = {}
     for name, (url, proxy) in proxies[dialect].items():
         workers[name] = RemoteWorker(Server(url, retries=0), MODEL, pair[name].tokenizer)
-        proxy.how = None
-        if late:
+        proxy.how, proxy.every = None, 1
+        if when != "at once":
             if (dialect, name) not in CAPABLE:
                 CAPABLE[dialect, name] = await workers[name].capabilities()
             workers[name]._capabilities = CAPABLE[dialect, name]
-        proxy.how = how
+        proxy.how, proxy.every = how, 2 if when == "at times" else 1
     done: RequestCompleted | None = None
     failed: Exception | None = None
     try:

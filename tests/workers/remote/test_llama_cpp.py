@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deploy.lab.peers.llama_cpp import serving_gguf, write_gguf
+from deploy.lab.peers.llama_cpp import embedded_gguf, serving_gguf, write_gguf
 from orchestrator.errors import ContextLengthExceeded, Unsupported
 from orchestrator.types import (
     Constraint,
@@ -23,11 +23,10 @@ from orchestrator.types import (
 )
 from policies import POLICIES
 from policies.specreason import SpecReason
-from tests.workers.conftest import CONTROLS, make_model, make_tokenizer, save
+from tests.workers.conftest import CONTROLS, chain_checkpoint, make_model, make_tokenizer, save
 from tests.workers.remote.corruptions import Corrupting
 from tests.workers.remote.test_worker import (
     GREEDY,
-    PAIR,
     QUESTIONS,
     SCORE,
     answer,
@@ -35,8 +34,7 @@ from tests.workers.remote.test_worker import (
     call,
     write,
 )
-from tests.workers.remote.vllm_like import serving
-from workers.embedded.checkpoints import resolve
+from tests.workers.remote.vllm_like import PAIR, serving
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
 from workers.remote.protocol import Chunk, ServerCapabilities, Token
@@ -53,22 +51,10 @@ NEEDS_PROMPT = {"bild", "learned-gate", "surprise-takeover"}
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[dict[Any, LocalWorker]]:
-    """The embedded pair in this process."""
-    workers: dict[Any, LocalWorker] = {name: load(f"embedded:{name}", rows=4) for name in PAIR}
-    yield workers
-    for worker in workers.values():
-        worker.close()
-
-
-@pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The embedded pair as GGUF files."""
     folder = tmp_path_factory.mktemp("gguf")
-    return {
-        name: write_gguf(Path(resolve(f"embedded:{name}")), folder / f"{name}.gguf")
-        for name in PAIR
-    }
+    return {name: embedded_gguf(name, folder) for name in PAIR}
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +170,46 @@ async def test_a_thought_ends_where_a_proxy_drops_all_ids(
             ]
             assert replace(theirs, logprobs=()) == replace(ours, logprobs=())
             assert ours.finish == "think_end"
+
+
+@pytest.mark.parametrize("drops", [None, "ids are dropped"])
+@pytest.mark.parametrize(
+    ("rest", "text"),
+    [
+        (("2",), "2"),
+        (("2", "<think>", "3"), "2<think>3"),
+        (("2", "\u00c3"), "2"),
+        (("2", "\u00f0", "\u0141"), "2"),
+    ],
+)
+async def test_a_thought_that_is_closed_twice(
+    rest: tuple[str, ...], text: str, drops: str | None, tmp_path: Path
+) -> None:
+    """The worker stops reading at the second close, of which the server knows nothing. The server
+    may have ended with the next chunk: after a character that is not completed (here its first
+    bytes) it sends neither that nor the end of the turn, and counts both."""
+    folder = chain_checkpoint("0", "1", "</think>", *rest)
+    here = load(folder, rows=1, max_len=300)
+    named = replace(ask("2+2?"), closed=True).extend(Segment("policy", "0"))
+    forced = replace(named, forced=True)
+    try:
+        with (
+            serving_gguf(write_gguf(folder, tmp_path / "chain.gguf"), 300) as url,
+            serving(Corrupting(url, drops).app) as proxy,
+        ):
+            worker = RemoteWorker(Server(proxy, retries=0), MODEL, here.tokenizer)
+            for where, written, finish in [
+                (named, f"1</think>{text}", "eos"),
+                (forced, "1", "think_end"),
+                (forced.extend(Segment("policy", "1", finish="think_end")), text, "eos"),
+            ]:
+                ours, theirs = [
+                    (await write(one, where, StopCriteria(20))).segment for one in (here, worker)
+                ]
+                assert (theirs.text, theirs.finish) == (ours.text, ours.finish)
+                assert (ours.text, ours.finish) == (written, finish)
+    finally:
+        here.close()
 
 
 async def test_a_block_stays_whole(

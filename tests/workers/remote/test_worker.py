@@ -40,7 +40,7 @@ from orchestrator.worker import Call, Delta
 from policies import POLICIES
 from policies.specreason import SpecReason
 from tests.workers.conftest import chain_checkpoint
-from tests.workers.remote.vllm_like import MODEL, ServerBehavior, VllmLike, serving
+from tests.workers.remote.vllm_like import MODEL, PAIR, ServerBehavior, VllmLike, serving
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
 from workers.remote import protocol
@@ -58,16 +58,6 @@ GREEDY = Sampling()
 DIGITS = tuple("0123456789")
 JUDGE = (Message("user", "Score?"),)
 SCORE = LabelQuery(JUDGE, "", DIGITS)
-PAIR = ("small", "large")
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[dict[Any, LocalWorker]]:
-    """The embedded pair in this process."""
-    workers: dict[Any, LocalWorker] = {name: load(f"embedded:{name}", rows=4) for name in PAIR}
-    yield workers
-    for worker in workers.values():
-        worker.close()
 
 
 class Servers:

@@ -31,6 +31,7 @@ from workers.model.rng import uniform
 from workers.model.sampling import draw, warp
 
 MODEL = "served"
+PAIR = ("small", "large")
 
 
 @dataclass

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.workers.remote.vllm_like import PAIR
+from workers.engine.loading import load
+from workers.engine.worker import LocalWorker
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[dict[Any, LocalWorker]]:
+    """The embedded pair in this process."""
+    workers: dict[Any, LocalWorker] = {name: load(f"embedded:{name}", rows=4) for name in PAIR}
+    yield workers
+    for worker in workers.values():
+        worker.close()
