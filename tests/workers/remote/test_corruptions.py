@@ -8,7 +8,7 @@ or every other answer has it. Some of the combinations are tried; `CORRUPTIONS=a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from itertools import product
@@ -24,7 +24,13 @@ from orchestrator.loop.solve import solve
 from orchestrator.types import GREEDY, Limits, Message, StopCriteria, Transcript
 from orchestrator.worker import Call
 from policies import POLICIES
-from tests.workers.remote.corruptions import CORRUPTIONS, SHAPES, UNSEEN_IN_TEXT, Corrupting
+from tests.workers.remote.corruptions import (
+    CORRUPTIONS,
+    SHAPES,
+    UNSEEN_IN_TEXT,
+    UNSEEN_ONCE,
+    Corrupting,
+)
 from tests.workers.remote.test_worker import CHAT, MODEL, PLAIN, QUESTIONS, SGLANG
 from tests.workers.remote.vllm_like import PAIR, ServerBehavior, VllmLike, serving
 from workers.engine.worker import LocalWorker
@@ -48,10 +54,20 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 WHEN = ("at once", "late", "at times")
 HOW = (*CORRUPTIONS, *SHAPES)
+
+
+def unseen(dialect: str, when: str) -> Collection[str]:
+    """The corruptions that nothing shows."""
+    kind = "text" if dialect in TEXT_ALONE else dialect
+    if when == "at times":
+        return UNSEEN_ONCE.get(kind, ())
+    return UNSEEN_IN_TEXT if kind == "text" else ()
+
+
 ALL = [
     (dialect, how, policy, when)
     for dialect, how, policy, when in product(DIALECTS, HOW, RUNS, WHEN)
-    if not (dialect in TEXT_ALONE and how in UNSEEN_IN_TEXT)
+    if how not in unseen(dialect, when)
 ]
 PLACES = {case: place for place, case in enumerate(product(DIALECTS, HOW))}
 SOME = [
