@@ -11,6 +11,7 @@ import asyncio
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from orchestrator.experiments.answer_equality import compare, equal, expected, final
@@ -111,12 +112,15 @@ def algebra(given: str, wanted: str) -> bool:
 def _verified(given: str, wanted: str) -> bool:
     r"""math-verify's verdict; it reads boxes surely, and bare LaTeX only between dollar signs.
 
-    By default \sqrt{2} equals 1.414214, and x > 5 equals (5, \infty) in this order alone.
+    By default \sqrt{2} equals 1.414214, 5h equals 5 (h is taken for a unit), and x > 5 equals
+    (5, \infty) in this order alone.
     """
-    from math_verify import parse, verify
+    from math_verify import LatexExtractionConfig, parse, verify
 
+    spelling = replace(LatexExtractionConfig().normalization_config, units=False)
+    config = [LatexExtractionConfig(normalization_config=spelling)]
     gold, ours = (
-        parse(f"\\boxed{{{text}}}", parsing_timeout=None, raise_on_error=False)
+        parse(f"\\boxed{{{text}}}", config, parsing_timeout=None, raise_on_error=False)
         for text in (wanted, given)
     )
     return bool(

@@ -15,7 +15,9 @@ from functools import cache, partial
 from typing import Any, Final
 
 from orchestrator.experiments.answer_equality import equal
-from orchestrator.experiments.answer_values import Number, Sequence, Value, plain, read
+from orchestrator.experiments.answer_numbers import Number
+from orchestrator.experiments.answer_spelling import plain
+from orchestrator.experiments.answer_values import Sequence, Value, read
 
 Check = Callable[[str, Mapping[str, Any]], bool]
 """Whether an answer, without its box, is right for an entry of reasoning-gym."""

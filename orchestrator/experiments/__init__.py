@@ -27,6 +27,8 @@ Decisions:
 - `experimenter`: a replica's task that reads the log, decides and keeps readouts.
 
 Answers:
+- `answer_spelling`: one spelling for what LaTeX and Unicode have several for.
+- `answer_numbers`: numbers, with units, in any base, times and dates.
 - `answer_values`: the value that an answer writes.
 - `answer_equality`: whether two answers have the same value.
 """

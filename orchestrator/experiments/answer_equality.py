@@ -12,16 +12,14 @@ from fractions import Fraction
 from json import JSONDecoder
 from typing import Final
 
+from orchestrator.experiments.answer_numbers import LONGEST, Number, found, number
+from orchestrator.experiments.answer_spelling import MATRIX, latex
 from orchestrator.experiments.answer_values import (
-    LONGEST,
     Expression,
     Named,
-    Number,
     Sequence,
     Value,
     Words,
-    found,
-    number,
     read,
 )
 
@@ -114,19 +112,25 @@ def _equal(a: Value, b: Value, algebra: Algebra | None) -> bool | None:
             return _equal(a.value, b.value if isinstance(b, Named) else b, algebra)
         case Sequence(), Sequence():
             return _sequences(a, b, algebra)
-        case Sequence(decimal=Number() as decimal), Number():
-            return decimal.equals(b)
+        case Sequence(brackets=brackets), Words() if brackets == MATRIX:
+            return _grid(a) == b.lines
         case Sequence(brackets="{}", items=(only,)), Number() | Words() | Expression():
             return _equal(only, b, algebra)
         case Number() | Words() | Expression(), Sequence(brackets="{}", items=(only,)):
             return _equal(a, only, algebra)
-        case Expression(), Sequence() if not (a.is_set and b.brackets):
+        case Expression(), Sequence() if not ((a.is_set or a.has_matrix) and b.brackets):
             return False
+        case Expression(), Words(lines=((str() as letters,),)) if (
+            len(letters) < 4 and letters.isalpha()
+        ):
+            return _by_algebra(a, Expression(letters), algebra)
         case Expression(), Number() | Expression() | Sequence():
             return _by_algebra(a, b, algebra)
         case (
             (Words(), Number())
-            | (Number() | Words(), Sequence() | Named() | Expression())
+            | (Number(), Sequence() | Named() | Expression())
+            | (Words(), Named() | Expression())
+            | (Words(), Sequence())
             | (Sequence() | Words() | Expression(), Named())
             | (Sequence(), Expression())
         ):
@@ -163,10 +167,17 @@ def _latex(value: Value, *, scaled: bool) -> str:
             plain = value.value if scaled or not _unit(value) else Fraction(value.unmarked[0])
             return f"\\frac{{{plain.numerator}}}{{{plain.denominator}}}"
         case Expression(text=text, factor=factor) if scaled and factor != 1:
-            return f"({text})\\cdot\\frac{{{factor.numerator}}}{{{factor.denominator}}}"
+            return f"({latex(text)})\\cdot\\frac{{{factor.numerator}}}{{{factor.denominator}}}"
         case Expression(text=text) | Sequence(text=text) | Named(text=text):
-            return text
+            return latex(text)
     return ""
+
+
+def _grid(matrix: Sequence) -> tuple[tuple[str | Fraction, ...], ...] | None:
+    """A matrix of plain numbers as lines."""
+    rows = [row.items for row in matrix.items if isinstance(row, Sequence)]
+    cells = [[cell.value for cell in row if isinstance(cell, Number)] for row in rows]
+    return None if [*map(len, cells)] != [*map(len, rows)] else tuple(map(tuple, cells))
 
 
 def _sequences(a: Sequence, b: Sequence, algebra: Algebra | None) -> bool | None:

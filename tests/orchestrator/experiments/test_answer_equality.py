@@ -2,52 +2,9 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
 
-from orchestrator.experiments.answer_equality import compare, expected, final, number
-from orchestrator.experiments.answer_values import plain
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("7", 7),
-        ("-12", -12),
-        ("- 12", -12),
-        ("+3", 3),
-        ("007", 7),
-        ("5.", 5),
-        (".5", Fraction(1, 2)),
-        ("1/3", Fraction(1, 3)),
-        ("\\frac{1}{2}", Fraction(1, 2)),
-        ("\\frac12", Fraction(1, 2)),
-        ("-\\dfrac{3}{4}", Fraction(-3, 4)),
-        ("1,234", 1234),
-        ("1{,}234", 1234),
-        ("1\\,234", 1234),
-        ("$1,234.50", Fraction(2469, 2)),
-        ("\\$7", 7),
-        ("$\\frac{1}{4}$", Fraction(1, 4)),
-        ("1.5e3", 1500),
-        ("\N{MINUS SIGN}8", -8),
-        ("-\N{NO-BREAK SPACE}8", -8),
-        ("+\t8", 8),
-        ("1\t/\n2", Fraction(1, 2)),
-    ],
-)
-def test_numbers(text: str, value: Fraction | int) -> None:
-    found = number(text)
-    assert found is not None
-    assert found.value == value
-
-
-@pytest.mark.parametrize(
-    "text", ["1/0", "blue", "", "2\\sqrt{3}", "x = 5", "(1,2)", "9" * 2000, "-\n8"]
-)
-def test_what_is_no_plain_number(text: str) -> None:
-    assert number(text) is None
+from orchestrator.experiments.answer_equality import compare, expected, final
 
 
 @pytest.mark.parametrize(
@@ -146,7 +103,34 @@ def test_compare(text: str, answer: str, equal: bool | None) -> None:
         ("\\boxed{1101_2}", "1101"),
         ("\\boxed{1101_2}", "13"),
         ("\\boxed{3a0_{13}}", "3a0"),
-        ("\\boxed{3,14}", "3.14"),
+        ("\\boxed{3{,}14}", "3.14"),
+        ("\\boxed{€3,14}", "3.14"),
+        ("\\boxed{3,14\\text{ m}}", "3.14 m"),
+        ("\\boxed{1,5\\%}", "1.5\\%"),
+        ("\\boxed{3,05}", "3.05"),
+        ("\\boxed{5\\text{ or }7}", "5, 7"),
+        ("\\boxed{5 or 6}", "6 or 5"),
+        ("\\boxed{x=5\\text{ or }x=7}", "\\{7, 5\\}"),
+        ("\\boxed{x \\in \\{2,3\\}}", "3, 2"),
+        ("\\boxed{m\\angle ABC = 50^\\circ}", "50"),
+        ("\\boxed{\\angle{ABC} = 50}", "m\\angle ABC = 50^\\circ"),
+        ("\\boxed{x = \\frac{10}{2} = 5}", "5"),
+        ("\\boxed{12\\text{ units}^2}", "12\\text{ square units}"),
+        ("\\boxed{10\\text{ in}}", "10"),
+        ("\\boxed{10\\text{ in.}}", "10 inches"),
+        ("\\boxed{\\$5\\text{ per hour}}", "5"),
+        ("\\boxed{\\$5/\\text{hour}}", "5\\text{ dollars per hour}"),
+        ("\\boxed{\\$5\\text{ per hour}}", "\\$5"),
+        ("\\boxed{\\$5\\text{ each}}", "\\$5"),
+        ("\\boxed{\\frac34\\text{ of the pie}}", "0.75"),
+        ("\\boxed{60\\text{ mph}}", "60 miles per hour"),
+        ("\\boxed{2\\text{ hours }30\\text{ minutes}}", "150 min"),
+        ("\\boxed{5\\text{ N}}", "5"),
+        ("\\boxed{.\\bar3}", "1/3"),
+        ("\\boxed{\\mathbb{R}}", "(-\\infty, \\infty)"),
+        ("\\boxed{\\text{all real numbers}}", "\\mathbb R"),
+        ("\\boxed{\\varnothing}", "\\{\\}"),
+        ("\\boxed{\\langle 1, 2\\rangle}", "(1,2)"),
         ("\\boxed{0.\\overline{3}}", "1/3"),
         ("\\boxed{5 million}", "5000000"),
         ("\\boxed{50 cents}", "$0.50"),
@@ -155,6 +139,10 @@ def test_compare(text: str, answer: str, equal: bool | None) -> None:
         ("\\boxed{\\pm 2}", "-2, 2"),
         ("\\boxed{(-\\infty, 5]}", "(-∞, 5]"),
         ("\\boxed{\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}}", "1 2\n3 4.0"),
+        (
+            "\\boxed{\\begin{pmatrix} \\frac12 & 2 \\\\[2pt] 3 & 1,234 \\end{pmatrix}}",
+            "\\left[\\begin{array}{cc} 0.5&2\\\\3&1234\\\\ \\end{array}\\right]",
+        ),
     ],
 )
 def test_spellings(text: str, answer: str) -> None:
@@ -187,7 +175,27 @@ def test_spellings(text: str, answer: str) -> None:
         ("5 million", "5"),
         ("red, blue", "blue, red"),
         ("nan", "0"),
-        ("5 or 6", "6 or 5"),
+        ("5 or 6", "5 or 7"),
+        ("5 or 6", "5"),
+        ("2 or more", "2 or less"),
+        ("yes or no", "no or yes"),
+        ("10,20", "10.20"),
+        ("3,14", "3.14"),
+        ("5 m", "5\\text{ m}^2"),
+        ("\\$5\\text{ per hour}", "\\$5\\text{ per day}"),
+        ("\\frac34\\text{ of the pie}", "\\frac34\\text{ of the cake}"),
+        ("m\\angle A = 50^\\circ", "m\\angle B = 50^\\circ"),
+        ("x \\in \\{2,3\\}", "(2,3)"),
+        ("\\mathbb{R}", "\\mathbb{Z}"),
+        ("\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}", "1 2 3 4"),
+        (
+            "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}",
+            "\\begin{pmatrix} 1 & 2 \\end{pmatrix}",
+        ),
+        (
+            "\\begin{pmatrix} \\frac12 \\\\ 2 \\end{pmatrix}",
+            "\\begin{pmatrix} 2 \\\\ \\frac12 \\end{pmatrix}",
+        ),
         ("1.2.3", "1.23"),
     ],
 )
@@ -204,8 +212,3 @@ def test_long_answers_are_compared_in_one_pass(piece: str) -> None:
     assert compare(f"{long}\nSo it is 42.", "42") is True
     assert compare(f"\\boxed{{{long}}}", "42") is False
     assert compare(long, "43") is not True
-
-
-def test_wrappers_are_left_out_in_one_pass() -> None:
-    assert plain("\\text{" * 30_000) == ""
-    assert plain("12\\text{\\textbf{legs}} {a} }\\mathrm{b") == "12 legs {a} }b"
