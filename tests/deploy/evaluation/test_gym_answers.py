@@ -12,7 +12,8 @@ from deploy.evaluation import gym
 from deploy.evaluation.grading import Grader
 from deploy.evaluation.gym_answers import SCORED, check_of
 from orchestrator.experiments.answer_equality import equal
-from orchestrator.experiments.answer_values import Number, read
+from orchestrator.experiments.answer_numbers import Number
+from orchestrator.experiments.answer_values import read
 
 factory = pytest.importorskip("reasoning_gym.factory")  # vLLM's environment lacks it
 KINDS = sorted(factory.DATASETS.keys() - {"composite"})  # which is made of others
