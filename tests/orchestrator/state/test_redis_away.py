@@ -152,7 +152,7 @@ async def test_an_older_backup_while_it_runs(redis: RedisServer, renamed: bool) 
             pipe.flushall()
             for key, data in backup.items():
                 pipe.restore(key, 0, data)
-            if renamed:  # as docs/operations.md has it
+            if renamed:  # as docs/operate.md has it
                 pipe.hset("baton:pointers", "", f"{int(time.time())}:1")
             pipe.execute()
         await until(lambda: version(made) == version(other) == 1)
