@@ -97,7 +97,7 @@ def test_every_container_is_locked_in(name: str) -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_no_secret_stands_in_a_manifest_and_the_guide_names_them_all(name: str) -> None:
-    guide = (ROOT / "docs" / "operations.md").read_text()
+    guide = (ROOT / "docs" / "operate.md").read_text()
     documents = manifests(name)
     assert all(one["kind"] != "Secret" for one in documents)
     keys = {ref["key"] for one in documents for ref in _references(one)}

@@ -210,7 +210,7 @@ def test_names_and_help_keep_prometheus_rules(text: bytes) -> None:
 
 
 def test_the_guide_says_what_every_alert_means_and_of_no_other() -> None:
-    guide = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    guide = (DEPLOY.parent / "docs" / "operate.md").read_text()
     table = re.findall(r"^\| `(Baton\w+)` \| \w.*\|$", guide, re.MULTILINE)
     assert table == [rule["alert"] for rule in RULES]
     assert set(re.findall(r"`(Baton[A-Z]\w+)`", guide)) == set(table)
