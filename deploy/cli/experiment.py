@@ -118,10 +118,7 @@ def remove(
 
 @experiment.command("report")
 def readout(which: Which, url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """What an experiment has shown so far; may be read as often as one likes.
-
-    Intervals named always valid keep their promise however often one looks; those for a fixed
-    horizon only at one planned end. The verdict goes by the first.
+    """The readout of an experiment so far; its intervals hold at any number of looks.
 
     [bold]Examples[/]
 
@@ -165,13 +162,9 @@ def _print_report(reply: Reply) -> None:
         console.print(f"sample ratio {sound}: {counts} (p {ratio['p']:.2g})", markup=False)
     if 0 < reply["coverage"] < 1:
         console.print(f"{reply['coverage']:.0%} of the units take part by now", markup=False)
-    table = Table(
-        "arm", "metric", "value", "against", "difference", "always valid", "fixed horizon"
-    )
-    table.box = None
+    table = Table("arm", "metric", "value", "against", "difference", "always valid", box=None)
     for row in reply["comparisons"]:
         value = reply["arms"].get(row["arm"], {}).get(row["metric"], {}).get("mean")
-        test = row["fixed_horizon"]
         add_row(
             table,
             row["arm"],
@@ -180,7 +173,6 @@ def _print_report(reply: Reply) -> None:
             row["against"],
             _number(row["always_valid"]["estimate"]),
             _interval(row["always_valid"]),
-            "" if test is None else f"{_interval(test)} p {test['p']:.2g}",
         )
     console.print(table)
     for row in reply["bounds"]:

@@ -16,8 +16,7 @@ Readout:
 - `metrics`: the metrics that arms are compared by.
 - `samples`: a metric's values by unit: mean, variance, the delta method for ratios.
 - `sequential`: tests valid at any number of looks: confidence sequences, the sample ratio.
-- `fixed_horizon`: the usual tests for one planned look.
-- `distributions`: tails and quantiles that both use.
+- `student_t`: the quantile of Student's t that they use.
 - `report`: sample ratio, comparisons, bounds, verdicts.
 - `readouts`: past readouts of a run, for a plot over time.
 

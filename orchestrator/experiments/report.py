@@ -2,8 +2,7 @@
 
 First the sample ratio: if the arms did not get the intended shares of units, assignment is biased
 and no difference can be trusted. Then, per metric, each arm against the control: an always-valid
-interval (a confidence sequence), and beside it a fixed-horizon test. Verdicts use the always-valid
-intervals alone.
+interval (a confidence sequence).
 
 If the store dropped the first requests of a run, the others are a window that moves on. A
 sequential test holds for a sample that grows, so the report then claims nothing.
@@ -19,11 +18,6 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from orchestrator.experiments.documents import Bound, Experiment, ExperimentState, MetricName
-from orchestrator.experiments.fixed_horizon import (
-    FixedHorizonTest,
-    fixed_difference_test,
-    fixed_paired_test,
-)
 from orchestrator.experiments.metrics import METRICS
 from orchestrator.experiments.outcome_log import (
     ByArm,
@@ -83,7 +77,6 @@ class Comparison:
     units: int
     always_valid: Interval
     relative: float | None  # the difference as a share of the control's value
-    fixed_horizon: FixedHorizonTest | None
     needed: RequiredUnits | None
     paired: bool = False
 
@@ -210,7 +203,6 @@ class _Comparer:
             units=min(own.count, control.count),
             always_valid=interval,
             relative=interval.estimate / control.mean if control.mean else None,
-            fixed_horizon=fixed_difference_test(own, control, self._alpha),
             needed=required_units(own, control, wanted, ratio, self._alpha, experiment.tuned_for),
         )
 
@@ -221,14 +213,10 @@ class _Comparer:
         if not own.count:
             return None
         interval = self._claim(mean_interval(own, self._alpha, experiment.tuned_for))
-        if metric == "agreement":  # a share, not a difference
-            relative, tested = None, None
-        else:
-            usual = self._sample(base, metric, float("inf")).mean
-            relative = interval.estimate / usual if usual else None
-            tested = fixed_paired_test(own, self._alpha)
+        usual = self._sample(base, metric, float("inf"))
+        relative = interval.estimate / usual.mean if usual.mean else None
         return Comparison(
-            name, base, metric, own.count, interval, relative, tested, needed=None, paired=True
+            name, base, metric, own.count, interval, relative, needed=None, paired=True
         )
 
     def bound(self, name: str, bound: Bound) -> BoundCheck:
@@ -343,7 +331,7 @@ def _sentence(
         wanted = ", ".join(f"{name} {count:.0f}" for name, count in ratio.expected.items())
         return (
             f"Do not trust this experiment (sample ratio mismatch): the arms were given {seen} "
-            f"units, but {wanted} were expected (p = {ratio.always_valid_p:.1g})."
+            f"units, but {wanted} were expected (p = {ratio.p:.1g})."
         )
     title = METRICS[experiment.goal.metric].title
     sentences = []

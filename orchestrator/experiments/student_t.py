@@ -1,24 +1,17 @@
-"""Tails and quantiles of Student's t and chi-square, in numpy and the standard library."""
+"""The quantile of Student's t, in numpy."""
 
 from __future__ import annotations
 
-from math import erfc, exp, lgamma, log, pi, sqrt
-from statistics import NormalDist
+from math import log, pi
 from typing import Any, Final
 
 import numpy as np
 
-NORMAL: Final = NormalDist()
 _NODES: Final = 32
 _LAGUERRE: Final = np.polynomial.laguerre.laggauss(_NODES)
 _LEGENDRE: Final = np.polynomial.legendre.leggauss(_NODES)
 _NEAR: Final = 4.5  # up to here the tail is 1/2 minus an integral from 0
 _STEPS: Final = 30  # of Newton's method, which needs about seven
-
-
-def student_tail(t: float, freedom: float) -> float:
-    """The probability that Student's t is above `t`, which is not negative."""
-    return 0.5 if t == 0 else float(np.exp(_log_tail(np.array(log(t)), np.array(freedom))[0]))
 
 
 def student_quantile(normal: Any, freedom: Any) -> Any:
@@ -78,15 +71,3 @@ def _gamma_ratio(a: Any) -> Any:
     inverse = 1 / number
     series = -inverse / 8 + inverse**3 / 192 - inverse**5 / 640 + 17 * inverse**7 / 14336
     return ratio * np.sqrt(number) * np.exp(series)
-
-
-def chi_square_tail(value: float, freedom: int) -> float:
-    """The probability that chi-square is above `value`."""
-    if value <= 0:
-        return 1.0
-    half, a = value / 2, 0.5 if freedom % 2 else 1.0
-    tail = erfc(sqrt(half)) if freedom % 2 else exp(-half)
-    while a < freedom / 2:
-        tail += exp(a * log(half) - half - lgamma(a + 1))
-        a += 1
-    return tail
