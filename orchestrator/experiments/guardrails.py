@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from orchestrator.experiments.documents import Experiment, ExperimentState, Guardrail
 from orchestrator.experiments.metrics import METRICS, observations
 from orchestrator.experiments.outcome_log import TIMES, ByArm, RequestRecord, comparable
-from orchestrator.experiments.samples import Sample, linearise, sample
+from orchestrator.experiments.samples import Sample, linearise, sample, unit_sums
 from orchestrator.experiments.sequential import (
     difference_interval,
     mean_interval,
@@ -111,13 +109,10 @@ def _slow(
     Requests of one unit are alike, so units are counted: exactly if all requests of each unit are
     slow or none is, else by the ratio of slow requests to all requests over units.
     """
-    sums: dict[str, list[float]] = {}
-    for request, ms, _ in observations(requests, rail.metric, experiment.prices):
-        own = sums.setdefault(request.exposure.unit, [0.0, 0.0])
-        own[0] += ms > limit
-        own[1] += 1
-    slow, count = (int(total) for total in np.sum(list(sums.values()), axis=0))
-    units = linearise(np.array(list(sums.values())), bounded=True)
+    found = observations(requests, rail.metric, experiment.prices)
+    sums = unit_sums((request, float(ms > limit), 1.0) for request, ms, _ in found)
+    slow, count = (int(total) for total in sums.sum(axis=0))
+    units = linearise(sums, bounded=True)
     if units.binary:
         over = proportion_exceeds(int(units.values.sum()), units.count, 1 - quantile, rail.alpha)
     else:

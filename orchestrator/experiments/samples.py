@@ -1,10 +1,9 @@
 """A metric's values by unit: their mean or ratio, and its standard error.
 
-A unit (a user, a session) may send many requests, which are correlated; so units are what is
-counted.
-The ratio of two sums over units is linearised (the delta method; Deng et al. 2018, "Applying the
-Delta Method in Metric Analytics", arXiv 1803.06336), which for one request per unit is the plain
-mean with its plain variance.
+A unit (a user, a session) may send many requests, which are correlated; so units are counted. The
+ratio of two sums over units is linearised (the delta method; Deng et al. 2018, "Applying the Delta
+Method in Metric Analytics", arXiv 1803.06336), which for one request per unit is the plain mean
+with its plain variance.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ EQUAL: Final = 1e-14  # of the mean square: a smaller variance is rounding
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What an interval is made of: numbers, or arrays of one shape with an entry per sample.
+    """The moments of a sample: numbers, or arrays of one shape with an entry per sample.
 
     `variance` and `skewness` are of one unit's value.
     """
@@ -38,34 +37,8 @@ class Moments:
 
     @property
     def error(self) -> Any:
-        """The standard error of the mean; infinite where the variance is."""
+        """The standard error of the mean; infinite if the variance is."""
         return np.sqrt(self.variance / np.maximum(self.count, 1))
-
-
-def moments(
-    count: Any, sums: tuple[Any, Any, Any], extremes: tuple[float, float] | None = None
-) -> Moments:
-    """Moments from the number of units and the sums of their values, squares and cubes.
-
-    Sums of values near 0 keep the most digits. The variance is infinite below two units; with
-    `extremes` it counts one pseudo-unit at either (see `Sample`).
-    """
-    count = np.asarray(count, dtype=float)
-    mean, number = sums[0] / np.maximum(count, 1), np.maximum(count, 1)
-    if extremes is not None:
-        number = count + 2
-        sums = tuple(
-            total + extremes[0] ** power + extremes[1] ** power
-            for power, total in enumerate(sums, start=1)
-        )
-    first, second, third = (total / number for total in sums)
-    spread = np.maximum(second - first**2, 0.0)
-    cube = third - 3 * first * second + 2 * first**3
-    known = spread > EQUAL * np.maximum(second, np.finfo(float).tiny)  # else it is rounding
-    skewness = np.where(known, cube / np.where(known, spread, 1.0) ** 1.5, 0.0)
-    if extremes is None:
-        spread = np.where(count > 1, spread * number / np.maximum(number - 1, 1), np.inf)
-    return Moments(count, mean, spread, skewness)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +46,8 @@ class Sample:
     """One arm's values of one metric: an array with a linearised value per unit.
 
     The mean of `values` is the metric. `extremes` are the smallest and the largest possible value
-    of a bounded metric: one pseudo-unit at either keeps the variance above 0 where all units
-    agree (Agresti and Caffo 2000, for proportions).
+    of a bounded metric: one pseudo-unit at each keeps the variance above 0 if all units agree
+    (Agresti and Caffo 2000, for proportions).
     """
 
     values: Vector
@@ -90,19 +63,22 @@ class Sample:
 
     @property
     def moments(self) -> Moments:
-        """Of the values."""
-        mean, ends = self.mean, self.extremes
-        near = self.values - mean
-        about = moments(
-            self.count,
-            (near.sum(), (near**2).sum(), (near**3).sum()),
-            None if ends is None else (ends[0] - mean, ends[1] - mean),
-        )
-        return Moments(self.count, mean, float(about.variance), float(about.skewness))
+        """The moments of the values; the variance is infinite below two units."""
+        ends = self.extremes
+        values = self.values if ends is None else np.append(self.values, ends)
+        if len(values) < 2:
+            return Moments(self.count, self.mean, np.inf, 0.0)
+        near = values - values.mean()
+        variance, cube = (near**2).mean(), (near**3).mean()
+        known = variance > EQUAL * (values**2).mean()  # else it is rounding
+        skewness = float(cube / variance**1.5) if known else 0.0
+        if ends is None:
+            variance *= len(values) / (len(values) - 1)
+        return Moments(self.count, self.mean, float(variance), skewness)
 
     @property
     def variance(self) -> float:
-        """Of one unit's value; infinite below two units."""
+        """The variance of one unit's value; infinite below two units."""
         return float(self.moments.variance)
 
     @property
@@ -116,12 +92,19 @@ class Sample:
         return self.extremes == (0.0, 1.0) and bool(np.isin(self.values, (0, 1)).all())
 
 
+def unit_sums(rows: Iterable[tuple[RequestRecord, float, float]]) -> Vector:
+    """Sums of numerators and denominators by unit, shape (units, 2), in the order of the units."""
+    sums: dict[str, list[float]] = {}
+    for request, numerator, denominator in rows:
+        total = sums.setdefault(request.exposure.unit, [0.0, 0.0])
+        total[0] += numerator
+        total[1] += denominator
+    return np.array(list(sums.values()), dtype=float).reshape(-1, 2)
+
+
 @dataclass(frozen=True, slots=True)
 class MetricValues:
-    """A metric over an arm's requests that have it: one of `values` per request.
-
-    `sums` has shape (units, 2): numerators and denominators, units in the order they were seen.
-    """
+    """A metric over an arm's requests that have it: `values` by request, `sums` by unit."""
 
     values: Vector
     sums: Vector
@@ -131,21 +114,13 @@ def metric_values(
     requests: Iterable[RequestRecord], metric: MetricName, prices: Prices
 ) -> MetricValues:
     """A metric of an arm's requests."""
-    units: dict[str, int] = {}
-    indices, numerators, denominators = [], [], []
-    for request, numerator, denominator in observations(requests, metric, prices):
-        indices.append(units.setdefault(request.exposure.unit, len(units)))
-        numerators.append(numerator)
-        denominators.append(denominator)
-    unit = np.array(indices, dtype=np.intp)
-    both = np.array([numerators, denominators], dtype=float)
-    sums = np.array([np.bincount(unit, each, len(units)) for each in both], dtype=float)
-    return MetricValues(both[0] / both[1], sums.T)
+    rows = list(observations(requests, metric, prices))
+    return MetricValues(np.array([above / below for _, above, below in rows]), unit_sums(rows))
 
 
 def sample(requests: Iterable[RequestRecord], metric: MetricName, prices: Prices) -> Sample:
     """A metric of an arm's requests, by unit."""
-    return linearise(metric_values(requests, metric, prices).sums, METRICS[metric].bounded)
+    return linearise(unit_sums(observations(requests, metric, prices)), METRICS[metric].bounded)
 
 
 def linearise(sums: Vector, bounded: bool = False) -> Sample:
@@ -163,12 +138,8 @@ def paired_sample(
     requests: Iterable[RequestRecord], shadow: str, metric: MetricName, prices: Prices
 ) -> Sample:
     """By unit, a shadow arm's value minus the served arm's, on the same requests."""
-    sums: dict[str, list[float]] = {}
-    for request, difference in paired_differences(requests, shadow, metric, prices):
-        total = sums.setdefault(request.exposure.unit, [0.0, 0.0])
-        total[0] += difference
-        total[1] += 1
-    differences = linearise(np.array(list(sums.values())).reshape(-1, 2))
+    pairs = paired_differences(requests, shadow, metric, prices)
+    differences = linearise(unit_sums((request, value, 1.0) for request, value in pairs))
     if not METRICS[metric].bounded:
         return differences
     return Sample(differences.values, (0.0, 1.0) if metric == "agreement" else (-1.0, 1.0))

@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 from scipy.stats import binomtest
 
-from orchestrator.experiments.samples import Moments, Sample, moments
+from orchestrator.experiments.samples import EQUAL, Moments, Sample
 from orchestrator.experiments.sequential import (
     difference_bounds,
     mean_bounds,
@@ -115,6 +115,31 @@ def run(cell: Cell, experiments: int, seed: int = 0) -> Rate:
 
 
 # --- two arms -------------------------------------------------------------------------------------
+
+
+def moments(
+    count: Any, sums: tuple[Any, Any, Any], extremes: tuple[float, float] | None = None
+) -> Moments:
+    """`Sample.moments` from the number of units and the sums of their values, squares and cubes.
+
+    Sums of values near 0 keep the most digits. The variance is infinite below two units.
+    """
+    count = np.asarray(count, dtype=float)
+    mean, number = sums[0] / np.maximum(count, 1), np.maximum(count, 1)
+    if extremes is not None:
+        number = count + 2
+        sums = tuple(
+            total + extremes[0] ** power + extremes[1] ** power
+            for power, total in enumerate(sums, start=1)
+        )
+    first, second, third = (total / number for total in sums)
+    spread = np.maximum(second - first**2, 0.0)
+    cube = third - 3 * first * second + 2 * first**3
+    known = spread > EQUAL * np.maximum(second, np.finfo(float).tiny)  # else it is rounding
+    skewness = np.where(known, cube / np.where(known, spread, 1.0) ** 1.5, 0.0)
+    if extremes is None:
+        spread = np.where(count > 1, spread * number / np.maximum(number - 1, 1), np.inf)
+    return Moments(count, mean, spread, skewness)
 
 
 def at_looks(values: Any, every: int) -> Any:
