@@ -9,8 +9,10 @@
 - `prediction`: a recorded evaluation at such costs.
 - `load`: requests a second by policy.
 - `tally`: what policies did over several recorded evaluations, each beside a coin.
-- `real_pair`: the page of the pretrained pair.
-- `regrade`: recorded answers graded again.
 - `fetch`: downloads the pretrained pair (`make real-pair`).
 - `traffic`: sends problems and rewards to a running experiment.
+
+Beside them: `experiments/` (what `baton lab run` takes), `costs/`, `results/` (dated tables), and
+`dialogues.json.xz`: 48 questions under five policies, the calls of the pretrained pair with their
+tokens, as recorded.
 """

@@ -6,7 +6,6 @@ policy can be added without measuring the others again.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 
 from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.evaluation_log import read
+from deploy.evaluation.intervals import mean, mean_interval, paired, wilson
 from deploy.evaluation.summary import SMALL
 from orchestrator.errors import ConfigError
 
@@ -36,7 +36,6 @@ class Tally:
     """What `large-only` took in the same run."""
     kept: dict[Key, Counter[str]] = field(default_factory=dict)
     """Tokens that stayed, by author."""
-    judged: int = 0
     failed: int = 0
 
     @property
@@ -86,26 +85,7 @@ def tally(folders: Sequence[Path]) -> list[Tally]:
             for step in row["steps"]:
                 if step["accepted"]:
                     one.kept[key][step["author"]] += step["tokens"]
-            if "recording" in row:
-                one.judged += judge_tokens(folder / row["recording"])
     return list(found.values())
-
-
-def judge_tokens(path: Path) -> int:
-    """Tokens that were computed to judge drafts, over one recorded request."""
-    return sum(_judge_tokens(json.loads(line)) for line in path.read_text("utf-8-sig").splitlines())
-
-
-def _judge_tokens(data: Any) -> int:
-    """The same of a line: plain JSON, since it may hold actions of other versions."""
-    if isinstance(data, list):
-        return sum(map(_judge_tokens, data))
-    if not isinstance(data, dict):
-        return 0
-    if data.get("$") in ("Classification", "Verification"):
-        usage = data.get("usage", {})
-        return int(usage.get("prompt", 0) - usage.get("cached", 0))
-    return sum(map(_judge_tokens, data.values()))
 
 
 def above_coin(one: Tally, tallies: Sequence[Tally]) -> list[float]:
@@ -133,3 +113,32 @@ def above_coin(one: Tally, tallies: Sequence[Tally]) -> list[float]:
     return [
         one.right[key] - (1 - weight) * left.right[key] - weight * right.right[key] for key in both
     ]
+
+
+def rows(tallies: Sequence[Tally]) -> list[dict[str, Any]]:
+    """One row a policy: right answers, large tokens, and the differences in points.
+
+    `to_large` is the difference to `large-only` on the same problems, `above_coin` to a coin at the
+    same share of large tokens; each with its interval of 95 %, and None if it cannot be known.
+    """
+    base = next((one for one in tallies if one.label == BASELINE), None)
+    found = []
+    for one in tallies:
+        low, high = wilson(sum(one.right.values()), len(one.right))
+        row = {
+            "policy": one.label,
+            "problems": len(one.right),
+            "failed": one.failed,
+            "accuracy": [one.accuracy, low, high],
+            "large_share": one.share,
+            "to_large": None,
+            "above_coin": None,
+        }
+        if base is not None and base is not one:
+            both = [key for key in one.right if key in base.right]
+            compared = paired([one.right[key] for key in both], [base.right[key] for key in both])
+            row["to_large"] = [compared.difference, compared.low, compared.high]
+        if one.policy not in ALONE and (differences := above_coin(one, tallies)):
+            row["above_coin"] = [mean(differences), *mean_interval(differences)]
+        found.append(row)
+    return found

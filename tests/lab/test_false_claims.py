@@ -124,7 +124,7 @@ def test_quantiles_cross_where_the_guardrail_does(slow: float, each: int) -> Non
 
 @pytest.mark.parametrize("cell", cells(), ids=lambda cell: cell.name)
 def test_few_enough_experiments_claim_anything(cell: Cell) -> None:
-    """A short form of `make experiments-calibration`: what chance alone would not do."""
+    """A short form of `python -m tests.lab.false_claims`: what chance alone would not do."""
     rate = run(cell, 60, seed=1)
     tail = binom.cdf(rate.claims, 60, cell.promise)
     assert (tail if cell.above else 1 - tail + binom.pmf(rate.claims, 60, cell.promise)) > 1e-4

@@ -2,13 +2,60 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from deploy.lab.tally import Tally, above_coin, tally
-from tests.lab.test_real_pair import write
+from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question
+from deploy.evaluation.evaluation_log import EvaluationLog
+from deploy.lab.tally import Tally, above_coin, rows, tally
+from orchestrator.types import Step
+from policies.specreason import SpecReason
+from tests.deploy.evaluation.recorded_runs import record
 
 pytestmark = pytest.mark.asyncio
+
+POLICIES = ("large-only", "small-only", "coin:large_probability=0.5", "specreason")
+SHARES = {"large-only": (0, 8), "small-only": (8, 0), "coin:large_probability=0.5": (4, 4)}
+RIGHT = {"large-only": 4, "small-only": 1, "coin:large_probability=0.5": 2, "specreason": 4,
+         "bild:rollback=0": 4, "bild:rollback=1.5": 3, "cascade": 2}  # fmt: skip
+
+
+async def write(
+    folder: Path,
+    policies: tuple[str, ...] = POLICIES,
+    ms: float = 100,
+    kind: str = "",
+    params: dict[str, Any] | None = None,
+    method: str = "vanilla",
+) -> None:
+    recording, _ = await record(SpecReason(threshold=7), scores=(9, 3))
+    log = EvaluationLog(
+        folder / "rows.jsonl",
+        {"problems": f"gym:{kind or folder.name}:1", "seed": 0, "concurrency": 1, "max_tokens": 9,
+         "speculation": method, "transport": "in-process",
+         "pair": {"params": params or {}}},
+        [Candidate.parse(policy) for policy in policies],
+        recordings=True,
+    )  # fmt: skip
+    problems = [Question(f"{n}?", str(n)) for n in range(4)]
+    log.resume(problems)
+    for index, problem in enumerate(problems):
+        turn = []
+        for policy in policies:
+            small, large = SHARES.get(policy, (6, 2))
+            steps = tuple(
+                Step(author, "x", kept, tokens, 1.0)
+                for author, kept, tokens in (
+                    ("small", True, small), ("small", False, 50), ("large", True, large),
+                )
+            )  # fmt: skip
+            answer = EvaluatedAnswer("1", steps=steps, recording=recording)
+            slow = 2 if policy == "large-only" else 1
+            turn.append(EvaluationResult(index < RIGHT[policy], ms * slow, answer))
+        log.add(index, problem, turn)
+    log.close()
 
 
 async def test_a_coin_is_taken_on_the_problems_that_both_answered(tmp_path: Path) -> None:
@@ -41,3 +88,18 @@ async def test_a_coin_at_any_share(tmp_path: Path) -> None:
     specreason = [one for one in tallies if one.label == "specreason"]
     assert above_coin(specreason[0], specreason) == []
     assert Tally("x:y=1").policy == "x"
+
+
+async def test_a_row_says_what_a_policy_gains(baton: Any, tmp_path: Path) -> None:
+    await write(tmp_path / "gsm")
+    await write(tmp_path / "legs")
+    found = {row["policy"]: row for row in rows(tally([tmp_path / "gsm", tmp_path / "legs"]))}
+    assert found["specreason"]["problems"] == 8
+    assert found["specreason"]["accuracy"][0] == 1
+    assert found["specreason"]["to_large"][0] == 0
+    assert found["specreason"]["above_coin"][0] == pytest.approx(1 - 0.375)  # a quarter is large
+    assert found["small-only"]["to_large"][0] == pytest.approx(-0.75)
+    assert found["coin:large_probability=0.5"]["above_coin"] is None
+    ran = baton("lab", "tally", str(tmp_path / "gsm"), str(tmp_path / "legs"))
+    assert ran.status == 0, ran.err
+    assert "+62.5 [" in ran.out

@@ -17,7 +17,7 @@ from tests.deploy.conftest import ROOT, Served, free_port, running
 from tests.real.test_policies import ask, check
 
 if find_spec("vllm") is None:
-    pytest.skip("needs vLLM: make test-real-vllm", allow_module_level=True)
+    pytest.skip("needs vLLM: run it by the Python of .venv-vllm", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@
 - `bench_weights`: types of weights side by side.
 - `drive`: problems for a running experiment.
 - `predict`: recorded requests at the costs of another pair.
+- `run`: the commands of an experiment file.
+- `tally`: policies over several recorded evaluations, each beside a coin.
 - `torture`: attacks on a service.
 - `train`: the embedded pair's training recipe.
 """
@@ -20,6 +22,8 @@ from deploy.lab.commands.bench_length import bench_length
 from deploy.lab.commands.bench_weights import bench_weights
 from deploy.lab.commands.drive import drive
 from deploy.lab.commands.predict import predict
+from deploy.lab.commands.run import run
+from deploy.lab.commands.tally import tally
 from deploy.lab.commands.torture import torture
 from deploy.lab.commands.train import train
 
@@ -33,5 +37,7 @@ lab.command("bench-length")(bench_length)
 lab.command("bench-weights")(bench_weights)
 lab.command("drive")(drive)
 lab.command("predict")(predict)
+lab.command("run")(run)
+lab.command("tally")(tally)
 lab.command("torture")(torture)
 lab.command("train")(train)

@@ -1,7 +1,7 @@
 """What the service's own description allows, and what it does not, sent to the service.
 
-`FUZZ_CASES` is the number of requests (`make fuzz-api` sends 10,000). Every answer must be one that
-the description lists, and none a failure of the service.
+`FUZZ_CASES` is the number of requests. Every answer must be one that the description lists, and
+none a failure of the service.
 """
 
 from __future__ import annotations
