@@ -1,6 +1,6 @@
-"""Token-level methods, weights, calls of workers, and Baton's own cost as a thought grows.
+"""Benchmarks: token-level methods, weights, calls of workers, and Baton's cost as a thought grows.
 
-They are the commands `baton lab bench-decode`, `bench-weights`, `bench-calls`, `bench-length`.
+Commands: `baton lab bench-decode`, `bench-weights`, `bench-calls`; the rest is for `make bench`.
 
 In reading order:
 
@@ -14,6 +14,6 @@ In reading order:
 - `calls`: workers side by side, by the time of a call.
 - `instant`: workers that answer at once.
 - `round_trip`: a call to a replica beside Serve's own bare call.
-- `live`: many long requests at once, and what one holds.
-- `length`: what a step, a remote delta and a call cost as a thought grows.
+- `live`: many long requests at once, and the memory that one holds.
+- `length`: the cost of a step and of a remote delta as a thought grows.
 """

@@ -1,8 +1,8 @@
-"""Workers that answer at once: what is left of a request's cost is Baton's own.
+"""Workers that answer at once, so that a request's whole cost is Baton's.
 
-They write steps of `STEP` tokens, equal in length and different in text. The large one finds every
-tenth draft wrong, so a thought also grows the way it does where drafts are thrown away. When a step
-is asked for the first time the clock is read: `marks[n]` is when step n began.
+They write steps of `STEP` tokens, equal in length and different in text. The large one rejects
+every tenth draft, so a thought also grows as it does when drafts are thrown away. The clock is read
+when a step is asked for the first time: `marks[n]` is when step n began.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VOCABULARY = "instant"
 
 
 class InstantWorker:
-    """A `Worker` whose thought has `steps` steps; `clock` is read where each begins."""
+    """A `Worker` whose thought has `steps` steps; it reads `clock` where each begins."""
 
     tokenizer = SimpleNamespace(hash=VOCABULARY)
     alive = True
@@ -112,15 +112,11 @@ def _text(place: int) -> str:
 
 
 class LoopbackHandle:
-    """Serve's handle on one replica of this process; what it sends is pickled, as Serve does.
-
-    `sent` are the bytes that travelled there.
-    """
+    """Serve's handle on a replica of this process; it pickles calls and results, as Serve does."""
 
     def __init__(self, worker: Any) -> None:
         self._replica = ReplicaServer(lambda: worker)
         self._method = ""
-        self.sent = 0
 
     def options(self, *, method_name: str, **_: Any) -> LoopbackHandle:
         self._method = method_name
@@ -128,7 +124,6 @@ class LoopbackHandle:
 
     def remote(self, *args: Any) -> Any:
         data = pickle.dumps(args, protocol=pickle.HIGHEST_PROTOCOL)
-        self.sent += len(data)
         called = getattr(self._replica, self._method)(*pickle.loads(data))  # noqa: S301
         return _Stream(called) if self._method == "stream_call" else _Response(called)
 

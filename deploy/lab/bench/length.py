@@ -1,8 +1,8 @@
-"""What a step costs as a thought grows: the step loop, the HTTP surface, remote deltas, a call.
+"""CPU time of a step and of a remote delta as a thought grows.
 
-Workers answer at once (`instant`), and what is measured is the CPU time of one thread, so the rest
-of the machine says little. A step's cost at n is the mean over the steps around the n-th, and of
-several runs the lowest.
+Workers answer at once (`instant`), and only the CPU time of one thread is measured, so other load
+on the machine changes little. A step's cost at n is the mean over the steps around the n-th, and
+the lowest of several runs.
 """
 
 from __future__ import annotations
@@ -10,44 +10,34 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from queue import Queue
 from threading import Thread
-from time import perf_counter, thread_time
+from time import thread_time
 from typing import Any, Final
 
 from deploy.evaluation.summary import Row
-from deploy.evaluation.tables import Column
 from deploy.lab.bench.instant import STEP, InstantWorker, LoopbackHandle
 from orchestrator.http.app import create_app
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.service import Service
 from orchestrator.loop.solve import solve
-from orchestrator.types import Limits, Message, Sampling, Segment, Transcript
-from orchestrator.worker import Call, Worker
+from orchestrator.types import Limits, Message, Sampling
+from orchestrator.worker import Worker
 from policies import POLICIES
 from workers.remote.protocol import ServerCapabilities
 from workers.remote.server import Server
 from workers.remote.worker import RemoteWorker
 from workers.replica.client import ReplicaWorker
-from workers.replica.prefixes import PrefixReceiver, PrefixSender
 from workers.text.tokenizer import Tokenizer
 
-CHOICE: Final = ("small-only", "specreason", "bild", "speculative-thinking")
 WAYS: Final = ("loop", "replica", "http")
-"""The step loop alone; with each call pickled to a replica and back; behind the HTTP surface."""
-AROUND: Final = 20  # steps around the n-th
+"""The step loop alone; with each call pickled to a replica and back; over the HTTP surface."""
+AROUND: Final = 20  # steps on either side of the n-th
 QUESTION: Final = "How many?"
 MANY: Final = 1 << 30
-ABOUT: Final = (
-    f"Steps have {STEP} tokens; one of ten drafts is rejected where a policy judges. CPU time: of "
-    "a step, with workers that answer at once, in the step loop alone, with each call pickled to "
-    "a replica and back, and behind the HTTP surface, streamed; of a remote delta, all but the "
-    "server's."
-)
 
 
 def bench_steps(
@@ -70,7 +60,6 @@ def bench_steps(
             best = [min(cost) for cost in zip(*costs, strict=True)]
             rows.append(
                 {
-                    "measure": "step",
                     "policy": policy,
                     "way": way,
                     "ms": dict(zip(map(str, sizes), best, strict=True)),
@@ -177,8 +166,8 @@ def bench_deltas(
 ) -> list[Row]:
     """A row for each size: seconds of CPU for `large-only` over a server's one-token deltas.
 
-    All of it counts but the server: the connection, parsing, the step loop and streaming.
-    `tokenizer` is that of the model which the server would have; it marks a thought's end.
+    The connection, parsing, the step loop and streaming count; the server does not. `tokenizer`
+    belongs to the model that the server would have; it marks a thought's end.
     """
     rows: list[Row] = []
     for size in sizes:
@@ -187,9 +176,7 @@ def bench_deltas(
         began = thread_time()
         asyncio.run(_deltas(tokenizer, size))
         seconds = thread_time() - began
-        rows.append(
-            {"measure": "deltas", "deltas": size, "cpu_s": seconds, "us": 1e6 * seconds / size}
-        )
+        rows.append({"deltas": size, "cpu_s": seconds, "us": 1e6 * seconds / size})
     return rows
 
 
@@ -268,91 +255,3 @@ async def _respond(
         writer.write(b"content-type: application/json\r\n\r\n")
         writer.write(json.dumps({"choices": [{"text": "", "finish_reason": "length"}]}).encode())
     writer.close()
-
-
-# --- a call --------------------------------------------------------------------------------------
-
-
-def bench_calls(sizes: Sequence[int], *, tokens: int = 20, rounds: int = 20) -> list[Row]:
-    """Two rows for each number of segments: kilobytes, and microseconds to pack and to unpack.
-
-    `whole` is the first call that a replica gets of a transcript, `next` the one after it, with a
-    segment more.
-    """
-    rows: list[Row] = []
-    for size in sizes:
-        transcript = Transcript((Message("user", QUESTION),))
-        for number in range(size):
-            transcript = transcript.extend(_segment(number, tokens))
-        sender, receiver = PrefixSender(), PrefixReceiver()
-
-        def pack(call: Call, sender: PrefixSender = sender) -> bytes:
-            return pickle.dumps(next(sender.forms(call)), protocol=pickle.HIGHEST_PROTOCOL)
-
-        def unpack(data: bytes, receiver: PrefixReceiver = receiver) -> None:
-            call = receiver.restore(pickle.loads(data))  # noqa: S301
-            if call is None:
-                raise RuntimeError("expected the replica to have what was sent before")
-            receiver.keep(call)
-
-        whole = Call("bench", transcript)
-        for kind in ("whole", "next"):
-            bytes_, packing, unpacking = 0, [], []
-            for number in range(rounds):
-                call = whole
-                if kind == "next":
-                    call = Call("bench", transcript.extend(_segment(size + number, tokens)))
-                began = perf_counter()
-                data = pack(call)
-                packed = perf_counter()
-                unpack(data)
-                packing.append(packed - began)
-                unpacking.append(perf_counter() - packed)
-                bytes_ = len(data)
-            sender.delivered(whole)
-            rows.append(
-                {
-                    "measure": "call",
-                    "kind": kind,
-                    "segments": size,
-                    "tokens": transcript.thought.tokens,
-                    "kb": bytes_ / 1e3,
-                    "pack_us": 1e6 * min(packing),
-                    "unpack_us": 1e6 * min(unpacking),
-                }
-            )
-    return rows
-
-
-def _segment(number: int, tokens: int) -> Segment:
-    places = range(number * tokens, (number + 1) * tokens)
-    text = f"{number}:" + " and" * (tokens - 2) + ".\n\n"
-    return Segment("small", text, tuple(places), (-0.1,) * tokens, "instant")
-
-
-# --- tables --------------------------------------------------------------------------------------
-
-
-def step_columns(sizes: Sequence[int]) -> list[Column]:
-    """Milliseconds at each of `sizes` steps, and their growth."""
-    return [
-        ("policy", lambda row: row["policy"]),
-        ("way", lambda row: row["way"]),
-        *((f"ms at {n} steps", lambda row, n=n: f"{row['ms'][str(n)]:.3f}") for n in sizes),
-        ("last to first", lambda row: f"{row['growth']:.2f}x"),
-    ]
-
-
-DELTAS: list[Column] = [
-    ("remote deltas", lambda row: str(row["deltas"])),
-    ("CPU s", lambda row: f"{row['cpu_s']:.2f}"),
-    ("µs a delta", lambda row: f"{row['us']:.0f}"),
-]
-CALLS: list[Column] = [
-    ("call", lambda row: row["kind"]),
-    ("segments", lambda row: str(row["segments"])),
-    ("tokens", lambda row: str(row["tokens"])),
-    ("KB", lambda row: f"{row['kb']:.1f}"),
-    ("µs to pack", lambda row: f"{row['pack_us']:.0f}"),
-    ("µs to unpack", lambda row: f"{row['unpack_us']:.0f}"),
-]

@@ -1,11 +1,11 @@
-"""Many long requests at once over scripted workers: what they leave of the loop that they share.
+"""Many long requests at once over scripted workers, and the lag of the event loop they share.
 
-The workers write at a steady pace, as models do that cost this process nothing, and hand over text
-as a replica does: a draft as a whole, a stream in pieces of `PIECE_S`. Everything else is real: the
-HTTP surface, the step loop, the policy, the record. Requests come `APART_S` after each other.
+The workers write at a steady pace and cost this process nothing. They return text as a replica
+does: a draft as a whole, a stream in pieces of `PIECE_S`. Everything else is real: the HTTP
+surface, the step loop, the policy, the record. Requests come `APART_S` after each other.
 
-The loop's lag is how much too late a sleep of `TICK_S` ends. Others on the machine are in it; what
-the loop itself worked in that time, in CPU, is what it would be without them.
+The loop's lag is how much too late a sleep of `TICK_S` ends. Other load on the machine adds to it;
+the CPU time that the loop took meanwhile is the lag without that load.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ import gc
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import pairwise
-from statistics import median
 from time import perf_counter, process_time, thread_time
 from typing import Any, Final
 
 from deploy.evaluation.intervals import quantile
 from deploy.evaluation.summary import Row
-from deploy.evaluation.tables import Column
 from deploy.lab.bench.instant import STEP, InstantWorker
 from deploy.lab.bench.length import AROUND, MANY, QUESTION, post
 from orchestrator.http.app import create_app
@@ -43,17 +41,6 @@ from workers.streams import BATCH_S
 TICK_S: Final = 0.002
 PIECE_S: Final = BATCH_S
 APART_S: Final = 0.031
-COLUMNS: Final[list[Column]] = [
-    ("policy", lambda row: row["policy"]),
-    ("live", lambda row: str(row["live"])),
-    ("tokens each", lambda row: str(row["tokens"])),
-    ("lag ms, p50", lambda row: f"{row['lag_ms']:.2f}"),
-    ("p99", lambda row: f"{row['lag_p99_ms']:.2f}"),
-    ("by its own work, p99", lambda row: f"{row['own_p99_ms']:.2f}"),
-    ("CPU µs a token", lambda row: f"{row['cpu_us']:.0f}"),
-    ("a step", lambda row: f"{row['step_us']:.0f}"),
-    ("core %", lambda row: f"{100 * row['core']:.0f}"),
-]
 
 
 class PacedWorker(InstantWorker):
@@ -135,26 +122,22 @@ async def _live(policy: str, live: int, tokens: int, token_s: float) -> Row:
     if not all(end.endswith(b"data: [DONE]\n\n") for end in ends):
         raise RuntimeError(f"expected streams that end, got {ends[0][-200:]!r}")
     return {
-        "measure": "live",
         "policy": policy,
         "live": live,
         "tokens": tokens,
-        "lag_ms": median(lags),
         "lag_p99_ms": quantile(lags, 0.99),
         "own_p99_ms": quantile(own, 0.99),
         "cpu_us": 1e6 * cpu / (live * tokens),
         "step_us": 1e6 * cpu / (live * steps),
-        "core": cpu / seconds,
         "seconds": seconds,
     }
 
 
 def request_bytes(tokens: int, policy: str = "specreason") -> float:
-    """Bytes that one request of so many tokens holds just before its end, a token.
+    """Bytes a token that one request of `tokens` tokens holds just before its end.
 
-    The policy must judge its steps, for that is when it is looked.
-
-    What a request holds grows with its thought: ids, texts, and the record of what was rejected.
+    They are counted when the policy judges a step. They grow with the thought: ids, texts, and the
+    record of rejected drafts.
     """
     steps = tokens // STEP
     held = 0

@@ -1,8 +1,8 @@
 """A call to a replica beside Serve's own bare call, from one caller in one run.
 
-The worker answers at once, so what is timed is the path: the caller's side, the wire, the replica's
-side. The caller is a replica of Serve as the orchestrator is, and both kinds of call take turns in
-blocks, so both see the machine at the same moments.
+The worker answers at once, so only the path is timed: the caller, the wire, the replica. The caller
+is a replica of Serve, as the orchestrator is. Both kinds of call take turns in blocks, so both see
+the machine at the same moments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, Final
 from ray import serve
 
 from deploy.evaluation.summary import Row
-from deploy.evaluation.tables import Column
 from deploy.lab.bench.instant import STEP, InstantWorker
 from deploy.launch.cluster import own_ray
 from orchestrator.types import LabelQuery, Message, Sampling, Segment, Transcript
@@ -30,17 +29,6 @@ QUERY: Final = LabelQuery(
     "Score: ",
     tuple("0123456789"),
 )
-ABOUT: Final = (
-    "Milliseconds of a call at the median and at the 95th percentile, and of its caller's CPU; "
-    "`bare` is a unary call of Ray Serve by value that hands back what it is sent."
-)
-COLUMNS: Final[list[Column]] = [
-    ("call", lambda row: row["call"]),
-    ("ms", lambda row: f"{row['ms']:.2f}"),
-    ("p95", lambda row: f"{row['p95']:.2f}"),
-    ("CPU ms", lambda row: f"{row['cpu_ms']:.2f}"),
-    ("to bare", lambda row: f"{row['to_bare']:.2f}x"),
-]
 
 
 def bench_round_trip(blocks: int = 20) -> list[Row]:
@@ -58,7 +46,7 @@ def bench_round_trip(blocks: int = 20) -> list[Row]:
 
 
 class InstantEngine(InstantWorker):
-    """What a replica serves here."""
+    """The worker that the replica serves."""
 
     context = None
     sampling = Sampling()
@@ -68,7 +56,7 @@ class InstantEngine(InstantWorker):
 
 
 class Bare:
-    """What Serve does without us."""
+    """A deployment that returns what it gets."""
 
     async def echo(self, sent: Any) -> Any:
         return sent
@@ -115,12 +103,9 @@ class Caller:
             transcript = Transcript((Message("user", f"How many, {block}?"),))
         return [
             {
-                "measure": "round trip",
                 "call": kind,
                 "ms": 1e3 * median(seconds[kind]),
-                "p95": 1e3 * sorted(seconds[kind])[int(0.95 * len(seconds[kind]))],
                 "cpu_ms": 1e3 * median(cpu[kind]),
-                "to_bare": median(seconds[kind]) / median(seconds["bare"]),
             }
             for kind in kinds
         ]

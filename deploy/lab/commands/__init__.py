@@ -2,7 +2,6 @@
 
 - `bench_calls`: the time of a call through several workers.
 - `bench_decode`: token-level methods side by side.
-- `bench_length`: the cost of a step as a thought grows.
 - `bench_weights`: types of weights side by side.
 - `drive`: problems for a running experiment.
 - `predict`: recorded requests at the costs of another pair.
@@ -18,7 +17,6 @@ import typer
 
 from deploy.lab.commands.bench_calls import bench_calls
 from deploy.lab.commands.bench_decode import bench_decode
-from deploy.lab.commands.bench_length import bench_length
 from deploy.lab.commands.bench_weights import bench_weights
 from deploy.lab.commands.drive import drive
 from deploy.lab.commands.predict import predict
@@ -33,7 +31,6 @@ lab = typer.Typer(
 )
 lab.command("bench-calls")(bench_calls)
 lab.command("bench-decode")(bench_decode)
-lab.command("bench-length")(bench_length)
 lab.command("bench-weights")(bench_weights)
 lab.command("drive")(drive)
 lab.command("predict")(predict)
