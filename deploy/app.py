@@ -149,7 +149,7 @@ class Orchestrator:
                 self._end_spans()
 
     async def _contexts(self) -> dict[WorkerName, int | None]:
-        """Each model's context in tokens: asked for until a pool has told it.
+        """Each model's context in tokens, asked for until its pool reports it.
 
         Requests at the same time share one question, and a failure is reused a while.
         """
@@ -207,7 +207,7 @@ def build(args: Args) -> Application:
         # An update lets running requests finish (Serve's 20 s would cut a long thought).
         graceful_shutdown_timeout_s=args.limits.deadline_s,
         graceful_shutdown_wait_loop_s=0.1,
-        # An update starts new replicas first: they need no GPU, and nobody waits for the only one.
+        # An update starts new replicas first: they need no GPU, and no request has to wait.
         max_surge_percent=100,
         health_check_period_s=2,  # also how often metrics are exported
         health_check_timeout_s=30,
@@ -254,7 +254,7 @@ async def _sampling(worker: AnyWorker) -> Sampling:
 
 
 def _host() -> str | None:
-    """The address that Serve's HTTP proxies listen on, whoever started them."""
+    """The address that Serve's HTTP proxies listen on."""
     from ray.serve.context import _get_global_client
 
     client = _get_global_client()

@@ -105,8 +105,8 @@ async def resume_generation(
                     spent = Usage(len(received.tokens), passes=len(made.tokens))
                     yield whole(Generation(segment, spent))
                     return
-    except Unsupported as error:  # such as going on within a form: no other worker can, either
-        raise WorkerError(f"a stream broke off, and cannot go on: {error}") from None
+    except Unsupported as error:  # such as resuming within a form: no other worker can
+        raise WorkerError(f"a stream broke off and cannot resume: {error}") from None
 
 
 def _start(
@@ -118,7 +118,7 @@ def _start(
 
 
 def batch_s(streams: int) -> float:
-    """Seconds within which deltas are merged where so many streams share a replica."""
+    """Seconds within which deltas are merged if this many streams share a replica."""
     return min(max(BATCH_S, streams / BATCHES_PER_S), MAX_BATCH_S)
 
 

@@ -143,7 +143,7 @@ def _together(service: Any, served: Any, deployment: Deployment) -> Iterator[Fin
     yield from _room(service, served, deployment)
     gcs = str(at(service, (*CLUSTER, "gcsFaultToleranceOptions", "redisAddress"), ""))
     if gcs and _host(gcs) == _host(deployment.args.store.url):
-        message = f"{_host(gcs)} holds the cluster's state too: give policies a Redis of their own"
+        message = f"{_host(gcs)} holds the cluster's state too: give policies another Redis"
         path: Path = (*inner.ARGS, "store", "url")
         yield finding(served, path if at(served, path) else path[:-1], message)
 
@@ -194,7 +194,7 @@ def _times(service: Any, served: Any, deployment: Deployment) -> Iterator[Findin
 
 
 def _stops(service: Any, drain: float) -> Iterator[Finding]:
-    """The seconds for which drain.sh waits before a pod is told to stop."""
+    """Check the seconds for which drain.sh waits before a pod gets its stop signal."""
     for path, group, container in _containers(service):
         where: Path = ("lifecycle", "preStop", "exec", "command")
         command = [str(word) for word in at(container, where, [])]
@@ -304,7 +304,7 @@ def _spread(
     service: Any, served: Any, deployment: Deployment, pools: list[Pool]
 ) -> Iterator[Finding]:
     """Enough nodes for `max_replicas_per_node`; the orchestrator's update starts a new replica
-    before an old one goes, and would wait for ever for a place of its own.
+    before an old one goes, and would wait for ever for a place.
     """
     by_name = {pool.name: pool for pool in pools}
     for index, override in enumerate(deployment.serve.applications[0].deployments):

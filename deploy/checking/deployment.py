@@ -299,9 +299,9 @@ def _overrides(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Find
 
 
 def _model(data: Any, path: tuple[str | int, ...], model: str | None) -> Iterator[Finding]:
-    """Of a checkpoint in a folder of this machine: its family, or why it is not computed here.
+    """Check a checkpoint in a local folder: its family, or why it is not computed here.
 
-    A name that is no such folder may be one where the worker runs, or lie on a hub.
+    Any other name may be a folder where the worker runs, or be on a hub.
     """
     folder = folder_of(model)
     if folder is None or folder.parent == MODELS:

@@ -38,7 +38,7 @@ def check(file: str, crd: File | None = None, text: str | None = None) -> CheckR
     Args:
         file: its path; a folder, or its kustomization file, is rendered.
         crd: the schema that RayServices are checked against.
-        text: what stands in the file, where it is none.
+        text: the content, if there is no file.
 
     Raises:
         ConfigError: it cannot be read; there is no schema to check a manifest against.

@@ -41,7 +41,7 @@ def open_spans(tracing: Tracing) -> tuple[Spans, Callable[[], None]]:
     else:
         exporter = ConsoleSpanExporter(out=sys.stdout)  # as it is now: Serve's log, in a replica
     provider = TracerProvider(
-        # Ours alone: Serve has a tracer of its own, which the whole process may share.
+        # Ours alone: Serve has another tracer, which the whole process may share.
         sampler=ParentBasedTraceIdRatio(tracing.sample),
         resource=Resource.create({"service.name": tracing.service}),
         shutdown_on_exit=False,

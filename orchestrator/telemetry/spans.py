@@ -8,7 +8,7 @@
 
 The outermost follows OpenTelemetry's conventions for generative AI (`gen_ai.*`), by which tools
 that show traces of models know it; the others do not, so that no token is counted twice. They hold
-names, numbers and ids, never text. The client's own trace goes on here where it sends a
+names, numbers and ids, never text. The client's own trace continues here if it sends a
 W3C `traceparent`.
 """
 
@@ -51,7 +51,7 @@ class Spans:
         attributes: Mapping[str, str | int | float],
         response: ResponseAccumulator,
     ) -> Iterator[None]:
-        """A span around a request, which goes on in the client's trace where `headers` name one.
+        """Open a span around a request, within the client's trace if `headers` name one.
 
         It is named for the operation and the model in `attributes`. The spans of its steps and
         calls are made as they happen.

@@ -85,7 +85,7 @@ async def test_what_cannot_go_on_is_a_failure_that_no_retry_mends() -> None:
 
     received = Delta("{", (0,), (0.0,))
     items = resume_generation(Held().generate, "words", received, call(), CRITERIA, GREEDY, True)
-    with pytest.raises(WorkerError, match="broke off, and cannot go on: going on") as caught:
+    with pytest.raises(WorkerError, match="broke off and cannot resume: going on") as caught:
         async for _ in items:
             pass
     assert type(caught.value) is WorkerError

@@ -22,7 +22,7 @@ GATE_FILE = "gate.json"
 
 
 def resolve(model: str | Path, needs: str = CONFIG) -> Path | str:
-    """The folder or GGUF file a name stands for, or the Hugging Face id it is.
+    """Resolve a name to its folder or GGUF file, or return it as a Hugging Face id.
 
     Args:
         needs: the file that makes a folder one of these.

@@ -21,7 +21,7 @@ Six things are deliberate, each against a default of Serve:
 - **A call means its whole transcript** and says so by a digest; what travels is what the replica
   has not seen. One that has not seen the rest is sent all of it, so affinity stays a hint.
 - **A lost call is made again** within the retry timeout, on another replica or on the replacement
-  of the only one. A generation that had begun goes on where it broke off: the new call carries what
+  of the only one. A generation that had begun resumes at the break: the new call carries what
   was received. Sampling is keyed by absolute position, so the draws are the same. Once a call has
   been retried in vain for that long, a circuit breaker refuses others at once and policies do
   without the pool, until one of the calls that it lets through now and then is answered.

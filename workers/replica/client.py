@@ -172,8 +172,8 @@ class ReplicaWorker:
         """Pause before a call that was lost is made again.
 
         Raises:
-            WorkerUnavailable: the time is up, or so many replicas died at this call that it may be
-                what they died of.
+            WorkerUnavailable: the time is up, or too many replicas died at this call, which may be
+                the cause.
         """
         self._on_lost()
         if lost.died is not None:
@@ -364,8 +364,8 @@ def _hung_up() -> bool:
 class _Silence:
     """How long a call has been silent; ends the wait for its next item when too long.
 
-    Ticks are counted instead of time: this process may itself have been stopped, and nobody was
-    silent while it was. Before a replica takes it, a call may be waiting for a place, or for a
+    Ticks are counted instead of time: this process may itself have been stopped, which is
+    no silence. Before a replica takes it, a call may be waiting for a place, or for a
     replica that loads; where `look` finds that no replica is silent, or none answers, it waits on,
     until its time is up. A stream that was taken has heartbeats, which tell. A call with one answer
     has none: as long as the replica that took it answers others, it is being worked on.
@@ -382,7 +382,7 @@ class _Silence:
         taken_by: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.scope: asyncio.Timeout | None = None
-        """Of the wait for the next item."""
+        """The timeout of the wait for the next item."""
         self.reason = ""
         self._retry, self._look, self._taken_by = retry, look, taken_by
         self._accepted = self._waits = False

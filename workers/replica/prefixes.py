@@ -22,7 +22,7 @@ from orchestrator.worker import Call
 from workers.memo import KEPT_S, remembered
 
 MAX_BYTES = 256 << 20
-"""Of the transcripts that a replica keeps: more than a hundred thoughts of 32,000 tokens."""
+"""For the transcripts that a replica keeps: more than a hundred thoughts of 32,000 tokens."""
 ENTRY_BYTES = 512
 """What a transcript, a message, a call of a tool or a segment takes beside its texts and tokens."""
 TOKEN_BYTES = 40
@@ -142,8 +142,10 @@ class PrefixReceiver:
         return replace(suffix.call, transcript=whole)
 
     def keep(self, call: Call) -> None:
-        """Keep the transcript of a call that the worker has taken, or the one that is there where
-        that goes on from it. What is refused is not kept: anybody could fill the memory with it."""
+        """Keep the transcript of a call that the worker took, or the one that extends it.
+
+        Refused transcripts are not kept: any client could fill the memory with them.
+        """
         request, transcript = call.request, call.transcript
         with suppress(KeyError):
             known = self._known[request]

@@ -1,7 +1,7 @@
 """Which replica of a pool a call goes to: Serve's consistent hashing, away from the silent ones.
 
-A process that is stopped, or lost with its node, closes no connection, and Serve goes on sending it
-calls until its health checks have failed. Whoever noticed the silence says so (`avoid_others`).
+A process that is stopped, or lost with its node, closes no connection, and Serve keeps sending it
+calls until its health checks have failed. The caller that noticed reports it (`avoid_others`).
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Chooser:
         self._sizes: dict[int, _Size] = {}
 
     def choose(self, rows: int) -> Choice:
-        """The choice for the next round of so many rows."""
+        """Return the choice for the next round of `rows` rows."""
         return self._of(rows).choose()
 
     def learn(self, choice: Choice, rows: int, seconds: float, drafts: Sequence[Draft]) -> None:

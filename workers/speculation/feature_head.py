@@ -3,7 +3,7 @@
 A feature is the input of the target's language-model head: the output of its final norm. The
 drafter predicts the feature f_t behind token x_t from the one before and the token that was drawn
 from it, (f_{t-1}, x_t), since a feature alone does not determine which token was drawn (EAGLE, Li
-et al. 2401.15077). The prediction stands for the feature at the next token, and the target's head
+et al. 2401.15077). The prediction replaces the feature at the next token, and the target's head
 turns it into the draft distribution.
 """
 

@@ -1,10 +1,10 @@
 """Greedy multi-draft: the likeliest tokens for sure, and one draw from the others.
 
-Hu et al., "Towards Optimal Multi-draft Speculative Decoding" (2502.18779). Of a node's n children
-n - 1 are the likeliest under the draft distribution and one is drawn from the rest. For such a
-draft the optimal transport is simple: speculative sampling with the drawn one; where a residual
-draw gives one of the others, verification goes on below it. The acceptance rate is the target's
-mass on those n - 1 tokens plus the overlap of both distributions elsewhere.
+Hu et al., "Towards Optimal Multi-draft Speculative Decoding" (2502.18779). A node has n children:
+the n - 1 likeliest under the draft distribution, and one drawn from the rest. For such a draft the
+optimal transport is simple: speculative sampling with the drawn one. If a residual draw gives one
+of the others, verification continues below it. The acceptance rate is the target's mass on those
+n - 1 tokens plus the overlap of both distributions elsewhere.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Method:
         """The target's cache copied a prefix from one slot to another."""
 
     def stats(self) -> dict[str, int]:
-        """Counters of its own since the start, added to the engine's."""
+        """Return the method's own counters since the start, added to the engine's."""
         return {}
 
     def draft(self, rows: list[Row]) -> Plan:

@@ -81,7 +81,7 @@ class Reflective(LossyMethod):
     def check_base(name: str, base: Any) -> None:
         if base.score is not Method.score:
             raise ValueError(
-                f"base {name} scores its drafts in a pass of its own, which cannot be repeated"
+                f"base {name} scores its drafts in a separate pass, which cannot be repeated"
             )
 
     def score(self, target: Target, plan: Plan) -> ModelOutput:

@@ -74,7 +74,7 @@ def greedy_multi(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -
     """Candidates without draft mass are the deterministic ones, the others were drawn.
 
     Greedy multi-draft (Hu et al. 2502.18779): speculative sampling with the drawn one alone. A
-    residual draw often gives a deterministic one, and verification goes on below it.
+    residual draw often gives a deterministic one, and verification continues below it.
     """
     return independent(target, draft, [token for token in candidates if draft[token] > 0], rng)
 
@@ -136,7 +136,7 @@ def rho(target: Any, draft: Any, count: int) -> float:
 
 
 def target_only(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
-    """Deterministic candidates: draw from the target; the draft goes on if it holds that token."""
+    """Deterministic candidates: draw from the target; continue if the draft has that token."""
     return rng.draw(target)
 
 

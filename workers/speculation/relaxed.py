@@ -37,7 +37,7 @@ class Relaxed(LossyMethod):
 
     Args:
         base: a lossless method that drafts; further parameters are its own, `draft` among them.
-        top_k: a token that is accepted so is one of the target's so many likeliest.
+        top_k: an accepted token is among this many of the target's likeliest.
         delta: by how much its probability may be below the likeliest token's, from 0 to 1.
         thoughts_only: whether answers are verified by the base alone, and what is drafted behind a
             token that may end the thought. Such a token itself always is.
@@ -59,7 +59,7 @@ class Relaxed(LossyMethod):
         super().__init__(
             target, load_model, draft=draft, base=base, thoughts_only=thoughts_only, **parameters
         )
-        if self.base.by_path:  # what stands behind a token helps it there, and here too much
+        if self.base.by_path:  # later tokens help a token there, and here too much
             raise ValueError(f"base {base} is to verify token by token: leave out verification")
 
     @staticmethod
@@ -70,7 +70,7 @@ class Relaxed(LossyMethod):
     def verify(self, plan: Plan, scores: ModelOutput) -> list[Accepted]:
         """As the base does, of scores that leave it no choice where a draft is likely enough.
 
-        What is told of the tokens, their probabilities, is by the target's own scores.
+        Reported probabilities are the target's own scores.
         """
         logits = scores.logits.float()
         if not (chosen := self._likely(plan, logits)):

@@ -128,7 +128,7 @@ def _expression(sketch: Sketch, count: int) -> tuple[str, int, str] | None:
     if operation == "/":
         if not 2 <= b <= 30 or (b > 12 and last == ""):
             return None
-        if inner == "":  # a number of its own is made to fit
+        if inner == "":  # a separate number is made to fit
             a = b * sketch.between((2, 9), (2, 12), (2, 20), (2, 40), (2, 60))
             one = str(a)
         if a % b or a // b > 99:

@@ -37,7 +37,7 @@ def _shared() -> frozenset[int]:
 
 
 def _form(node: ast.expr) -> str:
-    """Of sums and products every operand at one level: first those added, then those taken away."""
+    """List the operands of sums and products: first those added, then those subtracted."""
     if not isinstance(node, ast.BinOp):
         return ast.unparse(node)
     for forth, back, signs in ((ast.Add, ast.Sub, "+-"), (ast.Mult, ast.Div, "*/")):

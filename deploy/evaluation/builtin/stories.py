@@ -46,7 +46,7 @@ class Story:
         return self._fill(self.sketch.words(wordings), numbers)
 
     def _fill(self, wording: str, numbers: Mapping[str, int]) -> str:
-        spell = str if "$" in wording else self._number  # nobody writes "$seven"
+        spell = str if "$" in wording else self._number  # not "$seven"
         words = {**self.names, **self.things, "c": self.container}
         text = wording.format(**words | {name: spell(n) for name, n in numbers.items()})
         return text[0].upper() + text[1:]

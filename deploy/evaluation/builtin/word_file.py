@@ -68,7 +68,7 @@ class WordFile:
     def groups(
         self, entry: str, required: Mapping[str, str], optional: str = ""
     ) -> dict[str, dict[str, Wordings]]:
-        """Several such groups under names of their own."""
+        """Read several such groups, each under its name."""
         groups = self._mapping(entry, self._take(entry))
         return {
             name: self._by_name(f"{entry}.{name}", group, required, optional)

@@ -18,7 +18,7 @@ def _have(sketch: Sketch, story: Story) -> tuple[str, str, int]:
 
 
 def _groups(sketch: Sketch) -> tuple[int, int]:
-    """So many containers, and so many things in each."""
+    """Draw a number of containers, and a number of things in each."""
     a = sketch.between((2, 5), (2, 9), (3, 9), (4, 12), (5, 24))
     return a, sketch.between((2, 9), (3, 15), (5, 30), (8, 60), (11, 99))
 

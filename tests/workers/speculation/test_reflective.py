@@ -352,7 +352,7 @@ def test_leaves_for_which_the_cache_has_no_place_are_judged_once() -> None:
         ({"thoughts_only": "yes"}, "thoughts_only must be true or false, not 'yes'"),
         ({"base": "magic"}, "base must be a lossless method, not 'magic'"),
         ({"base": "reflective"}, "base must be a lossless method, not 'reflective'"),
-        ({"base": "kangaroo"}, "base kangaroo scores its drafts in a pass of its own"),
+        ({"base": "kangaroo"}, "base kangaroo scores its drafts in a separate pass"),
         ({"base": "vanilla", "draft": None, "gamma": None}, "unexpected keyword argument 'gamma'"),
         ({"gamma": 0}, "base chain drafts nothing"),
         ({"gamma": -1}, "gamma must be a whole number of at least 0, not -1"),
