@@ -28,7 +28,7 @@ Author = Literal["small", "large", "policy"]
 Finish = Literal["until", "stop", "length", "think_end", "eos", "doubt"]
 """Why a generation ended: a delimiter of its criteria (kept in the text), a caller's stop string
 (cut off), the token cap, the model closing its thought (in an answer: a second time, behind what it
-still thought), its end of turn, or doubt (low confidence, or high entropy at the first token)."""
+still thought), its end of turn, or doubt (low confidence)."""
 ENDED: tuple[Finish, ...] = ("think_end", "eos")
 """The finishes by which a model itself ends a text."""
 
@@ -159,27 +159,23 @@ class StopCriteria:
     `until`: delimiters that end it and stay in the text (matched on text, whole tokens are kept);
     one inside a code block, a formula or a table, or behind a colon, does not count.
     `stop`: strings that end it and are cut off. `min_confidence`: end before the first token whose
-    top probability is below it (finish "doubt"). `max_entropy`: end before anything is written
-    if the entropy of the first token's distribution is above it (natural log, at temperature 1;
-    finish "doubt", no tokens). The model's end of thought (while thinking) and end of turn always
-    end it, and are in neither text nor tokens; with `ignore_eos` an end of turn is a token like
-    any other, but without text. Before `min_tokens` tokens no end of turn is written, and no string
-    of `stop` begins.
+    top probability is below it (finish "doubt"). The model's end of thought (while thinking) and
+    end of turn always end it, and are in neither text nor tokens; with `ignore_eos` an end of turn
+    is a token like any other, but without text. Before `min_tokens` tokens no end of turn is
+    written, and no string of `stop` begins.
     """
 
     max_tokens: int
     until: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
     min_confidence: float = 0.0
-    max_entropy: float | None = None
     ignore_eos: bool = False
     min_tokens: int = 0
 
     def behind(self, tokens: int) -> StopCriteria:
-        """Those of the rest of a generation, of which so many tokens are there: the entropy of its
-        first token was looked at."""
+        """The criteria for the rest of a generation that has so many tokens."""
         left, least = self.max_tokens - tokens, max(0, self.min_tokens - tokens)
-        return replace(self, max_tokens=left, min_tokens=least, max_entropy=None)
+        return replace(self, max_tokens=left, min_tokens=least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,17 +394,14 @@ def added(counts: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
 class Generation:
     """A finished generation.
 
-    `entropy` is that of the first token's distribution (natural log, at temperature 1), where the
-    criteria have a `max_entropy`; None also where a stream broke off after its first token and was
-    resumed. `thinks`: whether the worker's model marks a thought of its own. `calls`: how it writes
-    calls of tools, where the transcript has some. `provenance`: None where nothing was drafted, or
-    the worker does not know what was.
+    `thinks`: whether the worker's model marks a thought of its own. `calls`: how it writes calls of
+    tools, if the transcript has some. `provenance`: None if nothing was drafted, or the worker does
+    not know what was.
     """
 
     segment: Segment
     usage: Usage = Usage()
     ms: float = 0.0
-    entropy: float | None = None
     thinks: bool = True
     calls: CallFormat | None = None
     provenance: Provenance | None = field(default=None, compare=False)

@@ -41,15 +41,11 @@ DELIMITER = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A continuation with its end, each token's log-probability and the first one's entropy.
-
-    `entropy` is that of the first token's distribution (natural log).
-    """
+    """A continuation with its end, and each token's log-probability."""
 
     text: str
     finish: Finish | None = None  # None: as the stop criteria say, or else the model ends its phase
     logprob: float = -0.1
-    entropy: float = 0.0
 
 
 Operation = Literal["generate", "classify", "verify"]
@@ -139,9 +135,8 @@ class Scripted:
             size = len(written.tokens)
             if self.deaths.get(number, -1) >= size:
                 raise WorkerUnavailable("died in mid-stream")
-            entropy = line.entropy if criteria.max_entropy is not None else None
             usage = Usage(prompt, 0, size, size)
-            yield Generation(written, usage, size * self.delay * 1000, entropy)
+            yield Generation(written, usage, size * self.delay * 1000)
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
         with self._counted():
@@ -252,8 +247,6 @@ class Scripted:
 
     def _cut(self, call: Call, line: Say, criteria: StopCriteria) -> Segment:
         """As much of the line as the stop criteria let through."""
-        if criteria.max_entropy is not None and line.entropy > criteria.max_entropy:
-            return segment(call.author, "", "doubt")
         closing: Finish = "eos" if call.transcript.closed else "think_end"
         text, finish = line.text, line.finish or closing
         if cuts := [at for stop in criteria.stop if (at := text.find(stop)) >= 0]:

@@ -73,7 +73,7 @@ async def resume_generation(
         cached = min(usage.cached, prompt)  # what was received is no prompt of the caller's
         usage = replace(usage, prompt=prompt, cached=cached, generated=generated)
         provenance = joined_provenance(sent, None, rest, made.provenance)
-        return replace(made, segment=segment, usage=usage, entropy=None, provenance=provenance)
+        return replace(made, segment=segment, usage=usage, provenance=provenance)
 
     if not received.tokens:
         async with aclosing(_start(generate, call, criteria, sampling, stream)) as items:

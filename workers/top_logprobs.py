@@ -29,18 +29,6 @@ def probability(logprob: float) -> float:
     return exp(min(0.0, logprob)) if logprob > _FLOOR else 0.0
 
 
-def entropy(logprobs: Mapping[int, float], shown: int) -> float:
-    """An estimate, in nats (natural log), of the entropy of the distribution at a position.
-
-    All that is not among the `shown` likeliest counts as one token. So it is never above the
-    entropy, and below it by at most r * ln(n), r being the probability of those n other tokens.
-    """
-    likeliest = sorted(logprobs.values(), reverse=True)[:shown]  # without a less likely drawn one
-    shares = [probability(logprob) for logprob in likeliest]
-    shares.append(max(0.0, 1.0 - sum(shares)))
-    return max(0.0, -sum(share * log(share) for share in shares if share > 0))
-
-
 def likeliest(
     positions: Sequence[Mapping[int, float]], count: int
 ) -> list[list[tuple[int, float]]]:

@@ -164,7 +164,7 @@ def drafts(recording: Recording) -> Iterator[RecordedDraft]:
                         request.messages,
                         transcript,
                         segment,
-                        replace(criteria, max_entropy=None, min_confidence=0.0),
+                        replace(criteria, min_confidence=0.0),
                         replace(request.limits, deadline_s=None),
                     )
 

@@ -29,8 +29,8 @@ class CallSpan:
 
     `tokens` are those it generated. `probabilities` is a judge's distribution over its labels,
     `outside` the mass on everything else; `surprise` the highest negative log-likelihood (natural
-    log) of a token that was verified; `entropy` that of a draft's first token. None where a call
-    gives no such thing. `error` is what kind of failure ended it.
+    log) of a token that was verified. None if a call gives no such thing. `error` is what kind of
+    failure ended it.
     """
 
     kind: CallKind
@@ -41,7 +41,6 @@ class CallSpan:
     probabilities: tuple[float, ...] | None = None
     outside: float | None = None
     surprise: float | None = None
-    entropy: float | None = None
     error: str | None = None
 
 
@@ -113,7 +112,6 @@ class Timeline:
             case _, Generation(segment, usage):
                 about = segment if kind == "draft" else None
                 more["tokens"] = max(len(segment.tokens), usage.generated)
-                more["entropy"] = _rounded(result.entropy)
             case Classify(_, transcript), Classification():
                 about = transcript.last
                 more["probabilities"] = tuple(round(p, 4) for p in result.probabilities)

@@ -243,27 +243,6 @@ async def test_a_span_of_no_tokens_reads_the_prompt(subject: Subject) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_gate_looks_at_the_first_token_only(subject: Subject) -> None:
-    _, plain = await run(subject.worker, StopCriteria(12))
-    assert plain.entropy is None  # not wanted
-    _, through = await run(subject.worker, StopCriteria(12, max_entropy=100.0))
-    assert replace(through.segment, logprobs=plain.segment.logprobs) == plain.segment
-    assert through.segment.logprobs == pytest.approx(plain.segment.logprobs, abs=1e-5)
-    assert through.entropy is not None
-    assert 0 <= through.entropy < 100
-    deltas, withheld = await run(
-        subject.worker, StopCriteria(12, max_entropy=through.entropy - 1e-3)
-    )
-    assert deltas == []
-    assert (withheld.segment.text, withheld.segment.tokens) == ("", ())
-    assert withheld.segment.finish == "doubt"
-    assert withheld.entropy == pytest.approx(through.entropy, abs=1e-4)
-    sampling = Sampling(2.0, seed=8)  # the distribution's entropy, however tokens are sampled
-    _, sampled = await run(subject.worker, StopCriteria(3, max_entropy=100.0), sampling=sampling)
-    assert sampled.entropy == pytest.approx(through.entropy, abs=1e-4)
-
-
-@pytest.mark.asyncio
 async def test_a_delimiter_stays_and_a_stop_goes(subject: Subject) -> None:
     _, whole = await run(subject.worker, StopCriteria(12))
     text = whole.segment.text

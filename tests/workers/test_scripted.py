@@ -94,14 +94,6 @@ async def test_no_tokens_is_a_preflight() -> None:
     assert (worker.prompts, worker.calls) == (1, [])
 
 
-async def test_a_gate() -> None:
-    lines = [Say("one two", entropy=0.7), Say("one two", entropy=0.7), Say("one", entropy=0.7)]
-    worker = Scripted(lines)
-    assert await said(worker, StopCriteria(9, max_entropy=0.6)) == ("", "doubt")
-    assert await said(worker, StopCriteria(9, max_entropy=0.7)) == ("one two", "think_end")
-    assert await said(worker, StopCriteria(9)) == ("one", "think_end")
-
-
 async def test_failures_and_deaths() -> None:
     worker = Scripted(["b c d"], failures={0: WorkerUnavailable("busy")}, deaths={1: 2})
     with pytest.raises(WorkerUnavailable, match="busy"):

@@ -135,7 +135,7 @@ async def test_what_the_worker_said_of_its_model_stays() -> None:
     class Resumed(ScriptedEngineWorker):
         async def generate(self, call: Call, *_: Any, **__: Any) -> Any:  # type: ignore[override]
             segment = Segment("large", "cd", (2, 3), finish="eos")
-            yield Generation(segment, ms=5.0, entropy=1.0, thinks=False, calls=calls)
+            yield Generation(segment, ms=5.0, thinks=False, calls=calls)
 
     received = Delta("ab", (0, 1), (0.0, 0.0))
     *_, whole = [
@@ -146,7 +146,6 @@ async def test_what_the_worker_said_of_its_model_stays() -> None:
     ]
     assert isinstance(whole, Generation)
     assert (whole.ms, whole.thinks, whole.calls) == (5.0, False, calls)
-    assert whole.entropy is None  # it was that of another token than the first
 
 
 async def test_what_came_before_counts_neither_as_prompt_nor_as_cached() -> None:

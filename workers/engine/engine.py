@@ -228,7 +228,7 @@ class Engine:
             return left == 0
         alike = self.decoder.begins_alike(request.method, request.sampling)
         # For one token alone no drafter need read the prompt.
-        return request.max_tokens > 1 and request.max_entropy is None and alike
+        return request.max_tokens > 1 and alike
 
     def _next_chunks(self) -> list[tuple[EngineRequest, PromptChunk]]:
         """The chunks that share the next pass: of the first prompt, and what fits beside it."""
@@ -277,11 +277,7 @@ class Engine:
         """Answer a request whose prompt is cached, or make it a row. `output`: its prefill's; None
         where it needed none."""
         try:
-            if (
-                isinstance(request, GenerateRequest)
-                and request.max_tokens > 0
-                and (output is None or not request.is_uncertain(output))
-            ):
+            if isinstance(request, GenerateRequest) and request.max_tokens > 0:
                 self._join(request, output)
                 return
             answer = request.output(output)

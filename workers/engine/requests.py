@@ -242,33 +242,20 @@ class GenerateRequest(EngineRequest):
     """Answers a Segment; before that deltas, if its handle streams."""
 
     continuation: Continuation = field(kw_only=True)
-    max_entropy: float | None = None  # of the first token's distribution (natural log)
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     method: str | None = None  # by which it is decoded; None: the decoder's default
     matcher: TokenMatcher | None = None  # of the grammar that the text must match
     answering: bool = False  # the thought has ended, or there is none
     row: Row | None = None
-    entropy: float | None = None  # of the first token's distribution (natural log), where wanted
     origins: Origins | None = None  # of its tokens, once something was drafted for it
 
     @property
     def max_tokens(self) -> int:
         return self.continuation.max_tokens
 
-    def is_uncertain(self, result: ModelOutput) -> bool:
-        """Whether the first token's entropy is above the limit; `result` is the prefill's."""
-        if self.max_entropy is None:
-            return False
-        probs = result.logits[0, -1].double().softmax(-1)
-        self.entropy = float(torch.special.entr(probs).sum())
-        if math.isnan(self.entropy):
-            raise nan_logits()
-        return self.entropy > self.max_entropy
-
     def output(self, result: ModelOutput | None) -> Segment:
-        # No tokens were wanted, or the first one was too uncertain.
-        return self.continuation.segment("length" if self.entropy is None else "doubt")
+        return self.continuation.segment("length")  # no tokens were wanted
 
     def append(self, accepted: Accepted) -> Finish | None:
         """Take a round's tokens one by one; why the generation ends among them, if it does."""

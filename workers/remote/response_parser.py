@@ -18,14 +18,14 @@ from orchestrator.worker import Delta
 from workers.remote.agreement import Agreement
 from workers.remote.errors import Foreign, Gap
 from workers.remote.gaps import Missing
-from workers.remote.protocol import Chunk, ServerCapabilities, Token, no_logprobs
+from workers.remote.protocol import Chunk, ServerCapabilities, Token
 from workers.text.boundaries import StepEnd, begun
 from workers.text.checks import answer_reserve
 from workers.text.detokenizer import Detokenizer, Stop
 from workers.text.retokenizer import Retokenizer
 from workers.text.second_close import SecondClose
 from workers.text.tokenizer import Tokenizer
-from workers.top_logprobs import entropy, probability
+from workers.top_logprobs import probability
 
 LEFT_OUT = 3
 """Tokens at the end of a text that llama.cpp may count and not send: those of a character that was
@@ -134,9 +134,6 @@ class ResponseParser:
     `unfinished_bytes` are the bytes of a character that the transcript left unfinished.
 
     Attributes:
-        entropy: an estimate of that of the first token's distribution (see
-            `workers.top_logprobs.entropy`) where the criteria limit it.
-        withheld: whether that is too high, and so nothing is written.
         made: tokens that the server is known to have made, with control tokens and those that were
             cut.
         missing: what it lacked, where the capabilities say that something is missing.
@@ -182,8 +179,6 @@ class ResponseParser:
         self.made = self._seen = 0
         self._whole = True  # nothing was cut from a text that is encoded again
         self._unsent = 0  # most tokens at its end that the server may have made and not sent
-        self.entropy: float | None = None
-        self.withheld = False
         self.missing: Missing = None
 
     def push(self, chunk: Chunk) -> Finish | None:
@@ -307,13 +302,6 @@ class ResponseParser:
                 f"the server returned token {token.id}, which the tokenizer of "
                 f"{len(self._tokenizer.pieces)} tokens lacks: check that it is the served model's"
             )
-        if options.criteria.max_entropy is not None and self.entropy is None:
-            if not token.top:
-                raise no_logprobs()
-            self.entropy = entropy(token.top, self._capabilities.top)
-            self.withheld = self.entropy > options.criteria.max_entropy
-            if self.withheld:
-                return "doubt"
         if token.logprob is None and self._capabilities.reads_logprobs:
             raise Gap("logprobs")
         if options.criteria.min_confidence > 0:

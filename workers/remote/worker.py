@@ -12,8 +12,8 @@ Differences from a local worker, all of them the servers':
 
 - log-probabilities are those at temperature 1, whatever the request's;
 - choices drawn at a temperature (`verify`) come from the likeliest tokens that the server shows;
-- an entropy (`StopCriteria.max_entropy`) and the likelihood of an end are estimated from those, as
-  bounds where tokens that are not shown count (see `logprobs`);
+- the likelihood of an end is estimated from those, as a bound if tokens that are not shown count
+  (see `logprobs`);
 - prefill (a generation of no tokens) makes it generate one, which is dropped;
 - a server that returns no ids must show the end of the thought in its text, or stop at it;
 - llama.cpp's gives no log-probabilities of the prompt, and no ids of tokens that end inside a
@@ -383,14 +383,10 @@ class RemoteWorker:
         """One attempt, always streamed: a server that sends nothing for long counts as lost.
         `gap` is what a stream of the same call lacked."""
         began, capabilities = perf_counter(), lacking(await self.capabilities(), gap)
-        if not (criteria.min_confidence or criteria.max_entropy is not None or criteria.min_tokens):
+        if not (criteria.min_confidence or criteria.min_tokens):
             capabilities = lacking(capabilities, self._gaps.missing)  # it can go without
-        for name, limited in (
-            ("min_confidence", criteria.min_confidence > 0),
-            ("max_entropy", criteria.max_entropy is not None),
-        ):
-            if limited and not capabilities.reads_logprobs:
-                raise self._lacks(f"log-probabilities of tokens, which {name} needs")
+        if criteria.min_confidence > 0 and not capabilities.reads_logprobs:
+            raise self._lacks("log-probabilities of tokens, which min_confidence needs")
         if capabilities.draws is None and not sampling.is_greedy:
             raise self._lacks("sampling: it writes the same at any temperature")
         ids = await self.prompts.prepare(call.transcript, self.context, call.owner)
@@ -407,13 +403,12 @@ class RemoteWorker:
             self.prompts.ends(self._stop_token_ids, call.transcript),
         )
         body = self._requests.body(capabilities.prompt, ids, call.transcript)
-        top = 1 if criteria.max_entropy is None else capabilities.top
         body |= protocol.request_fields(
             self.model,
             reseeded(sampling, len(ids)),
             capabilities,
             options.remaining_tokens,
-            top=top,
+            top=1,
         )
         if (fields := protocol.constraint_fields(call, capabilities)) and not capabilities.forms:
             raise self._lacks("answers that are held to a form (structured_outputs, json_schema)")
@@ -483,13 +478,12 @@ class RemoteWorker:
                 parser.check_count(counts.generated, segment.finish)
         if gap is None and segment.tokens:
             self._seen(parser.missing)
-        if options.remaining_tokens <= 0 or parser.withheld:
+        if options.remaining_tokens <= 0:
             usage = replace(usage, generated=0)  # it only prefilled, or not even that
         yield Generation(
             segment,
             usage,
             ms_since(began),
-            parser.entropy,
             self.prompts.thinks(call.transcript, call.owner),
             self.prompts.calls_of(call.transcript),
         )
@@ -513,7 +507,7 @@ def _one_of(parts: Sequence[Generation]) -> Generation:
     passes = sum(part.usage.passes for part in parts)
     usage = replace(first.usage, generated=last.usage.generated, passes=passes)
     ms = sum(part.ms for part in parts)
-    return replace(last, usage=usage, ms=ms, entropy=first.entropy)
+    return replace(last, usage=usage, ms=ms)
 
 
 def _total(spent: Sequence[Usage]) -> Usage:

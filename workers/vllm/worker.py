@@ -6,9 +6,9 @@ engine's is.
 
 Differences from the builtin engine, all of them vLLM's:
 
-- log-probabilities are those at temperature 1, whatever the request's; an entropy
-  (`StopCriteria.max_entropy`) and choices drawn at a temperature (`verify`, but for the last) are
-  taken from the `SHOWN` likeliest tokens (`workers.top_logprobs` says within what bounds);
+- log-probabilities are those at temperature 1, whatever the request's; choices drawn at a
+  temperature (`verify`, but for the last) are taken from the `SHOWN` likeliest tokens
+  (`workers.top_logprobs` says within what bounds);
 - prefill (a generation of no tokens) makes it generate one, which is dropped;
 - a seed draws the same tokens in the same call, and others where its text is made by two.
 """
@@ -67,7 +67,7 @@ from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ScoreOutput, finish_token_ids, verification
-from workers.top_logprobs import choices, entropy, likeliest, probability, whole_stop_nll
+from workers.top_logprobs import choices, likeliest, probability, whole_stop_nll
 from workers.vllm.counter import EngineCounter
 from workers.vllm.requests import (
     SHOWN,
@@ -148,9 +148,7 @@ class VllmWorker:
             stop_token_ids=self._stop_token_ids,
             context=self.context,
         )
-        shown = 1 if criteria.max_entropy is None else SHOWN
         finish: Finish | None = None
-        first: float | None = None
         cost = _Cost(len(ids), call.owner)
         if text.max_tokens > 0:
             limits: dict[str, Any] = {"max_tokens": text.max_tokens}
@@ -160,7 +158,7 @@ class VllmWorker:
             else:
                 limits["stop_token_ids"] = sorted(text.ends)
             drawn = reseeded(sampling, len(ids))
-            parameters = request_parameters(drawn, logprobs=shown, **limits, **self._held(call))
+            parameters = request_parameters(drawn, logprobs=1, **limits, **self._held(call))
             async with aclosing(self._outputs(ids, parameters, WRITER, cost)) as outputs:
                 async for output in outputs:
                     for token, logprobs in made_tokens(output):
@@ -169,11 +167,6 @@ class VllmWorker:
                                 f"the model wrote id {token}, and its tokenizer has "
                                 f"{len(self.tokenizer.pieces)}: give the tokenizer it belongs to"
                             )
-                        if criteria.max_entropy is not None and first is None:
-                            first = entropy(logprobs, SHOWN)
-                            if first > criteria.max_entropy:
-                                finish = "doubt"
-                                break
                         confidence = probability(max(logprobs.values()))
                         finish = text.push(token, logprobs[token], confidence)
                         if finish is not None:
@@ -191,7 +184,6 @@ class VllmWorker:
             text.segment(finish or "length"),
             usage,
             ms_since(began),
-            first,
             self.prompts.thinks(call.transcript, call.owner),
             self.prompts.calls_of(call.transcript),
             None if drafts is None else text.counted(drafts.drafted_at, drafts.accepted_at),

@@ -119,7 +119,7 @@ def small(transcript: Transcript, criteria: StopCriteria) -> Say:
     """The story, unsure of every word: every gate of every policy sends it to the large model."""
     if transcript.closed:
         return Say(STORY[1])
-    return Say(STORY[0].removeprefix(transcript.text), logprob=-3.0, entropy=5.0)
+    return Say(STORY[0].removeprefix(transcript.text), logprob=-3.0)
 
 
 async def run(
@@ -264,7 +264,7 @@ def endless(transcript: Transcript, criteria: StopCriteria) -> Say:
         return Say("Six.")
     step = transcript.text.count("\n\n")
     steps = "".join(f"so {number} is not it.\n\n" for number in range(step, step + 100))
-    return Say(steps, logprob=-3.0, entropy=5.0)
+    return Say(steps, logprob=-3.0)
 
 
 @pytest.mark.asyncio

@@ -164,12 +164,9 @@ async def test_the_last_token_of_a_cached_prompt_is_read_with_the_first_draft(
         assert len(counted) == prefills
         assert again.usage.cached == again.usage.prompt - 1
         assert again.usage.passes <= known.usage.passes
-        sure = await run(worker, QUESTIONS[0], StopCriteria(8, max_entropy=9.0), sampling)
-        assert sure.segment.tokens == known.segment.tokens
-        assert len(counted) == prefills + 1  # whose logits tell how sure it is
         one = await run(worker, QUESTIONS[0], StopCriteria(1), sampling)
         assert one.segment.tokens == known.segment.tokens[:1]
-        assert len(counted) == prefills + 2  # no drafter reads the prompt for it
+        assert len(counted) == prefills + 1  # no drafter reads the prompt for it
     finally:
         worker.close()
 

@@ -116,43 +116,6 @@ async def test_low_confidence_ends_before_the_token(worker: LocalWorker) -> None
     ).segment.finish != "doubt"
 
 
-async def test_the_entropy_is_that_of_the_models_own_distribution(worker: LocalWorker) -> None:
-    answer = await run(worker, ask(), StopCriteria(5, max_entropy=0.0))
-    assert (answer.segment.finish, answer.usage.generated) == ("doubt", 0)
-    assert answer.usage.passes == 1  # a glimpse costs the reading of the prompt
-    prompt = worker.prompts.transcript(ask().transcript)
-    with torch.inference_mode():
-        logits = worker.engine.decoder.target.model(torch.tensor([prompt])).logits[0, -1]
-    # The head is padded, as in real checkpoints.
-    probs = logits[: len(worker.tokenizer.pieces)].double().softmax(-1)
-    expected = -float((probs * probs.log()).sum())
-    assert answer.entropy == pytest.approx(expected, rel=1e-4)
-    assert worker.stats()["live_rows"] == 0
-    following = await run(worker, ask(), StopCriteria(5))  # its slot is free, its prefix cached
-    assert following.usage.cached == following.usage.prompt - 1
-
-
-async def test_nothing_is_gated_where_nothing_is_to_be_written(worker: LocalWorker) -> None:
-    answer = await run(worker, ask(), StopCriteria(0, max_entropy=0.0))
-    assert (answer.segment.finish, answer.entropy) == ("length", None)
-
-
-async def test_a_gate_of_nan_logits_is_an_error(worker: LocalWorker) -> None:
-    target = worker.engine.decoder.target
-    forward = target.forward
-
-    def broken(*args: Any, **options: Any) -> Any:
-        result = forward(*args, **options)
-        result.logits.fill_(float("nan"))
-        return result
-
-    target.forward = broken  # type: ignore[method-assign]
-    with pytest.raises(WorkerError, match="NaN"):
-        await run(worker, ask(), StopCriteria(5, max_entropy=9.0))
-    target.forward = forward  # type: ignore[method-assign]
-    assert (await run(worker, ask(), StopCriteria(5, max_entropy=9.0))).entropy is not None
-
-
 async def test_a_character_lies_across_segments(worker: LocalWorker) -> None:
     tokens = worker.tokenizer.encode("a😀é!")
     assert len(tokens) > 5  # bytes, mostly

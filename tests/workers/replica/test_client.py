@@ -29,7 +29,6 @@ from tests.workers.replica.handles import (
     Broadcast,
     Handle,
     Response,
-    ScriptedEngineWorker,
     Stream,
     call,
     respond,
@@ -42,7 +41,7 @@ from workers.replica import client, routers
 from workers.replica.client import ReplicaWorker
 from workers.replica.server import ReplicaServer, ReplicaStatus
 from workers.retry import CircuitBreaker
-from workers.scripted import Say, segment
+from workers.scripted import segment
 
 
 def dead() -> ActorDiedError:
@@ -109,20 +108,6 @@ async def test_a_stream_that_dies_goes_on_where_it_broke_off(
     assert whole.usage.prompt in (2, 0)  # "How many?", unknown where only the end was lost
     tries = 2 if items < len(deltas) + 1 else 1  # it may have been over before
     assert handle.sessions == ["r1/0", "r1/1"][:tries]  # the second call asks another replica
-
-
-async def test_a_gated_stream_is_gated_once() -> None:
-    gated = StopCriteria(100, until=("\n\n",), max_entropy=0.5)
-    unsure = ScriptedEngineWorker([Say("one two three", entropy=0.7)])
-    assert (await collect(ReplicaWorker(Handle(unsure)), gated))[1].segment.finish == "doubt"
-
-    def surer_at_first(transcript: Transcript, criteria: StopCriteria) -> Say:
-        return Say("two three\n\n", entropy=0.7) if transcript.thought else Say("one two three\n\n")
-
-    handle = Handle(ScriptedEngineWorker(surer_at_first, delay=0.001), deaths=[(1, dead())])
-    _, whole = await collect(ReplicaWorker(handle), gated)
-    assert (whole.segment.text, whole.segment.finish) == ("one two three\n\n", "until")
-    assert whole.entropy is None  # its first token was made by a replica that is gone
 
 
 async def test_a_verification_arrives_with_its_texts() -> None:
