@@ -34,6 +34,7 @@ from orchestrator.loop.events import (
     StepCompleted,
     TextDelta,
 )
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message, Sampling, Step
 from orchestrator.worker import Worker
@@ -123,14 +124,8 @@ class LocalClient:
             self._args.workers.speculation(),
         )
         recorded: list[ActionCompleted | StepCompleted | RequestCompleted] = []
-        events = solve(
-            policy,
-            request.messages,
-            self._workers,
-            request=request.request_id,
-            sampling=request.sampling,
-            limits=request.limits,
-        )
+        asked = Request(request.request_id, request.messages, request.sampling, request.limits)
+        events = solve(policy, asked, self._workers)
         async with aclosing(events):
             async for event in events:
                 if self._recording and not isinstance(event, TextDelta):

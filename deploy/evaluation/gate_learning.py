@@ -30,6 +30,7 @@ from orchestrator.experiments.answer_equality import final
 from orchestrator.loop.actions import Accept, Generate, Script, WorkerName, Write
 from orchestrator.loop.events import ActionCompleted, RequestCompleted
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import (
     Generation,
@@ -262,14 +263,8 @@ async def _answer(
     policy: Policy, recorded: RecordedDraft, workers: Mapping[WorkerName, Worker]
 ) -> str:
     """The answer that a policy comes to; empty where it was cut."""
-    events = solve(
-        policy,
-        recorded.messages,
-        workers,
-        request="learn",
-        sampling=Sampling(),
-        limits=recorded.limits,
-    )
+    request = Request("learn", recorded.messages, limits=recorded.limits)
+    events = solve(policy, request, workers)
     async for event in events:
         if isinstance(event, RequestCompleted):
             ended = event.transcript

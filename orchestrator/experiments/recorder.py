@@ -51,9 +51,10 @@ class EventRecorder:
         served = outcome["status"] == "finished" and not enrollment.forced
         if served and enrollment.arm == run.experiment.base:
             for arm in run.experiment.shadows:
-                if in_shadow_sample(run.experiment, arm.name, request.trace_id, arm.sample):
+                if in_shadow_sample(run.experiment, arm.name, request.asked.id, arm.sample):
                     built = run.arms[arm.name]
-                    again = replace(request, speculation=built.speculation)
+                    asked = replace(request.asked, speculation=built.speculation)
+                    again = replace(request, asked=asked)
                     self._shadows.add(run.stream, arm.name, built.policy, again)
 
     def reward(self, record: Mapping[str, Any], reward: Mapping[str, Any]) -> None:

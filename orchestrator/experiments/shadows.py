@@ -26,8 +26,8 @@ from orchestrator.experiments.answer_equality import compare, final
 from orchestrator.experiments.outcome_log import Outcome
 from orchestrator.loop.events import Event, RequestCompleted, StepCompleted
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Request
 from orchestrator.state.outbox import Outbox
-from orchestrator.types import Limits, Message, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +38,10 @@ POLL_S: Final = 0.02  # seconds between two checks for a request
 
 @dataclass(frozen=True, slots=True)
 class ShadowRequest:
-    """A served request to answer again, and its answer.
+    """A served request to answer again, and its answer."""
 
-    `speculation` is the large worker's method for the shadow; None: its default. `owner`: for whom
-    the request was answered.
-    """
-
-    trace_id: str
-    messages: tuple[Message, ...]
-    sampling: Sampling
-    limits: Limits
+    asked: Request
     answer: str
-    speculation: str | None = None
-    owner: str = ""
 
 
 @dataclass(slots=True)
@@ -125,14 +116,14 @@ class ShadowRunner:
             outcome = task.result()
             self._outbox.event(job.stream, outcome.model_dump())
         except Exception as error:  # whatever it is: without this task no shadow answers
-            log.error("a shadow of %s failed: %s", job.request.trace_id, describe(error))
+            log.error("a shadow of %s failed: %s", job.request.asked.id, describe(error))
             self._count.labels("failed").inc()
         else:
             self._count.labels(outcome.status).inc()
 
     async def _answer(self, job: _ShadowJob) -> Outcome:
         began, first, ended = perf_counter(), None, None
-        common: dict[str, Any] = {"trace_id": job.request.trace_id, "arm": job.arm, "shadow": True}
+        common: dict[str, Any] = {"trace_id": job.request.asked.id, "arm": job.arm, "shadow": True}
         try:
             async with aclosing(self._solve(job.policy, job.request)) as events:
                 async for event in events:
@@ -141,7 +132,7 @@ class ShadowRunner:
                     elif isinstance(event, RequestCompleted):
                         ended = event
         except BatonError as error:
-            log.info("a shadow of %s failed: %s", job.request.trace_id, type(error).__name__)
+            log.info("a shadow of %s failed: %s", job.request.asked.id, type(error).__name__)
         if ended is None:
             return Outcome(**common, at=time.time(), status="failed")
         answer = ended.transcript.reply

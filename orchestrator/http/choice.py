@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, aclosing
+from dataclasses import replace
 from functools import partial
 
 from orchestrator.experiments.shadows import ShadowRequest
@@ -25,6 +26,7 @@ from orchestrator.http.service import Service
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event, RequestCompleted
 from orchestrator.loop.executor import deadline
+from orchestrator.loop.request import Request
 
 MakeFormat = Callable[[RequestContext, ResponseAccumulator], AnswerFormat]
 
@@ -58,19 +60,7 @@ class Choice:
                 observers.enter_context(
                     service.spans.request(context.headers, context.span_attributes, response)
                 )
-            events = service.solve(
-                context.policy,
-                context.messages,
-                service.workers,
-                request=context.trace_id,
-                sampling=context.sampling,
-                limits=context.limits,
-                speculation=context.speculation,
-                owner=context.owner,
-                session=context.affinity,
-                response=response,
-                began_at=self._began_at,
-            )
+            events = service.solve(context.policy, self._request(), service.workers, response)
             begun = prompt_read = False
             within_deadline = deadline(context.limits.deadline_s, self._began_at)
             async with aclosing(events):
@@ -88,6 +78,19 @@ class Choice:
                             await self.format.after(service.workers)
                     yield event
 
+    def _request(self) -> Request:
+        context = self._context
+        return Request(
+            context.trace_id,
+            context.messages,
+            context.sampling,
+            context.limits,
+            context.speculation,
+            context.owner,
+            context.affinity,
+            self._began_at,
+        )
+
     def record(self, status: str, error: Json | None = None) -> None:
         """Hand the record and the outcome to the outbox, which carries them to the store later;
         once: how the answer ended first counts."""
@@ -103,12 +106,6 @@ class Choice:
             own = f"{OUTCOMES_OF}{context.key}"
             service.outbox.event(own, ended, keep=OUTCOMES_OF_KEPT)
         if context.enrollment is not None and self._exposed:
-            again = ShadowRequest(
-                context.trace_id,
-                context.messages,
-                context.sampling,
-                context.limits,
-                response.answer,
-                owner=context.owner,
-            )
+            asked = replace(self._request(), speculation=None, session="", began_at=None)
+            again = ShadowRequest(asked, response.answer)
             service.recorder.outcome(context.enrollment, ended, again)

@@ -15,7 +15,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -416,17 +416,9 @@ class Service:
             self._scraping = asyncio.create_task(self.scrape(), context=Context())
         return await asyncio.shield(self._scraping)
 
-    def _solve_shadow(self, policy: Policy, request: ShadowRequest) -> AsyncGenerator[Event, None]:
-        return self.solve(
-            policy,
-            request.messages,
-            self.workers,
-            request=f"{request.trace_id}-shadow",
-            sampling=request.sampling,
-            limits=request.limits,
-            speculation=request.speculation,
-            owner=request.owner,
-        )
+    def _solve_shadow(self, policy: Policy, shadow: ShadowRequest) -> AsyncGenerator[Event, None]:
+        asked = replace(shadow.asked, id=f"{shadow.asked.id}-shadow")
+        return self.solve(policy, asked, self.workers)
 
 
 def _capped(policy: Policy, cap: int | None) -> Policy:

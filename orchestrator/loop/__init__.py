@@ -4,6 +4,7 @@ In reading order:
 
 - `policy`: what a policy is; its docstring teaches the protocol by an example.
 - `actions`: what a policy may yield, each action typed by its result.
+- `request`: what the loop answers.
 - `solve`: THE STEP LOOP.
 - `executor`: carries actions out: the calls to workers, the deadline.
 - `policy_runner`: runs a policy without I/O: its generator, the transcript, the events.

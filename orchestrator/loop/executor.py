@@ -30,9 +30,9 @@ from orchestrator.errors import (
 from orchestrator.loop.actions import Action, Classify, Generate, Verify, WorkerName, Write
 from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import ActionCompleted, PromptsRead, TextDelta
+from orchestrator.loop.request import Request
 from orchestrator.types import (
     ENDED,
-    Constraint,
     Generation,
     Sampling,
     Segment,
@@ -47,38 +47,20 @@ log = logging.getLogger(__name__)
 
 
 class Executor:
-    """The calls of one request.
-
-    `speculation` names the large worker's token-level method; None is its default. `deadline_s`
-    counts from `began_at`, a time of the event loop, or from the moment this is made. `owner` is
-    whose request it is (`Call.owner`), `session` what it goes on with (`Call.session`); its answer
-    must match `constraint`.
-    """
+    """The calls of one request."""
 
     def __init__(
-        self,
-        workers: Mapping[WorkerName, Worker],
-        request: str,
-        sampling: Sampling,
-        budget: Budget,
-        deadline_s: float | None,
-        speculation: str | None,
-        owner: str = "",
-        constraint: Constraint | None = None,
-        began_at: float | None = None,
-        session: str = "",
+        self, workers: Mapping[WorkerName, Worker], request: Request, budget: Budget
     ) -> None:
-        self._session = session
-        self._workers, self._request, self._speculation = workers, request, speculation
-        self._owner, self._constraint = owner, constraint
-        self._sampling, self._budget = sampling, budget
-        self._within_deadline = deadline(deadline_s, began_at)
+        self._workers, self._request, self._budget = workers, request, budget
+        self._within_deadline = deadline(request.limits.deadline_s, request.began_at)
         self._prefills: dict[Generate, asyncio.Task[ActionCompleted]] = {}
         self._calls = 0
         self._stopped = False
         self._broke_off: WorkerError | None = None  # an answer of which some was shown
         # A seed per call even where the request has none: a call retried elsewhere is the same.
-        self._seed = secrets.randbits(53) if sampling.seed is None else sampling.seed
+        seed = request.sampling.seed
+        self._seed = secrets.randbits(53) if seed is None else seed
 
     async def prefill(self, actions: Sequence[Generate]) -> bool:
         """Have all workers read the prompt at once; whether a model marks a thought of its own.
@@ -214,7 +196,7 @@ class Executor:
                 raise  # what was shown may be wrong, so nothing goes on behind it
             answer = error
             if shown and isinstance(error, WorkerError | ContextLengthExceeded):
-                log.warning("request %s: %s worker: %s", self._request, name, error)
+                log.warning("request %s: %s worker: %s", self._request.id, name, error)
                 answer = made()
                 if isinstance(error, WorkerError) and len(tokens) < criteria.max_tokens:
                     failure = error
@@ -302,14 +284,15 @@ class Executor:
             raise WorkerUnavailable(f"the {action.worker} worker's stream broke off")
 
     def _call_for(self, name: WorkerName, transcript: Transcript) -> Call:
+        request = self._request
         return Call(
-            self._request,
+            request.id,
             transcript,
             name,
-            self._speculation if name == "large" else None,
-            self._owner,
-            self._constraint if transcript.closed else None,
-            self._session,
+            request.speculation if name == "large" else None,
+            request.owner,
+            request.limits.constraint if transcript.closed else None,
+            request.session,
         )
 
     def _next_seed(self) -> int:
@@ -318,7 +301,7 @@ class Executor:
         return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 11  # fits a double
 
     def _sampling_of(self, seed: int) -> Sampling:
-        sampling = self._sampling
+        sampling = self._request.sampling
         return sampling if sampling.temperature <= 0 else replace(sampling, seed=seed)
 
 

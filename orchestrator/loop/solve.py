@@ -24,7 +24,7 @@ Where a stop condition goes, ARCHITECTURE.md says. A new action is a class in ac
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from time import perf_counter
 
@@ -35,32 +35,21 @@ from orchestrator.loop.events import ActionCompleted, Event, PromptsRead
 from orchestrator.loop.executor import Executor
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.policy_runner import PolicyRunner
-from orchestrator.types import Limits, Message, Sampling
+from orchestrator.loop.request import Request
+from orchestrator.types import Limits
 from orchestrator.worker import Worker
 
 
 async def solve(
     policy: Policy,
-    messages: Sequence[Message],
+    request: Request,
     workers: Mapping[WorkerName, Worker],
-    *,
-    request: str,
-    sampling: Sampling,
-    limits: Limits,
-    speculation: str | None = None,
-    owner: str = "",
     response: ResponseAccumulator | None = None,
-    began_at: float | None = None,
-    session: str = "",
 ) -> AsyncGenerator[Event, None]:
-    """Answer `messages` by `policy`: events as they happen, the last of them one
+    """Answer a request by `policy`: events as they happen, the last of them one
     `RequestCompleted`.
 
-    `speculation` names the token-level method of the large worker, of which a policy knows nothing;
-    `owner` is for whom the answer is made: workers share cached prefixes within one owner. Requests
-    of one `session` prefer one replica of each worker.
-    Into `response` every event is folded before it is yielded. `limits.deadline_s` counts from
-    `began_at`, a time of the event loop (None: from now). Closing the generator, or cancelling
+    Into `response` every event is folded before it is yielded. Closing the generator, or cancelling
     the task that reads it, stops everything it started.
 
     Raises:
@@ -76,19 +65,9 @@ async def solve(
     if missing:
         raise ConfigError(f"the policy needs a worker that is not there: {', '.join(missing)}")
     began = perf_counter()
-    runner = PolicyRunner(policy, messages, limits, response)
-    executor = Executor(
-        workers,
-        request,
-        sampling,
-        runner.budget,
-        limits.deadline_s,
-        speculation,
-        owner,
-        limits.constraint,
-        began_at,
-        session,
-    )
+    limits = request.limits
+    runner = PolicyRunner(policy, request.messages, limits, response)
+    executor = Executor(workers, request, runner.budget)
     try:
         runner.begin(await executor.prefill(runner.prefills()))
         if runner.spending.capped:  # what the prompts cost is counted before anything is spent

@@ -8,14 +8,13 @@ from orchestrator.errors import WorkerUnavailable
 from orchestrator.loop.actions import Action, WorkerName
 from orchestrator.loop.events import RequestCompleted
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import (
     Classification,
     Finish,
     Generation,
-    Limits,
     Message,
-    Sampling,
     Segment,
     Transcript,
 )
@@ -71,7 +70,7 @@ async def run(
     """The end of a request in the step loop."""
     workers: dict[WorkerName, Worker] = {"small": small, "large": large}
     messages = (Message("user", question),)
-    events = solve(policy, messages, workers, request="r", sampling=Sampling(), limits=Limits())
+    events = solve(policy, Request("r", messages), workers)
     *_, ended = [event async for event in events]
     assert isinstance(ended, RequestCompleted)
     return ended

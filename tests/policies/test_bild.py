@@ -20,6 +20,7 @@ from orchestrator.errors import (
 from orchestrator.loop.actions import Accept, Generate, Reject, Verify, WorkerName, Write
 from orchestrator.loop.events import ActionCompleted, RequestCompleted
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import (
     Finish,
@@ -353,14 +354,9 @@ async def run(
     policy: Policy, workers: Pair, question: str, sampling: Sampling | None = None, **limits: Any
 ) -> tuple[Transcript, RequestCompleted, list[Any]]:
     """The final trace, the last event and the actions of a request."""
-    events = solve(
-        policy,
-        (Message("user", question),),
-        workers,
-        request=question,
-        sampling=sampling or Sampling(),
-        limits=Limits(**limits),
-    )
+    asked = (Message("user", question),)
+    request = Request(question, asked, sampling or Sampling(), Limits(**limits))
+    events = solve(policy, request, workers)
     heard = [event async for event in events]
     assert isinstance(heard[-1], RequestCompleted)
     return (
@@ -422,9 +418,7 @@ async def test_another_tokenizer_is_refused_before_anything_is_shown() -> None:
     small, large = Other(story=("a b", "c")), Other(story=("a b", "c"))
     small.name, large.name = "one", "another"
     workers: Pair = {"small": small, "large": large}
-    events = solve(
-        BiLD(), TRACE.messages, workers, request="r", sampling=Sampling(), limits=Limits()
-    )
+    events = solve(BiLD(), Request("r", TRACE.messages), workers)
     with pytest.raises(Unsupported, match="tokenizers of this pair differ"):
         await anext(events)
     transcript, _, _ = await run(LargeOnly(), workers, "?")  # which hands nothing over

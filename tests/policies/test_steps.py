@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.loop.events import RequestCompleted
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
-from orchestrator.types import Limits, Message, Sampling, Segment, Segments, Transcript
+from orchestrator.types import Message, Segment, Segments, Transcript
 from policies import POLICIES
 from policies.steps import COMPARED, _last_steps, repeats
 from workers.scripted import Scripted
@@ -57,14 +58,8 @@ def test_of_a_thought_without_steps_only_the_end_is_looked_at() -> None:
 async def test_a_text_that_is_gone_on_with_is_none_of_the_first_steps(name: str) -> None:
     begun = (Message("user", "2+2?"), Message("assistant", "It is"))
     both = Scripted(story=("", "It is four.\n\nSo four."), thinks=False)
-    events = solve(
-        POLICIES[name](first_n=1),  # type: ignore[call-arg]
-        begun,
-        {"small": both, "large": both},
-        request="r",
-        sampling=Sampling(),
-        limits=Limits(),
-    )
+    policy = POLICIES[name](first_n=1)  # type: ignore[call-arg]
+    events = solve(policy, Request("r", begun), {"small": both, "large": both})
     *_, ended = [event async for event in events]
     assert isinstance(ended, RequestCompleted)
     assert (ended.steps[0].author, ended.steps[0].text) == ("large", " four.\n\n")

@@ -19,6 +19,7 @@ from deploy.service.workers import load_worker
 from orchestrator.loop.budget import spent
 from orchestrator.loop.events import Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message, Sampling
 from policies import POLICIES
@@ -57,17 +58,9 @@ def made(name: str, **more: Any) -> Policy:
 async def run(
     policy: Policy, workers: Any, question: str, sampling: Sampling | None = None, **limits: Any
 ) -> tuple[list[Event], RequestCompleted]:
-    events = [
-        event
-        async for event in solve(
-            policy,
-            (Message("user", question),),
-            workers,
-            request="r",
-            sampling=sampling or Sampling(),
-            limits=Limits(**limits),
-        )
-    ]
+    asked = (Message("user", question),)
+    request = Request("r", asked, sampling or Sampling(), Limits(**limits))
+    events = [event async for event in solve(policy, request, workers)]
     ended = events[-1]
     assert isinstance(ended, RequestCompleted)
     return events, ended

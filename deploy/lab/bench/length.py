@@ -23,8 +23,9 @@ from deploy.lab.bench.instant import STEP, InstantWorker, LoopbackHandle
 from orchestrator.http.app import create_app
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.service import Service
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
-from orchestrator.types import Limits, Message, Sampling
+from orchestrator.types import Limits, Message
 from orchestrator.worker import Worker
 from policies import POLICIES
 from workers.remote.protocol import ServerCapabilities
@@ -93,14 +94,8 @@ async def _steps(policy: str, way: str, sizes: Sequence[int]) -> list[float]:
 
 
 async def _through_loop(policy: str, workers: Mapping[Any, Worker], max_tokens: int) -> None:
-    events = solve(
-        POLICIES[policy](),
-        (Message("user", QUESTION),),
-        workers,
-        request="bench",
-        sampling=Sampling(),
-        limits=Limits(max_tokens),
-    )
+    request = Request("bench", (Message("user", QUESTION),), limits=Limits(max_tokens))
+    events = solve(POLICIES[policy](), request, workers)
     async for _ in events:
         pass
 

@@ -7,6 +7,7 @@ from typing import Any
 from deploy.evaluation.recording import RecordedRequest, Recording
 from orchestrator.loop.events import Event, TextDelta
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message, Sampling, Transcript
 from policies.bild import BiLD
@@ -38,14 +39,8 @@ async def record(
         "small": Scripted(story=SMALL, **small),
         "large": Scripted(story=LARGE, scores=scores, delay=0.0005, context=context),
     }
-    stream = solve(
-        policy,
-        request.messages,
-        workers,  # type: ignore[arg-type]
-        request=request.request_id,
-        sampling=request.sampling,
-        limits=request.limits,
-    )
+    asked = Request(request.request_id, request.messages, request.sampling, request.limits)
+    stream = solve(policy, asked, workers)  # type: ignore[arg-type]
     events = [event async for event in stream]
     return Recording(request, tuple(e for e in events if not isinstance(e, TextDelta))), events
 

@@ -16,6 +16,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName, Write
 from orchestrator.loop.events import ActionCompleted, Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import (
     Constraint,
@@ -50,10 +51,7 @@ async def events(
 ) -> list[Event]:
     sampling = sampling or Sampling()
     return [
-        event
-        async for event in solve(
-            policy, ASKED, workers, request="r", sampling=sampling, limits=Limits(100)
-        )
+        event async for event in solve(policy, Request("r", ASKED, sampling, Limits(100)), workers)
     ]
 
 

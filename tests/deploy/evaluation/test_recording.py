@@ -23,8 +23,9 @@ from orchestrator.errors import ConfigError, UnknownPolicy, WorkerUnavailable
 from orchestrator.loop.actions import Verify
 from orchestrator.loop.events import ActionCompleted
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
-from orchestrator.types import Limits, Sampling, Segment, Transcript, Verification
+from orchestrator.types import Limits, Segment, Transcript, Verification
 from policies.specreason import SpecReason
 from tests.deploy.evaluation.recorded_runs import QUESTION, RUNS, record
 from workers.scripted import Scripted
@@ -70,14 +71,7 @@ async def test_a_recording_grows_with_the_text_not_its_square() -> None:
     for steps in (50, 200):
         story = ("\n\n".join(long.split("\n\n")[:steps]), "done")
         workers = {"small": Scripted(story=story), "large": Scripted(story=story)}
-        events = solve(
-            SpecReason(),
-            QUESTION,
-            workers,  # type: ignore[arg-type]
-            request="r",
-            sampling=Sampling(),
-            limits=Limits(),
-        )
+        events = solve(SpecReason(), Request("r", QUESTION), workers)  # type: ignore[arg-type]
         recorder = Recorder(RecordedRequest("r", "specreason", QUESTION))
         sizes.append(sum([len(recorder.line(event) or "") async for event in events]))
     assert sizes[1] < 5 * sizes[0]

@@ -21,9 +21,10 @@ from deploy.telemetry.metrics import count_replicas, metrics_text, worker_famili
 from orchestrator.experiments.assignment import AssignmentFacts, enroll
 from orchestrator.experiments.documents import Experiment
 from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.state.versions import AuditInfo
-from orchestrator.types import Limits, Message, Sampling
+from orchestrator.types import Message
 from policies.specreason import SpecReason
 from tests.orchestrator.serving import service
 
@@ -43,15 +44,8 @@ promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs pr
 async def text() -> bytes:
     """What Ray's port shows of a service that has answered one request, by an experiment's arm."""
     made, response = service(), ResponseAccumulator()
-    events = solve(
-        SpecReason(),
-        (Message("user", "How many?"),),
-        made.workers,
-        request="r",
-        sampling=Sampling(),
-        limits=Limits(),
-        response=response,
-    )
+    request = Request("r", (Message("user", "How many?"),))
+    events = solve(SpecReason(), request, made.workers, response)
     with made.metrics.request("specreason", response):
         async for _ in events:
             pass

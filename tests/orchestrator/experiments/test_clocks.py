@@ -15,13 +15,13 @@ from orchestrator.experiments.experimenter import Experimenter
 from orchestrator.experiments.recorder import EventRecorder
 from orchestrator.experiments.runs import Run, Runs
 from orchestrator.experiments.shadows import ShadowRequest
+from orchestrator.loop.request import Request
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.outbox import Outbox
 from orchestrator.state.redis import RedisStore
 from orchestrator.state.store import Store, read_state
 from orchestrator.state.versions import AuditInfo, PolicyVersions
 from orchestrator.state.watcher import ConfigWatcher
-from orchestrator.types import Limits, Sampling
 from policies import POLICIES
 from tests.orchestrator.redis_server import redis_server
 
@@ -101,7 +101,7 @@ class Replicas:
                 "status": "finished",
                 "ms": (ms or {}).get(enrollment.arm, 100.0),
             }
-            request = ShadowRequest(trace, (), Sampling(), Limits(), "")
+            request = ShadowRequest(Request(trace, ()), "")
             replica.recorder.outcome(enrollment, outcome, request)
             await replica.outbox.flush()
 

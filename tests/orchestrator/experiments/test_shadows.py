@@ -13,15 +13,16 @@ from orchestrator.errors import WorkerError
 from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
 from orchestrator.loop.events import Event
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
-from orchestrator.types import Limits, Message, Sampling
+from orchestrator.types import Message
 from policies import POLICIES
 from tests.orchestrator.serving import scripted
 
 
 def request(trace: str) -> ShadowRequest:
     question = (Message("user", "Twice 2+2?"),)
-    return ShadowRequest(trace, question, Sampling(), Limits(), "The answer is 8.")
+    return ShadowRequest(Request(trace, question), "The answer is 8.")
 
 
 @pytest.mark.parametrize(
@@ -36,12 +37,10 @@ async def test_a_shadow_that_fails_ends_no_other(failure: Exception, recorded: s
             events.append(event)
 
     async def answer(policy: Policy, asked: ShadowRequest) -> AsyncGenerator[Event, None]:
-        if asked.trace_id == "bad":
+        if asked.asked.id == "bad":
             raise failure
         workers: Any = {"small": scripted(), "large": scripted()}
-        more: Any = {"sampling": asked.sampling, "limits": asked.limits}
-        made = solve(policy, asked.messages, workers, request="r", **more)
-        async for event in made:
+        async for event in solve(policy, asked.asked, workers):
             yield event
 
     outbox: Any = Kept()

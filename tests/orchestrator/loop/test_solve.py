@@ -39,6 +39,7 @@ from orchestrator.loop.events import (
     TextDelta,
 )
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import (
     Generation,
@@ -78,15 +79,8 @@ def start(
     sampling: Sampling | None = None,
     response: ResponseAccumulator | None = None,
 ) -> Any:
-    return solve(
-        policy,
-        QUESTION,
-        workers,
-        request="r",
-        sampling=sampling or Sampling(),
-        limits=limits or Limits(),
-        response=response,
-    )
+    request = Request("r", QUESTION, sampling or Sampling(), limits or Limits())
+    return solve(policy, request, workers, response)
 
 
 async def run(*args: Any, **kwargs: Any) -> tuple[list[Event], RequestCompleted]:

@@ -11,8 +11,9 @@ import pytest
 from orchestrator.loop.actions import Action, Generate, Script, WorkerName, Write
 from orchestrator.loop.events import TextDelta
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
-from orchestrator.types import Limits, Message, Sampling, StopCriteria, Transcript
+from orchestrator.types import Message, StopCriteria, Transcript
 from workers.scripted import Scripted
 
 pytestmark = pytest.mark.asyncio
@@ -37,7 +38,7 @@ def calling(action: type[Generate | Write], closed: list[bool]) -> Policy:
 
 
 def start(policy: Policy, workers: dict[WorkerName, Scripted]) -> Any:
-    return solve(policy, QUESTION, workers, request="r", sampling=Sampling(), limits=Limits())
+    return solve(policy, Request("r", QUESTION), workers)
 
 
 async def test_hanging_up_leaves_nothing_running() -> None:

@@ -15,13 +15,13 @@ from orchestrator.errors import ConfigError, InvalidRequest, Spent
 from orchestrator.loop.actions import Accept, Classify, Generate, Verify, Write
 from orchestrator.loop.events import ActionCompleted, Event, Metrics, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.loop.spending import REST, Spending
 from orchestrator.types import (
     Generation,
     Limits,
     Message,
-    Sampling,
     Segment,
     StopCriteria,
     TokenPrices,
@@ -127,7 +127,7 @@ async def run(
 ) -> tuple[list[Event], RequestCompleted, Scripted]:
     large = Scripted(story=STORY, scores=(score,))
     workers: Any = {"small": Scripted(small), "large": large}
-    given = solve(policy, QUESTION, workers, request="r", sampling=Sampling(), limits=limits)
+    given = solve(policy, Request("r", QUESTION, limits=limits), workers)
     events = [event async for event in given]
     ended = events[-1]
     assert isinstance(ended, RequestCompleted)
@@ -218,7 +218,7 @@ async def test_behind_a_cap_answers_who_is_named(name: str) -> None:
 async def test_large_only_with_a_cap_needs_a_small_model() -> None:
     workers: Any = {"large": Scripted(story=STORY)}
     policy = POLICIES["large-only"](max_large_tokens=5)
-    events = solve(policy, QUESTION, workers, request="r", sampling=Sampling(), limits=Limits())
+    events = solve(policy, Request("r", QUESTION), workers)
     with pytest.raises(ConfigError, match="small"):
         await anext(events)
 
@@ -250,7 +250,7 @@ async def test_a_pair_without_a_thought_shares_the_answer_within_the_cap() -> No
 
     workers: Any = {"small": Scripted(plain, thinks=False), "large": large}
     policy = POLICIES["specreason"](max_large_tokens=5)
-    given = solve(policy, QUESTION, workers, request="r", sampling=Sampling(), limits=Limits())
+    given = solve(policy, Request("r", QUESTION), workers)
     *_, ended = [event async for event in given]
     assert isinstance(ended, RequestCompleted)
     authors = [(part.author, len(part.tokens)) for part in ended.transcript.answer]
@@ -275,7 +275,7 @@ async def test_a_thought_that_both_caps_cut_is_answered(name: str, cap: int, mos
     large = Scripted(endless, scores=(0.0,))
     workers: Any = {"small": Scripted(endless), "large": large}
     limits = Limits(max_tokens=most)
-    given = solve(policy, QUESTION, workers, request="r", sampling=Sampling(), limits=limits)
+    given = solve(policy, Request("r", QUESTION, limits=limits), workers)
     events = [event async for event in given]
     ended = events[-1]
     assert isinstance(ended, RequestCompleted)
@@ -295,7 +295,7 @@ async def test_a_context_that_is_full_when_the_small_model_takes_over_ends_the_t
     small = Scripted(full)
     workers: Any = {"small": small, "large": Scripted(story=STORY)}
     policy = POLICIES["large-only"](max_large_tokens=5)
-    given = solve(policy, QUESTION, workers, request="r", sampling=Sampling(), limits=Limits())
+    given = solve(policy, Request("r", QUESTION), workers)
     *_, ended = [event async for event in given]
     assert isinstance(ended, RequestCompleted)
     assert ended.transcript.finish == "length"
@@ -320,7 +320,7 @@ class HalfCharacter(Scripted):
 async def test_half_a_character_at_the_cap_is_left_to_the_small_model() -> None:
     workers: Any = {"small": Scripted(small), "large": HalfCharacter(story=STORY)}
     policy = POLICIES["large-only"](max_large_tokens=1)
-    given = solve(policy, QUESTION, workers, request="r", sampling=Sampling(), limits=Limits())
+    given = solve(policy, Request("r", QUESTION), workers)
     *_, ended = [event async for event in given]
     assert isinstance(ended, RequestCompleted)
     assert ended.transcript.finish == "stop"

@@ -6,29 +6,22 @@ import asyncio
 
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.loop.timeline import Timeline
-from orchestrator.types import Limits, Message, Sampling
+from orchestrator.types import Message
 from policies import POLICIES
 from policies.specreason import SpecReason
 from tests.orchestrator.serving import STORY
 from workers.scripted import Scripted
 
-QUESTION = [Message("user", "Twice 2+2?")]
+QUESTION = (Message("user", "Twice 2+2?"),)
 
 
 async def timeline_of(policy, small: Scripted, large: Scripted) -> tuple[Timeline, list[list]]:
     """The timeline of a request, and what was running after each of its events."""
     response = ResponseAccumulator()
-    events = solve(
-        policy,
-        QUESTION,
-        {"small": small, "large": large},
-        request="r",
-        sampling=Sampling(),
-        limits=Limits(),
-        response=response,
-    )
+    events = solve(policy, Request("r", QUESTION), {"small": small, "large": large}, response)
     running = [[call[:2] for call in response.timeline.running] async for _ in events]
     assert len(response.timeline.steps) == len(response.steps)
     return response.timeline, running

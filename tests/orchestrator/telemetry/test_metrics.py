@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from orchestrator.errors import Overloaded
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import TextDelta
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.telemetry.metrics import ServiceMetrics
-from orchestrator.types import Limits, Message, Sampling
+from orchestrator.types import Message
 from policies.specreason import SpecReason
 from workers.scripted import Scripted
 
@@ -24,15 +25,7 @@ def request(response: ResponseAccumulator, **small: Any) -> Any:
         "small": Scripted(story=story, **small),
         "large": Scripted(story=story, scores=(9, 2)),
     }
-    return solve(
-        SpecReason(),
-        (Message("user", "2+2?"),),
-        workers,
-        request="r",
-        sampling=Sampling(),
-        limits=Limits(),
-        response=response,
-    )
+    return solve(SpecReason(), Request("r", (Message("user", "2+2?"),)), workers, response)
 
 
 @pytest.mark.asyncio

@@ -16,9 +16,10 @@ from orchestrator.errors import Overloaded, WorkerUnavailable
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import TextDelta
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.telemetry.spans import Spans
-from orchestrator.types import Limits, Message, Sampling
+from orchestrator.types import Message
 from policies.specreason import SpecReason
 from tests.orchestrator.serving import client, service, serving
 from workers.scripted import Scripted
@@ -72,13 +73,7 @@ def events(response: ResponseAccumulator, policy: Policy | None = None, **small:
         "large": Scripted(story=STORY, scores=(9, 2)),
     }
     return solve(
-        policy or SpecReason(),
-        (Message("user", "2+2?"),),
-        workers,
-        request="r",
-        sampling=Sampling(),
-        limits=Limits(),
-        response=response,
+        policy or SpecReason(), Request("r", (Message("user", "2+2?"),)), workers, response
     )
 
 

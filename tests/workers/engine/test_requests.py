@@ -13,6 +13,7 @@ import torch
 
 from orchestrator.errors import InvalidRequest, WorkerError
 from orchestrator.loop.events import RequestCompleted
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import (
     LabelQuery,
@@ -182,14 +183,8 @@ async def test_a_thought_that_never_ends_is_answered_all_the_same(
     worker: LocalWorker, policy: Any
 ) -> None:
     force(worker, "a")  # as far as the context goes, which is less than max_tokens
-    events = solve(
-        policy,
-        ask().transcript.messages,
-        {"small": worker, "large": worker},
-        request="r",
-        sampling=Sampling(),
-        limits=Limits(max_tokens=10_000),
-    )
+    request = Request("r", ask().transcript.messages, limits=Limits(max_tokens=10_000))
+    events = solve(policy, request, {"small": worker, "large": worker})
     *_, ended = [event async for event in events]
     assert isinstance(ended, RequestCompleted)
     assert ended.transcript.forced

@@ -20,6 +20,7 @@ from deploy.lab.peers.llama_cpp import embedded_gguf, serving_gguf
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
 from orchestrator.http.errors import http_error
 from orchestrator.loop.events import RequestCompleted
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import GREEDY, Limits, Message, StopCriteria, Transcript
 from orchestrator.worker import Call
@@ -143,14 +144,8 @@ async def test_an_answer_is_what_the_models_wrote_or_an_error_by_name(
 
 
 async def solved(policy: str, workers: dict[Any, Any]) -> RequestCompleted:
-    events = solve(
-        POLICIES[policy](**RUNS[policy]),
-        (Message("user", QUESTIONS[0]),),
-        workers,
-        request="r",
-        sampling=GREEDY,
-        limits=Limits(160),
-    )
+    request = Request("r", (Message("user", QUESTIONS[0]),), limits=Limits(160))
+    events = solve(POLICIES[policy](**RUNS[policy]), request, workers)
     async with aclosing(events):
         async for event in events:
             last = event

@@ -24,6 +24,7 @@ from orchestrator.errors import (
 )
 from orchestrator.grammar import tool_rules
 from orchestrator.loop.events import RequestCompleted
+from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import (
     Constraint,
@@ -197,14 +198,8 @@ def ask(question: str) -> Transcript:
 async def answer(
     policy: Any, workers: Any, question: str, sampling: Sampling = GREEDY
 ) -> RequestCompleted:
-    events = solve(
-        policy,
-        (Message("user", question),),
-        workers,
-        request="r",
-        sampling=sampling,
-        limits=Limits(400),
-    )
+    request = Request("r", (Message("user", question),), sampling, Limits(400))
+    events = solve(policy, request, workers)
     async with aclosing(events):
         async for event in events:
             last = event

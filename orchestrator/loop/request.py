@@ -1,0 +1,27 @@
+"""What the step loop answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.types import GREEDY, Limits, Message, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked, for whom, and how it is answered.
+
+    `id` stands in logs, in traces and in every call. `speculation` names the token-level method of
+    the large worker, of which a policy knows nothing; None: the worker's default. Workers share
+    cached prefixes within one `owner`. Requests of one `session` prefer one replica of each worker.
+    `limits.deadline_s` counts from `began_at`, a time of the event loop; None: from now.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    sampling: Sampling = GREEDY
+    limits: Limits = Limits()  # noqa: RUF009 it is frozen
+    speculation: str | None = None
+    owner: str = ""
+    session: str = ""
+    began_at: float | None = None
