@@ -277,15 +277,16 @@ def record(
 def step_json(response: ResponseAccumulator, index: int) -> Json:
     """A step with the time when it was complete, the calls that made it by their index, and where
     its tokens came from, if that is known."""
-    moment = asdict(response.timeline.steps[index])
-    if moment["provenance"] is None:
-        del moment["provenance"]
-    return {**asdict(response.steps[index]), **moment}
+    moment = response.timeline.steps[index]
+    made = {} if moment.provenance is None else {"provenance": asdict(moment.provenance)}
+    when = {"at_ms": moment.at_ms, "calls": moment.calls}
+    return {**asdict(response.steps[index]), **when, **made}
 
 
 def call_json(call: CallSpan) -> Json:
-    """A call of a worker, without what it does not have."""
-    return {name: value for name, value in asdict(call).items() if value is not None}
+    """A call of a worker, without what it does not have, and what spans alone tell."""
+    shown = asdict(replace(call, usage=None, finish=None))
+    return {name: value for name, value in shown.items() if value is not None}
 
 
 def _message(message: Message, *, brief: bool) -> Json:

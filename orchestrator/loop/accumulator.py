@@ -58,14 +58,10 @@ class Failure:
 
 
 class ResponseAccumulator:
-    """One request's response so far: its text, its steps, its totals and its times.
-
-    `observers` are called with every event as it happens, after it has been folded in.
-    """
+    """One request's response so far: its text, its steps, its totals and its times."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.observers: list[Callable[[Event], object]] = []
         self.timeline = Timeline()
         self.completed: RequestCompleted | None = None
         self.failures: list[Failure] = []  # of calls that workers did not answer
@@ -78,10 +74,10 @@ class ResponseAccumulator:
         self.calls: CallFormat | None = None  # how the models write calls of tools
         self.called = False  # whether the answer calls any
         self.find_calls: Callable[[str], str] = lambda thought: ""
-        """Those that a thought ends with, as it wrote them; none where there are no tools."""
+        """The calls that a thought ends with, as written; none if there are no tools."""
         self.acceptance: dict[WorkerName, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        """Of each worker that drafted tokens: in how many rounds a draft reached each position, and
-        in how many it was accepted there."""
+        """By worker that drafted tokens: in how many rounds a draft reached each position, and in
+        how many it was accepted there."""
         self.vocabulary = ""  # hash of the one that the worker of the last call has
         self.thinking = True  # whether there is a thought; without one the steps are the answer's
         self.first_text_s: float | None = None  # until the first accepted text
@@ -116,15 +112,12 @@ class ResponseAccumulator:
                 self.timeline.add(event, self.elapsed_s * 1000)
             case RequestCompleted():
                 self.completed = event
-        for observe in self.observers:
-            observe(event)
         return event
 
     def add_scoring(self, action: Verify, scores: Verification, ms: float) -> None:
         """Count a pass over the prompt or the answer that its form asked for, not the policy."""
-        self._judged += 1
         self._scoring_ms += ms
-        self._add_usage(action.worker, scores.usage)
+        self._add_judgement(action, scores)
         self.timeline.add_call(action, scores, max(0.0, self.elapsed_s * 1000 - ms), ms)
         if self.completed is not None:  # its totals were made before
             total = self.completed.metrics.ms["total"] + ms
@@ -133,7 +126,7 @@ class ResponseAccumulator:
     def begin(self, action: Action[Any] | None) -> None:
         """The policy asks for this now; None: it has nothing left to ask.
 
-        A Write that broke off counts as failed where something else than the rest is asked for.
+        A Write that broke off counts as failed if the policy asks for something else than the rest.
         """
         if self._broke_off is not None and not isinstance(action, Reject):
             (worker, error), self._broke_off = self._broke_off, None
@@ -199,7 +192,7 @@ class ResponseAccumulator:
 
     @property
     def prompt(self) -> Usage:
-        """What the prompt alone was: its tokens by the large worker's count, where it has one."""
+        """What the prompt alone was: its tokens by the large worker's count, if there is one."""
         return self._prompts.get("large") or self._prompts.get("small") or Usage()
 
     @property
@@ -245,51 +238,49 @@ class ResponseAccumulator:
 
     def _add_action(self, event: ActionCompleted) -> None:
         """Count one action and its result; a failed one cost time only."""
-        match event.action, event.answer:
-            case Accept(_, segment, score), _ if segment.author != "policy":
+        match event.action:
+            case Accept(_, segment, score) if segment.author != "policy":
                 self._accepted += segment.author == "small"  # the large model's is not judged
                 self._scored += score is not None
                 self._kept[segment.author] += len(segment.tokens)
-            case Reject(segment), _:
+            case Reject(segment):
                 self._rejected += segment.author == "small"
-            case action, result:
-                self._add_call(action, result, event.ms)
-        if isinstance(event.action, Write) and event.failure is not None:
-            self._broke_off = event.action.worker, event.failure
+            case Classify() | Verify() as action:
+                self._ms["classify"] += event.ms
+                self._add_judgement(action, event.answer)
+            case Generate() | Write() as action:
+                self._ms[action.worker] += event.ms
+                self._add_generation(action, event.answer)
+                if event.failure is not None:
+                    self._broke_off = action.worker, event.failure
 
-    def _add_call(self, action: Action[Any], result: Any, ms: float) -> None:
-        match action, result:
-            case (
-                (Generate(worker, transcript, criteria) | Write(worker, transcript, criteria)),
-                Generation(segment, usage),
-            ):
-                tokens = len(segment.tokens)
-                self._generated[worker] += max(tokens, usage.generated)
-                if isinstance(action, Generate):
-                    self._drafted[worker] += tokens
-                if (made := result.provenance) is not None:
-                    drafted, accepted = self.acceptance.get(worker, ((), ()))
-                    self.acceptance[worker] = (
-                        added(drafted, made.drafted_at),
-                        added(accepted, made.accepted_at),
-                    )
-                self.vocabulary = segment.tokenizer or self.vocabulary
-                if not criteria.max_tokens or not (transcript.thought or transcript.answer):
-                    self._prompts.setdefault(worker, usage)
-                self._add_usage(worker, usage)
-                self._ms[worker] += ms
-            case ((Classify(worker) | Verify(worker)), (Classification() | Verification())):
-                self._judged += 1
-                self._add_usage(worker, result.usage)
-                self._ms["classify"] += ms
-            case ((Generate(worker) | Write(worker)), BaseException()):
-                self._ms[worker] += ms
-                self._add_failure(worker, "generate", result)
-            case ((Classify(worker) | Verify(worker)), BaseException()):
-                self._ms["classify"] += ms
-                self._add_failure(worker, "judge", result)
-            case _:
-                pass
+    def _add_generation(self, action: Generate | Write, made: Generation | BaseException) -> None:
+        if isinstance(made, BaseException):
+            self._add_failure(action.worker, "generate", made)
+            return
+        worker, transcript, tokens = action.worker, action.transcript, len(made.segment.tokens)
+        self._generated[worker] += max(tokens, made.usage.generated)
+        if isinstance(action, Generate):
+            self._drafted[worker] += tokens
+        if made.provenance is not None:
+            drafted, accepted = self.acceptance.get(worker, ((), ()))
+            self.acceptance[worker] = (
+                added(drafted, made.provenance.drafted_at),
+                added(accepted, made.provenance.accepted_at),
+            )
+        self.vocabulary = made.segment.tokenizer or self.vocabulary
+        if not action.criteria.max_tokens or not (transcript.thought or transcript.answer):
+            self._prompts.setdefault(worker, made.usage)
+        self._add_usage(worker, made.usage)
+
+    def _add_judgement(
+        self, action: Classify | Verify, result: Classification | Verification | BaseException
+    ) -> None:
+        if isinstance(result, BaseException):
+            self._add_failure(action.worker, "judge", result)
+            return
+        self._judged += 1
+        self._add_usage(action.worker, result.usage)
 
     def _add_failure(self, worker: WorkerName, call: str, error: BaseException) -> None:
         if isinstance(error, WorkerError):

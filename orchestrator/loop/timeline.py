@@ -6,19 +6,21 @@ step is known from the text that they drafted or judged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from orchestrator.loop.actions import (
-    Action,
-    Classify,
-    Generate,
-    Verify,
-    WorkerName,
-    Write,
-)
+from orchestrator.loop.actions import Action, Classify, Generate, Verify, WorkerName, Write
 from orchestrator.loop.events import ActionCompleted, StepCompleted
-from orchestrator.types import Author, Classification, Generation, Provenance, Segment, Verification
+from orchestrator.types import (
+    Author,
+    Classification,
+    Finish,
+    Generation,
+    Provenance,
+    Segment,
+    Usage,
+    Verification,
+)
 
 CallKind = Literal["prefill", "draft", "write", "judge", "verify"]
 
@@ -30,7 +32,7 @@ class CallSpan:
     `tokens` are those it generated. `probabilities` is a judge's distribution over its labels,
     `outside` the mass on everything else; `surprise` the highest negative log-likelihood (natural
     log) of a token that was verified. None if a call gives no such thing. `error` is what kind of
-    failure ended it.
+    failure ended it, `finish` why a generation ended.
     """
 
     kind: CallKind
@@ -42,15 +44,18 @@ class CallSpan:
     outside: float | None = None
     surprise: float | None = None
     error: str | None = None
+    finish: Finish | None = None
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepMoment:
     """When a step was complete, which calls drafted and judged it, by index, and where its tokens
-    came from, if that is known."""
+    came from, if that is known. Of all calls, `calls_before` belong to it or to earlier steps."""
 
     at_ms: float
     calls: tuple[int, ...]
+    calls_before: int
     provenance: Provenance | None = None
 
 
@@ -61,6 +66,7 @@ class Timeline:
         self.calls: list[CallSpan] = []
         self.steps: list[StepMoment] = []
         self._current: tuple[Action[Any], float] | None = None
+        self._completing = False  # the newest step, by the action whose result comes next
         self._read: dict[WorkerName, float] = {}  # when it had read the prompt: its calls wait
         self._about: dict[tuple[Author, str], list[int]] = {}  # calls by the text they concern
 
@@ -80,7 +86,10 @@ class Timeline:
         """A step is complete."""
         step = completed.step
         calls = self._about.pop((step.author, step.text), [])
-        self.steps.append(StepMoment(round(now_ms, 1), tuple(calls), completed.provenance))
+        self.steps.append(
+            StepMoment(round(now_ms, 1), tuple(calls), len(self.calls), completed.provenance)
+        )
+        self._completing = True
 
     def add(self, event: ActionCompleted, now_ms: float) -> None:
         """An action is complete."""
@@ -89,15 +98,20 @@ class Timeline:
             if self._current is not None and self._current[0] is event.action:
                 since_ms = self._current[1]
             self._current = None
-        match event.action, event.answer:
-            case (Generate() | Write() | Classify() | Verify()) as action, result:
-                self.add_call(action, result, since_ms, event.ms)
-            case _:
-                pass
+        if isinstance(event.action, Generate | Write | Classify | Verify):
+            self.add_call(event.action, event.answer, since_ms, event.ms)
+        if self._completing:
+            self.steps[-1] = replace(self.steps[-1], calls_before=len(self.calls))
+            self._completing = False
 
-    def add_call(self, action: Action[Any], result: Any, at_ms: float, ms: float) -> None:
+    def add_call(
+        self,
+        action: Generate | Write | Classify | Verify,
+        result: Any,
+        at_ms: float,
+        ms: float,
+    ) -> None:
         """A call began at `at_ms` and took `ms`, whatever the policy waits for."""
-        assert isinstance(action, Generate | Write | Classify | Verify)
         kind = _kind(action)
         if kind == "prefill":
             at_ms = 0.0  # the prompt is read first, by all workers at once
@@ -112,6 +126,7 @@ class Timeline:
             case _, Generation(segment, usage):
                 about = segment if kind == "draft" else None
                 more["tokens"] = max(len(segment.tokens), usage.generated)
+                more["finish"] = segment.finish
             case Classify(_, transcript), Classification():
                 about = transcript.last
                 more["probabilities"] = tuple(round(p, 4) for p in result.probabilities)
@@ -122,6 +137,7 @@ class Timeline:
                 more["surprise"] = _surprise(result)
         if about is not None:
             self._about.setdefault((about.author, about.text), []).append(len(self.calls))
+        more["usage"] = getattr(result, "usage", None)
         self.calls.append(CallSpan(kind, action.worker, round(at_ms, 1), round(ms, 1), **more))
 
 

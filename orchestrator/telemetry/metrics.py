@@ -1,4 +1,4 @@
-"""The process's Prometheus series: steps as they happen, the rest when a request has ended."""
+"""The process's Prometheus series; a request is counted when it has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from orchestrator.loop.accumulator import WORKERS, ResponseAccumulator
-from orchestrator.loop.events import Event, StepCompleted
 
 _TEXTS = yaml.safe_load(Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8"))
 """What each series says, by its name."""
@@ -66,19 +65,7 @@ class ServiceMetrics:
         Requests that are cut short are counted too: their tokens were made all the same.
         """
         error: BaseException | None = None
-        waiting = True  # for the first text
-
-        def observe(event: Event) -> None:
-            nonlocal waiting
-            if isinstance(event, StepCompleted):
-                accepted = "true" if event.step.accepted else "false"
-                self.steps.labels(event.step.author, accepted).inc()
-            elif waiting and response.first_text_s is not None:
-                waiting = False
-                self.first_text.labels(policy).observe(response.first_text_s)
-
         response.start()
-        response.observers.append(observe)
         self.live.inc()
         try:
             yield
@@ -92,6 +79,10 @@ class ServiceMetrics:
     def _count(self, policy: str, response: ResponseAccumulator, outcome: str) -> None:
         self.requests.labels(policy, outcome).inc()
         self.latency.labels(policy).observe(response.elapsed_s)
+        if response.first_text_s is not None:
+            self.first_text.labels(policy).observe(response.first_text_s)
+        for step in response.steps:
+            self.steps.labels(step.author, "true" if step.accepted else "false").inc()
         metrics = response.metrics
         self.tokens.labels("small").inc(metrics.small_tokens)
         self.tokens.labels("large").inc(metrics.large_tokens)

@@ -16,25 +16,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from time import monotonic_ns, time_ns
-from typing import Any, Final
+from time import time_ns
+from typing import Final
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from orchestrator.loop.accumulator import ResponseAccumulator
-from orchestrator.loop.actions import (
-    Classify,
-    Generate,
-    Verify,
-    Write,
-)
 from orchestrator.loop.budget import spent
-from orchestrator.loop.events import ActionCompleted, Event, StepCompleted
-from orchestrator.types import Classification, Generation, Step, Usage, Verification
+from orchestrator.loop.timeline import CallKind, CallSpan, StepMoment
+from orchestrator.types import Step
 
-VERBS: Final = {Generate: "generate", Write: "generate", Classify: "classify", Verify: "verify"}
+NAMES: Final[Mapping[CallKind, str]] = {
+    "prefill": "generate",
+    "draft": "generate",
+    "write": "generate",
+    "judge": "classify",
+    "verify": "verify",
+}
 _W3C: Final = TraceContextTextMapPropagator()
 
 
@@ -54,20 +54,20 @@ class Spans:
         """Open a span around a request, within the client's trace if `headers` name one.
 
         It is named for the operation and the model in `attributes`. The spans of its steps and
-        calls are made as they happen.
+        calls are made when it ends.
         """
         name = f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}"
+        # The request's clock, on which its calls and steps are, begins at this time.
+        began = time_ns() - int(response.elapsed_s * 1e9)
         span = self._tracer.start_span(name, _W3C.extract(headers), SpanKind.SERVER, attributes)
         error: BaseException | None = None
-        inside = _Inside(self._tracer, span)
-        response.observers.append(inside.add)
         try:
             yield
         except BaseException as caught:
             error = caught
             raise
         finally:
-            inside.end()
+            _Inside(self._tracer, set_span_in_context(span), began).add(response)
             span.set_attribute("baton.outcome", response.outcome(error))
             if response.completed is not None:
                 metrics, transcript = response.metrics, response.completed.transcript
@@ -84,94 +84,84 @@ class Spans:
                     }
                 )
             elif error is not None:
-                _fail(span, error)
+                _fail(span, type(error).__name__)
             span.end()
 
 
 class _Inside:
-    """The spans inside one request."""
+    """The spans inside one request, whose clock began at `began`, in nanoseconds."""
 
-    def __init__(self, tracer: Tracer, request: Span) -> None:
-        self._tracer, self._request = tracer, set_span_in_context(request)
-        self._began = time_ns() - monotonic_ns()  # a clock that is moved moves no call
-        self._step: Span | None = None
-        self._completed: Step | None = None
+    def __init__(self, tracer: Tracer, request: Context, began: int) -> None:
+        self._tracer, self._request, self._began = tracer, request, began
 
-    def add(self, event: Event) -> None:
-        """Make the spans that end with this event."""
-        now = self._began + monotonic_ns()
-        if isinstance(event, StepCompleted):
-            if self._completed is not None:  # several that were held back come at once
-                self._end_step(self._completed, now)
-            self._completed = event.step  # the call that completed it comes next
-        elif isinstance(event, ActionCompleted):
-            if type(event.action) in VERBS:
-                self._call(event.action, event.answer, now - int(event.ms * 1e6), now)
-            if self._completed is not None:
-                self._end_step(self._completed, now)
-                self._completed = None
+    def add(self, response: ResponseAccumulator) -> None:
+        """Make the spans of all steps and calls."""
+        timeline, first = response.timeline, 0
+        for step, moment in zip(response.steps, timeline.steps, strict=True):
+            self._add_step(timeline.calls[first : moment.calls_before], step, moment)
+            first = moment.calls_before
+        rest = timeline.calls[first:]
+        if response.completed is None:
+            self._add_step(rest)  # one that the request's end left open
+        else:
+            self._add_calls(rest, self._request)
 
-    def end(self) -> None:
-        """End a step that the request's end left open."""
-        if self._step is not None:
-            self._step.end()
+    def _add_step(
+        self, calls: list[CallSpan], step: Step | None = None, moment: StepMoment | None = None
+    ) -> None:
+        """A step and its calls; the prompt's prefills belong to the request."""
+        prefills = [call for call in calls if call.kind == "prefill"]
+        own = [call for call in calls if call.kind != "prefill"]
+        self._add_calls(prefills, self._request)
+        if moment is None and not own:
+            return
+        starts, ends = [call.at_ms for call in own], [call.at_ms + call.ms for call in own]
+        if moment is not None:
+            starts.append(moment.at_ms)
+            ends.append(moment.at_ms)
+        span = self._tracer.start_span("step", self._request, start_time=self._at(min(starts)))
+        self._add_calls(own, set_span_in_context(span))
+        if step is not None:
+            span.set_attributes(
+                {
+                    "baton.author": step.author,
+                    "baton.accepted": step.accepted,
+                    "baton.tokens": step.tokens,
+                    "baton.phase": step.phase,
+                    **({} if step.score is None else {"baton.score": step.score}),
+                }
+            )
+        span.end(self._at(max(ends)))
 
-    def _call(self, action: Any, answer: Any, began: int, now: int) -> None:
-        span = self._tracer.start_span(
-            VERBS[type(action)],
-            self._context(action, began),
-            SpanKind.CLIENT,
-            {"baton.worker": action.worker},
-            start_time=began,
-        )
-        match answer:
-            case BaseException():
-                _fail(span, answer)
-            case Generation(segment, usage):
-                _add_usage(span, usage)
-                span.set_attribute("baton.finish", segment.finish)
-            case Classification() | Verification():
-                _add_usage(span, answer.usage)
-        span.end(now)
+    def _add_calls(self, calls: list[CallSpan], context: Context) -> None:
+        for call in calls:
+            span = self._tracer.start_span(
+                NAMES[call.kind],
+                context,
+                SpanKind.CLIENT,
+                {"baton.worker": call.worker},
+                start_time=self._at(call.at_ms),
+            )
+            if call.error is not None:
+                _fail(span, call.error)
+            if (usage := call.usage) is not None:
+                span.set_attributes(
+                    {
+                        "baton.prompt_tokens": usage.prompt,
+                        "baton.cached_tokens": usage.cached,
+                        "baton.generated_tokens": usage.generated,
+                        "baton.passes": usage.passes,
+                    }
+                )
+            if call.finish is not None:
+                span.set_attribute("baton.finish", call.finish)
+            span.end(self._at(call.at_ms + call.ms))
 
-    def _context(self, action: Any, began: int) -> Context:
-        """Where a call belongs: to the step at hand; the prompt's prefill, to the request."""
-        if self._step is None:
-            is_prefill = isinstance(action, Generate) and not action.criteria.max_tokens
-            if is_prefill:
-                return self._request
-            self._step = self._tracer.start_span("step", self._request, start_time=began)
-        return set_span_in_context(self._step)
-
-    def _end_step(self, step: Step, now: int) -> None:
-        span, self._step = self._step, None
-        if span is None:  # the policy's own words, or a choice taken from a verification
-            span = self._tracer.start_span("step", self._request, start_time=now)
-        span.set_attributes(
-            {
-                "baton.author": step.author,
-                "baton.accepted": step.accepted,
-                "baton.tokens": step.tokens,
-                "baton.phase": step.phase,
-                **({} if step.score is None else {"baton.score": step.score}),
-            }
-        )
-        span.end(now)
+    def _at(self, ms: float) -> int:
+        return self._began + int(ms * 1e6)
 
 
-def _fail(span: Span, error: BaseException) -> None:
-    """Mark a span as failed by the kind of an error, whose text may say too much."""
-    kind = type(error).__name__
+def _fail(span: Span, kind: str) -> None:
+    """Mark a span as failed by a kind of error, whose text may say too much."""
     span.set_status(Status(StatusCode.ERROR, kind))
     span.set_attribute("error.type", kind)
-
-
-def _add_usage(span: Span, usage: Usage) -> None:
-    span.set_attributes(
-        {
-            "baton.prompt_tokens": usage.prompt,
-            "baton.cached_tokens": usage.cached,
-            "baton.generated_tokens": usage.generated,
-            "baton.passes": usage.passes,
-        }
-    )

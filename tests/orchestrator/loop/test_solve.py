@@ -209,9 +209,15 @@ async def test_the_order_of_events() -> None:
     assert kinds[7:12] == ["Generate", "Classify", "TextDelta", "StepCompleted", "Accept"]
 
 
-async def test_an_accumulator_keeps_no_events_and_shows_them_to_observers() -> None:
-    response, seen = ResponseAccumulator(), list[type]()
-    response.observers.append(lambda event: seen.append(type(event)))
+async def test_each_event_is_folded_once_and_not_kept() -> None:
+    seen = list[type]()
+
+    class Watched(ResponseAccumulator):
+        def add(self, event: Any) -> Any:
+            seen.append(type(event))
+            return super().add(event)
+
+    response = Watched()
     kept = actions_alive()
     events = [type(event) async for event in start(SpecReason(), pair(), response=response)]
     assert seen == events
