@@ -1,7 +1,7 @@
 """ConfSpec (arXiv 2602.18447): the small model judges its own step, the large one if in doubt.
 
 To verify a step is easier than to write it, and small models are well calibrated within their
-range. So the small model's verdict stands where it is confident, and only drafts in between go to
+range. So the small model's verdict counts if it is confident, and only drafts in between go to
 the large model. The paper's abstract says no more of the signal; here it is one of:
 
 - `logprob`: nine times the probability of the draft's least likely token (under the distribution
@@ -19,7 +19,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
 from orchestrator.types import Segment, Transcript
-from policies.judge import Judging, Scoring, grade
+from policies.judge import Judging, expected_score, greedy_score
 from policies.steps import attempt, blank, logprobs_of, steps_written
 
 
@@ -61,7 +61,7 @@ class Cascade(Judging):
         return (yield from Write("large", transcript, self.criteria))
 
     def verdict(self, transcript: Transcript, draft: Segment) -> Script[tuple[float | None, bool]]:
-        """The score of whoever decided, and whether the draft is kept."""
+        """The score of the model that decided, and whether the draft is kept."""
         own = None if blank(draft) else (yield from attempt(self.own_verdict(transcript, draft)))
         if own is not None and own >= self.accept_at:
             return own, True
@@ -71,18 +71,9 @@ class Cascade(Judging):
         return score, score is not None and score >= self.threshold
 
     def own_verdict(self, transcript: Transcript, draft: Segment) -> Script[float | None]:
-        """The small model's score of its own draft, from 0 to 9; None where it has none."""
+        """The small model's score of its own draft, from 0 to 9; None if it has none."""
         if self.signal == "logprob":
             logprobs = logprobs_of(draft)
             return 9 * exp(min(logprobs)) if logprobs else None
-        scoring: Scoring = "greedy" if self.scoring == "greedy" else "expected"
-        return (
-            yield from grade(
-                transcript,
-                draft,
-                scoring=scoring,
-                wording=self.judge,
-                likelihood=self.likelihood,
-                worker="small",
-            )
-        )
+        digits = yield from self.ask(transcript, draft, "small")
+        return greedy_score(digits) if self.scoring == "greedy" else expected_score(digits)

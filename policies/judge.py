@@ -46,7 +46,7 @@ PROMPTS: dict[Wording, tuple[str, str]] = {
 class JudgePrompt(BaseModel):
     """A judge's question of one's own: in the users' language, or for their kind of work.
 
-    The digit from 0 to 9 is what the model writes directly behind `lead_in`.
+    The model writes the digit from 0 to 9 directly after `lead_in`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -96,57 +96,43 @@ class Judging(Stepwise):
     def one_vocabulary(self) -> bool:
         return self.scoring in ("likelihood", "both")
 
-    def grade(self, transcript: Transcript, draft: Segment) -> Script[float]:
-        """The large model's score of a draft, from 0 to 9; a failure is raised."""
-        return grade(
-            transcript,
-            draft,
-            scoring=self.scoring,
-            wording=self.judge,
-            likelihood=self.likelihood,
-        )
-
     def score(self, transcript: Transcript, draft: Segment) -> Script[float | None]:
-        """The draft's score; None where there is none, which never reaches the threshold."""
+        """The large model's score of a draft, from 0 to 9; None if there is none."""
         if blank(draft):
             return None  # nothing to judge
         return (yield from attempt(self.grade(transcript, draft)))
 
+    def grade(self, transcript: Transcript, draft: Segment) -> Script[float]:
+        """The same by one forward pass; a worker's failure is raised."""
+        if self.scoring in ("likelihood", "both") and not draft.tokens:
+            return 0.0  # there is no token to score
+        if self.scoring == "likelihood":
+            verification = yield from Verify("large", transcript, draft)
+            return likelihood_score(verification, self.likelihood)
+        digits = yield from self.ask(transcript, draft)
+        if self.scoring == "both":
+            return min(expected_score(digits), likelihood_score(digits, self.likelihood))
+        return greedy_score(digits) if self.scoring == "greedy" else expected_score(digits)
 
-def grade(
-    transcript: Transcript,
-    draft: Segment,
-    *,
-    scoring: Scoring,
-    wording: Wording | JudgePrompt,
-    likelihood: tuple[float, float],
-    worker: WorkerName = "large",
-) -> Script[float]:
-    """A worker's score, from 0 to 9, of a draft at the end of the transcript; one forward pass."""
-    if scoring in ("likelihood", "both") and not draft.tokens:
-        return 0.0  # there is no token to score
-    if scoring == "likelihood":
-        return likelihood_score((yield from Verify(worker, transcript, draft)), likelihood)
-    if isinstance(wording, JudgePrompt):
-        instruction, lead_in = wording.instruction, wording.lead_in
-    else:
-        instruction, lead_in = PROMPTS[wording]
-    digits = yield from Classify(
-        worker,
-        transcript.extend(draft),
-        (Message("user", instruction),),
-        lead_in,
-        DIGITS,
-        likeliest=scoring == "greedy",
-        nll=scoring == "both",
-    )
-    if scoring == "both":
-        return min(expected_score(digits), likelihood_score(digits, likelihood))
-    return greedy_score(digits) if scoring == "greedy" else expected_score(digits)
+    def ask(self, transcript: Transcript, draft: Segment, worker: WorkerName = "large") -> Classify:
+        """The judge's question about a draft at the end of the transcript."""
+        if isinstance(self.judge, JudgePrompt):
+            instruction, lead_in = self.judge.instruction, self.judge.lead_in
+        else:
+            instruction, lead_in = PROMPTS[self.judge]
+        return Classify(
+            worker,
+            transcript.extend(draft),
+            (Message("user", instruction),),
+            lead_in,
+            DIGITS,
+            likeliest=self.scoring == "greedy",
+            nll=self.scoring == "both" and worker == "large",
+        )
 
 
 def greedy_score(digits: Classification) -> float:
-    """The likeliest digit; 0 where all other tokens together are likelier.
+    """The likeliest digit; 0 if all other tokens together are likelier.
 
     SpecReason's released code compares with the likeliest single one, which is not known here.
     """
@@ -157,7 +143,7 @@ def greedy_score(digits: Classification) -> float:
 
 
 def expected_score(digits: Classification) -> float:
-    """The mean digit, a finer scale at the same cost; 0 where digits have below half the mass."""
+    """The mean digit, a finer scale at the same cost; 0 if digits have less than half the mass."""
     if digits.outside > 0.5:
         return 0.0
     mean = sum(
@@ -171,7 +157,7 @@ def likelihood_score(answer: Verification | Classification, curve: tuple[float, 
 
     The minimum is SpecGuard's signal (arXiv 2604.15244); the curve (a, b) puts it on the judge's
     scale, fitted per checkpoint, so that one threshold means about the same under each scoring.
-    The end of the thought, where the draft claims it, counts as a token.
+    The end of the thought counts as a token if the draft claims it.
 
     Raises:
         Unsupported: the judge gives no log-probabilities.

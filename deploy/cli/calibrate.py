@@ -249,6 +249,7 @@ async def _calibrate(
     from deploy.evaluation.clients import LocalClient, RequestOptions, ask
     from deploy.evaluation.grading import Grader
     from policies import POLICIES
+    from policies.judge import Judging
 
     pair = pair_of(args.workers)
     known = document_of(options.out, pair) if options.out is not None else {}
@@ -280,10 +281,9 @@ async def _calibrate(
         unmet: dict[str, Any] = {}
         for candidate, where in searches:
             judge = None
-            if "likelihood" in POLICIES[candidate.policy].model_fields:
+            if issubclass(POLICIES[candidate.policy], Judging):
                 built = policy_of(args, candidate).model_dump(mode="json", include={"judge"})
-                # A policy with no question of its own is calibrated by the judges' default.
-                question = json.dumps({"judge": "full"} | built)
+                question = json.dumps(built)
                 if question not in judges:
                     judges[question] = await calibrator.judge(built)
                 judge = judges[question]

@@ -243,13 +243,12 @@ def _best(reports: Sequence[JudgeReport]) -> str | None:
 
 def _judge_params(candidate: Candidate, judge: JudgeCalibration | None) -> dict[str, Any]:
     """The judge's part of a policy's parameters."""
-    policy = POLICIES[candidate.policy]
     params: dict[str, Any] = {}
-    if judge is None:
+    if judge is None or not issubclass(POLICIES[candidate.policy], Judging):
         return params
-    if judge.likelihood is not None and "likelihood" in policy.model_fields:
+    if judge.likelihood is not None:
         params["likelihood"] = [round(number, 6) for number in judge.likelihood]
-    if judge.scoring is not None and issubclass(policy, Judging):
+    if judge.scoring is not None:
         params["scoring"] = judge.scoring
     return params
 

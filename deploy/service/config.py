@@ -640,10 +640,8 @@ class Args(Strict):
         if folder is not None and (folder / JUDGE_FILE).is_file():
             judge = json.loads((folder / JUDGE_FILE).read_text())["policy"]
             for name, policy in POLICIES.items():
-                # Only the curve means the same to a policy that does not judge by digits.
-                meant = set(judge) if issubclass(policy, Judging) else {"likelihood"}
-                own = {key: judge[key] for key in meant & judge.keys() & set(policy.model_fields)}
-                if own:
+                if issubclass(policy, Judging):
+                    own = {key: judge[key] for key in judge.keys() & policy.model_fields.keys()}
                     self.policy.params[name] = own | self.policy.params.get(name, {})
         return self
 
