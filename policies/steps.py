@@ -1,8 +1,8 @@
 """What the step-level policies share: a chain made step by step, then the answer.
 
-A step ends at a blank line, as in SpecReason (arXiv 2504.07891) and its successors. Where a worker
-fails the large model writes the step; where that fails too, so does the request. The chain is the
-thought; of models that have none it is the answer itself, and nothing is left to write behind it.
+A step ends at a blank line, as in SpecReason (arXiv 2504.07891) and its successors. If a
+worker fails, the large model writes the step; if that fails too, so does the request. The chain is
+the thought; a pair without a thought has the answer as its chain, and nothing follows it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPARED = 1 << 15
 class Stepwise(Policy):
     """Base of the policies that think step by step: `think`, then `answer`.
 
-    A subclass has a `step`, or, where steps share what belongs to one request, a `solve`.
+    A subclass has a `step`, or a `solve` if its steps share state of one request.
     """
 
     step_tokens: int = Field(default=512, ge=1, description="cap on the tokens of one step")
@@ -69,7 +69,7 @@ class Stepwise(Policy):
         return transcript
 
     def answer(self, transcript: Transcript) -> Script[Transcript]:
-        """Write the answer; where the small model fails, the large one writes it."""
+        """Write the answer; if the small model fails, the large one writes it."""
         if self._answerer(transcript) == "small":
             return (yield from write_out(transcript, "small", "large"))
         return (yield from write_out(transcript, "large"))
@@ -83,7 +83,7 @@ class Stepwise(Policy):
 def write_out(transcript: Transcript, *names: WorkerName) -> Script[Transcript]:
     """Let the first worker write until the transcript is done; the next takes over if it fails.
 
-    It may take several calls: one ends where the thought does, and so does one whose worker fails
+    It may take several calls: one ends with the thought, and so does one whose worker fails
     after part of its text was streamed.
     """
     name, *others = names
@@ -98,7 +98,7 @@ def write_out(transcript: Transcript, *names: WorkerName) -> Script[Transcript]:
 
 
 def attempt(script: Action[A] | Script[A]) -> Script[A | None]:
-    """The script's result; None where a worker failed, so that the caller can fall back.
+    """The script's result; None if a worker failed, so that the caller can fall back.
 
     `Unsupported` is raised all the same: this pair of workers can never do it, and a fallback at
     every step would hide that.
@@ -148,8 +148,8 @@ def repeats(transcript: Transcript) -> bool:
 
     SpecReason's code compares the last two steps; models also repeat several. Steps are those
     between blank lines, in however many segments they came and whatever `delimiters` a policy
-    has: lines of a table or of code may well be equal. An unfinished one is ignored. Where the
-    chain is the answer, which would be cut there, it takes four times: a refrain is no loop.
+    has: lines of a table or of code may well be equal. An unfinished one is ignored. If the chain
+    is the answer, which would be cut there, it takes four times: a refrain is no loop.
     """
     times = 2 if transcript.thinking else 4
     *steps, unfinished = (
@@ -162,7 +162,7 @@ def repeats(transcript: Transcript) -> bool:
 
 
 def _last_steps(transcript: Transcript, count: int) -> str:
-    """The end of the chain's text, with `count` whole steps in it where there are so many."""
+    """The end of the chain's text, with `count` whole steps in it if there are so many."""
     texts: list[str] = []
     ends = size = 0
     for segment in reversed(transcript.chain):

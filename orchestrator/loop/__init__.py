@@ -11,7 +11,7 @@ In reading order:
 - `budget`: what a request may spend, and how an accepted segment ends a phase.
 - `spending`: what the large model may cost in the thought, whatever the policy.
 - `stop_strings`: a caller's stop strings in an answer of several segments.
-- `events`: what a running request reports to whoever watches it.
+- `events`: what a running request reports.
 - `timeline`: when each worker did what, and which calls made a step.
 - `accumulator`: what the events amount to: text, steps, totals; read by all who report.
 """

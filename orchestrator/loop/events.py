@@ -1,4 +1,4 @@
-"""What a running request reports to whoever watches it: the HTTP response, a recording."""
+"""What a running request reports to the HTTP response, or to a recording."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TextDelta:
 class StepCompleted:
     """A step is complete: accepted, or a draft that was thrown away.
 
-    `provenance` is that of its tokens, where it is known and something was drafted for them.
+    `provenance` is that of its tokens, if it is known and something was drafted for them.
     """
 
     step: Step
@@ -59,7 +59,7 @@ class PromptsRead:
 class Metrics:
     """One request's totals. Tokens are generated tokens, drafts and rewrites included.
 
-    acceptance_rate: accepted drafts over judged drafts (None where nothing was judged).
+    acceptance_rate: accepted drafts over judged drafts (None if nothing was judged).
     large_passes: forward passes of the large worker's model that served this request.
     """
 

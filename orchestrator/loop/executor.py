@@ -58,16 +58,18 @@ class Executor:
         self._calls = 0
         self._stopped = False
         self._broke_off: WorkerError | None = None  # an answer of which some was shown
-        # A seed per call even where the request has none: a call retried elsewhere is the same.
+        # Each call has a seed even if the request has none: a call retried elsewhere is the same.
         seed = request.sampling.seed
         self._seed = secrets.randbits(53) if seed is None else seed
 
     async def prefill(self, actions: Sequence[Generate]) -> bool:
-        """Have all workers read the prompt at once; whether a model marks a thought of its own.
+        """Have all workers read the prompt at once; return whether a model marks its thought.
 
-        That is known when one says so, and else when all have: the policy's first action then runs
-        beside what is still read. A worker that is down is left for the policy to work around,
-        unless all are.
+        That is known as soon as one says so, else when all are done: the policy's first action then
+        runs beside the prefills that are left. The policy works around a worker that is down.
+
+        Raises:
+            WorkerError: all workers are down.
         """
         self._prefills = {action: asyncio.create_task(self._prefill(action)) for action in actions}
         tasks = set(self._prefills.values())
@@ -82,7 +84,7 @@ class Executor:
         return any(isinstance(one, Generation) and one.thinks for one in found)
 
     async def prefilled(self) -> list[ActionCompleted]:
-        """What became of the prefills, once all are through; empty where that was told before.
+        """Wait for all prefills and return their results; nothing if they were returned before.
 
         They fill the workers' caches, count the prompt, and refuse one that is too long before
         anything is shown.
@@ -109,7 +111,7 @@ class Executor:
                 async for item in items:
                     yield item
                 return
-            # What comes meanwhile is taken at once: a worker drops a call that nobody reads.
+            # Items are taken as they come: a worker drops a call that is not read.
             early: asyncio.Queue[TextDelta | ActionCompleted | None] = asyncio.Queue()
             reading = asyncio.create_task(_read(items, early))
             try:
@@ -193,7 +195,7 @@ class Executor:
                         answer = made()
         except (WorkerError, InvalidRequest) as error:
             if shown and isinstance(error, Contradiction):
-                raise  # what was shown may be wrong, so nothing goes on behind it
+                raise  # what was shown may be wrong, so nothing follows it
             answer = error
             if shown and isinstance(error, WorkerError | ContextLengthExceeded):
                 log.warning("request %s: %s worker: %s", self._request.id, name, error)
@@ -203,7 +205,7 @@ class Executor:
                 if phase == "answer":
                     self._broke_off = failure
             elif isinstance(error, Unsupported) and self._broke_off is not None:
-                # No server goes on within a form: what broke it off is why there is no answer.
+                # No server continues a constrained answer: report what broke it off.
                 answer = self._broke_off
         finally:
             await _close_stream(stream)
@@ -368,7 +370,7 @@ async def _read(
     items: AsyncIterator[TextDelta | ActionCompleted],
     queue: asyncio.Queue[TextDelta | ActionCompleted | None],
 ) -> None:
-    """Put the items into the queue as they come, and None behind the last."""
+    """Put the items into the queue as they come, and None after the last."""
     try:
         async for item in items:
             queue.put_nowait(item)

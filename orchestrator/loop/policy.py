@@ -47,7 +47,7 @@ class Policy(BaseModel):
 
     @property
     def called(self) -> frozenset[WorkerName]:
-        """The workers that a request needs: where spending is capped, the small one goes on."""
+        """The workers that a request needs: the small one too if spending is capped."""
         capped = self.max_large_tokens is not None or self.max_cost is not None
         return self.workers | {"small"} if capped else self.workers
 
@@ -90,7 +90,7 @@ class Policy(BaseModel):
 
         The driver decides when a phase is over: the transcript that comes back is no longer
         `is_open` when the model ended its thought or the budget was used up, and `done` when the
-        answer has ended (both at once, where the models of the pair have no thought). A
+        answer has ended (both at once if the models of the pair have no thought). A
         generation is cut at what the budget leaves, so criteria may ask for more.
 
         A worker's failure is raised where the action was yielded: a `WorkerError`, or one of its

@@ -11,7 +11,7 @@ from orchestrator.types import GREEDY, Limits, Message, Sampling
 class Request:
     """What is asked, for whom, and how it is answered.
 
-    `id` stands in logs, in traces and in every call. `speculation` names the token-level method of
+    Logs, traces and every call carry `id`. `speculation` names the token-level method of
     the large worker, of which a policy knows nothing; None: the worker's default. Workers share
     cached prefixes within one `owner`. Requests of one `session` prefer one replica of each worker.
     `limits.deadline_s` counts from `began_at`, a time of the event loop; None: from now.

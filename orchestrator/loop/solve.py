@@ -13,12 +13,12 @@ worker drafts, who verifies and how, is the policy's business. Four objects shar
   makes, and keeps the deadline.
 
 Both workers prefill the prompt first; the policy's first action runs beside the longer prefill, and
-nothing is told of it before both are through (`PromptsRead`).
+no event tells of it before both are done (`PromptsRead`).
 
-A transcript is a thought and an answer. Where no model of the policy marks a thought of its own
-(`Generation.thinks` of the prefills), it is an answer alone, and the steps make up that.
+A transcript is a thought and an answer. If no model of the policy marks its thought
+(`Generation.thinks` of the prefills), it is an answer alone, and the steps are the answer's.
 
-Where a stop condition goes, ARCHITECTURE.md says. A new action is a class in actions.py, a case in
+ARCHITECTURE.md says where a stop condition goes. A new action is a class in actions.py, a case in
 `Executor` if it needs a worker, and one in `PolicyRunner` if it changes the transcript.
 """
 
@@ -92,7 +92,7 @@ async def solve(
 
 
 def _check_complete(limits: Limits, event: Event) -> None:
-    """Raises a worker's failure that a policy would work around, where it is not to."""
+    """Raise a worker's failure if the request allows no policy to work around it."""
     answer = event.answer if isinstance(event, ActionCompleted) else None
     if limits.complete and isinstance(answer, WorkerError):
         raise answer

@@ -1,10 +1,9 @@
 """What the large model may still do for a thought: a policy's `max_large_tokens` and `max_cost`.
 
-Whoever pays sets them, so they hold for every policy and none has to know of them. While something
-is left, what the large model is to write is cut to it. Once nothing is, the large model is not
-asked any more: where a policy has it draft or judge, that fails as if the worker were down, which
-policies work around; where it is to write, the small model writes instead, and to the end of the
-chain. The answer that follows a thought is the policy's business again.
+They hold for every policy, and no policy knows of them. While something is left, the large model's
+text is cut to it. After that the large model is not asked any more: its drafts and judgements fail
+as if the worker were down, which policies work around, and the small model writes in its place, to
+the end of the chain. The answer that follows a thought is the policy's business again.
 
 Tokens count when they are made, rejected drafts too: the cap is never exceeded. A price is counted
 over all calls of both models; what the small model and the answer still cost comes on top.
@@ -38,7 +37,7 @@ class Spending:
         """The caps of a policy.
 
         Raises:
-            InvalidRequest: `max_cost` where nobody has said what tokens cost.
+            InvalidRequest: `max_cost`, and the service names no prices.
         """
         tokens = inf if policy.max_large_tokens is None else policy.max_large_tokens
         if policy.max_cost is None:
