@@ -14,12 +14,13 @@ from opentelemetry.trace import StatusCode
 
 from orchestrator.errors import Overloaded, WorkerUnavailable
 from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.actions import Verify
 from orchestrator.loop.events import TextDelta
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.telemetry.spans import Spans
-from orchestrator.types import Message
+from orchestrator.types import Message, Segment, Transcript, Verification
 from policies.specreason import SpecReason
 from tests.orchestrator.serving import client, service, serving
 from workers.scripted import Scripted
@@ -145,6 +146,16 @@ async def test_a_clock_that_is_moved_moves_no_call(monkeypatch: pytest.MonkeyPat
     assert len(calls) > 4
     assert max(began) - min(began) < day // 2
     assert all(0 <= (span.end_time or 0) - (span.start_time or 0) < day // 2 for span in calls)
+
+
+async def test_a_pass_that_the_answers_form_asks_for_belongs_to_the_request() -> None:
+    memory, response = Memory(), ResponseAccumulator()
+    with memory.spans.request({}, ATTRIBUTES, response):
+        async for _ in events(response):
+            pass
+        asked = Verify("large", Transcript(()), Segment("large", "four"))
+        response.add_scoring(asked, Verification((0.1,), (1,)), 0.0)
+    assert memory.tree()[-1] == "verify"
 
 
 async def test_the_clients_trace_goes_on() -> None:
