@@ -23,9 +23,8 @@ from orchestrator.state.versions import (
     Note,
     Publication,
     active,
-    can_roll_back,
-    latest,
-    previous,
+    active_before,
+    newest_numbers,
 )
 
 Json = dict[str, Any]
@@ -136,8 +135,8 @@ def version_json(version: ListedVersion) -> Json:
 async def _overview(service: Service) -> Json:
     """Every policy, as the store has it now, else as this replica read it last.
 
-    `answering` is the version that the model baton means here, which is another than the active one
-    where that cannot be used.
+    `answering` is the version that the model baton means here; it is not the active one if that
+    cannot be used.
     """
     current = service.watcher.current
     answering = None if current.active is None else current.active.document.reference
@@ -146,12 +145,13 @@ async def _overview(service: Service) -> Json:
     try:
         state = await read_state(service.store)
         if state.revision or not revision:
+            earlier = active_before(state)
             known = {
                 "active": None,
-                "previous": previous(state),
-                "can_roll_back": can_roll_back(state),
+                "previous": earlier[0] if earlier else None,
+                "can_roll_back": bool(earlier),
             }
-            numbers, revision = latest(state), state.revision
+            numbers, revision = newest_numbers(state)[0], state.revision
             with suppress(Unusable):  # `not_in_effect` says so
                 known["active"] = active(state)
     except StoreError as error:

@@ -1,7 +1,7 @@
 """The store in one process's memory: lost when that process ends.
 
 One event loop runs it, and no method awaits between reading and writing, so every call is atomic.
-Several replicas share one through a deployment of its own (`deploy/service/stores.py`).
+Several replicas share one through a separate deployment (`deploy/service/stores.py`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class MemoryStore:
                 raise Conflict(f"{name} exists")
         for one in update:
             if self._pointers.get(one.pointer) != one.expected:
-                raise Conflict(f"{one.pointer} has been changed by somebody else")
+                raise Conflict(f"{one.pointer} was changed by another client")
         self._add(AUDIT, [audit], AUDIT_ENTRIES)
         self._documents |= create
         for one in update:
@@ -103,7 +103,7 @@ class MemoryStore:
         for event in events:
             self._last_number += 1
             entries.append(StreamEntry(f"{now_ms}-{self._last_number}", event))
-        if len(entries) > keep + keep // 8:  # all that are too many at once: the others move up
+        if len(entries) > keep + keep // 8:  # in batches: a deletion moves all others up
             del entries[: len(entries) - keep]
 
     async def read(self, stream: str, *, after: str = "", count: int = 1000) -> list[StreamEntry]:

@@ -1,7 +1,7 @@
 """The outbox: writes to the store that requests do not wait for.
 
-A request adds an event or a value and goes on; one task sends them to the store. While the store is
-down they wait here; where they become too many the oldest are dropped and counted.
+A request adds an event or a value and continues; one task sends them to the store. While the store
+is down they wait here; if there are too many, the oldest are dropped and counted.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Outbox:
     """One replica's writes to the store.
 
     At most `events` wait per stream, of `event_size` bytes in all streams together, and `values`
-    values of `size` bytes together. `error` says why they wait, None while the store takes them.
-    `keep`: events that stay in each stream, where an event does not say otherwise.
+    values of `size` bytes together. `error`: why they wait; None while the store takes them.
+    `keep`: events that stay in each stream, unless `event` gives another number.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class Outbox:
         waiting.labels("value").set_function(lambda: len(self._values))
 
     def event(self, stream: str, event: Mapping[str, Any], *, keep: int | None = None) -> None:
-        """Add an event for the end of a stream, in which so many stay.
+        """Add an event for the end of a stream, in which `keep` events stay.
 
         Raises:
-            InvalidRequest: its name or its size is not allowed, as `check` says.
+            InvalidRequest: its name or its size is not allowed (`check`).
         """
         data = json.dumps(event, separators=(",", ":")).encode()
         check(stream, values=[data])
@@ -130,7 +130,7 @@ class Outbox:
         """Flush, within `FLUSH_S`."""
         if self._task is not None:
             await stop(self._task)
-            with suppress(Exception):  # the service stops, whatever the store says
+            with suppress(Exception):  # the service stops in any case
                 async with asyncio.timeout(FLUSH_S):
                     await self.flush()
 
@@ -172,7 +172,7 @@ class Outbox:
             self._added.clear()
             try:
                 await self.flush()
-            except Exception as error:  # whatever it is: without this task nothing is written
+            except Exception as error:  # any error: without this task nothing is written
                 if self.error is None:
                     log.warning("outcomes and traces wait for the store: %s", describe(error))
                 known = isinstance(error, StoreError)

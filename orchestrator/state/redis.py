@@ -47,7 +47,7 @@ _COMMIT: Final = Path(__file__).with_name("commit.lua").read_text(encoding="utf-
 class RedisStore:
     """A `Store` on the server at `url`: redis:// or rediss://, with user and database.
 
-    `password` is used where the url has none. `prefix` begins every key. `timeout_s` bounds every
+    `password` is used if the url has none. `prefix` begins every key. `timeout_s` bounds every
     call.
 
     Raises:
@@ -104,7 +104,7 @@ class RedisStore:
         async with self._errors() as redis:
             outcome, detail = await redis.eval(_COMMIT, len(keys), *keys, *arguments)
         if outcome == b"conflict":
-            raise Conflict(f"{detail.decode()} has been changed by somebody else")
+            raise Conflict(f"{detail.decode()} was changed by another client")
         if outcome == b"exists":
             raise Conflict(f"{names[detail]} exists")
         revision: str = detail.decode()
@@ -210,8 +210,8 @@ class RedisStore:
 
     @asynccontextmanager
     async def _errors(self, more_s: float = 0.0) -> AsyncIterator[Redis]:
-        """A client for one call. Whatever goes wrong with the server is raised as
-        StoreUnavailable, and in time; the next call has other connections."""
+        """A client for one call. Any failure of the server raises StoreUnavailable, in time, and
+        the next call has other connections."""
         redis = self._redis
         try:
             async with asyncio.timeout(self._timeout_s + more_s):

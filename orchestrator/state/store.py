@@ -10,7 +10,7 @@ Four kinds of data, each with the rule that makes it safe to share:
 Documents and pointers are the *configuration*. It changes by `commit` alone: all of a commit
 happens or nothing, and only if every pointer still has the value that the caller read (compare and
 set). `state` reads all pointers at one moment, and the documents that they name never change, so
-whoever starts from one `state` sees one configuration and never a mix of two.
+a reader that starts from one `state` sees one configuration and never a mix of two.
 
 Names are paths of `[A-Za-z0-9._@:-]` parts, such as `policy/specreason/3`. Every call may raise
 StoreUnavailable, and does so within `TIMEOUT_S` rather than wait for a store that is down. A call
@@ -98,7 +98,7 @@ class Store(Protocol):
         ...
 
     async def state(self, known: str | None = None) -> StoreState | None:
-        """All pointers at one moment; None where the revision is still `known`."""
+        """All pointers at one moment; None if the revision is still `known`."""
         ...
 
     async def documents(self, names: Sequence[str]) -> list[bytes | None]:
@@ -109,7 +109,7 @@ class Store(Protocol):
         """Return when the revision may differ from `known`, at the latest after `timeout_s`.
 
         Only a hint: it may be spurious and it may be missed, so callers read `state` afterwards in
-        any case. Broken connections are made anew by the next call.
+        any case. The next call replaces broken connections.
         """
         ...
 
@@ -118,7 +118,7 @@ class Store(Protocol):
         ...
 
     async def read(self, stream: str, *, after: str = "", count: int = 1000) -> list[StreamEntry]:
-        """At most `count` events behind the position `after`, oldest first; "" is the start."""
+        """At most `count` events after the position `after`, oldest first; "" is the start."""
         ...
 
     async def newest(self, stream: str, count: int) -> list[StreamEntry]:
@@ -141,7 +141,7 @@ class Store(Protocol):
         ...
 
     async def get(self, name: str) -> bytes | None:
-        """The value of that name; None where there is none, or it has expired."""
+        """The value of that name; None if there is none, or it has expired."""
         ...
 
     async def aclose(self) -> None:

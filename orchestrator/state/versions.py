@@ -6,8 +6,8 @@
     policy/previous        pointer   what it meant before, which a rollback restores
 
 A version holds all parameters, also those that its publisher left out: its meaning must not depend
-on a deployment file or on defaults that change. It is validated by the policy's own typed
-parameters before it is published, and again whenever it is read, since a store may hold anything.
+on a deployment file or on defaults that change. It is validated by the policy's typed parameters
+before it is published, and again when it is read, since a store may hold anything.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ACTIVE: Final = "policy/active"
 PREVIOUS: Final = "policy/previous"
 LATEST: Final = "policy/latest/"
 FILE: Final = "default"
-"""The deployment file's default, which is no published version, in pointers and the audit."""
+"""The name of the deployment file's default in pointers and the audit; it has no version."""
 
 _REFERENCE: Final = re.compile(r"([A-Za-z0-9._-]{1,64})@([1-9][0-9]{0,8})")
 _CACHED: Final = 256  # versions, the most recent ones that requests pinned
@@ -83,8 +83,8 @@ class AuditInfo:
 
     def entry(self, action: str, what: str, **more: object) -> bytes:
         """The audit entry of a change that is made now."""
-        said = {"at": time.time(), "action": action, "what": what, **more, **asdict(self)}
-        return json.dumps(said, ensure_ascii=False).encode()
+        entry = {"at": time.time(), "action": action, "what": what, **more, **asdict(self)}
+        return json.dumps(entry, ensure_ascii=False).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ class PublishedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ListedVersion:
-    """A version as the store has it; `trouble` says why it cannot be used here, None: it can.
+    """A version as the store has it; `trouble`: why it cannot be used here, else None.
 
-    `document` is None where it cannot be read.
+    `document` is None if it cannot be read.
     """
 
     reference: str
@@ -119,8 +119,8 @@ def build(policies: Mapping[str, type[Policy]], name: str, params: Mapping[str, 
     Raises:
         ValidationError: a parameter is unknown or has a wrong value.
     """
-    # By way of JSON, where strict means what a client would expect: 1 is a float, "1" not. A type
-    # that only YAML has (a date) is no parameter of any policy, and refused as text.
+    # Through JSON, since strict validation then accepts 1 as a float, but not "1". A type that only
+    # YAML has (a date) is not a parameter of any policy; it is refused as text.
     return policies[name].model_validate_json(json.dumps(params, default=str), strict=True)
 
 
@@ -137,7 +137,7 @@ class PolicyVersions:
         self._cache: LRUCache[tuple[str, str], PublishedPolicy] = LRUCache(_CACHED)
 
     async def publish(self, given: Publication, info: AuditInfo) -> PolicyVersion:
-        """Make a new version, and the active one where the publication says so.
+        """Make a new version, and activate it if the publication says so.
 
         Raises:
             UnknownPolicy, InvalidRequest: no such policy, or a wrong parameter, by name.
@@ -199,8 +199,7 @@ class PolicyVersions:
     async def rollback(self, info: AuditInfo, to: str | None = None) -> str | None:
         """Restore what was active before, or `to` (`NAME@VERSION`, or "default": the file's).
 
-        A second rollback goes one further back. What was rolled back does not return by another:
-        whoever wants it activates it.
+        A second rollback goes one further back. It never restores what the first one replaced.
 
         Returns:
             What is active now, `NAME@VERSION`; None for the deployment file's default.
@@ -208,10 +207,10 @@ class PolicyVersions:
         Raises:
             InvalidRequest: there is nothing to roll back. UnknownPolicy: no such version.
             Unusable: it cannot be used any more; `to` may name another.
-            Conflict: somebody changed the pointer in the same moment.
+            Conflict: the pointer changed in the same moment.
         """
         state = await read_state(self._store)
-        earlier = _earlier(state)
+        earlier = active_before(state)
         if to is not None:
             target = None if to == FILE else to
             known = earlier.index(target) + 1 if target in earlier else 0
@@ -230,7 +229,7 @@ class PolicyVersions:
     async def find(self, target: str, *, identity: str | None = None) -> PublishedPolicy:
         """A published version by `NAME@VERSION`.
 
-        With the `identity` of the store's contents a version that was read before comes from a
+        With the `identity` of the store's contents, a version that was read before comes from a
         cache: it cannot have changed.
 
         Raises:
@@ -252,7 +251,7 @@ class PolicyVersions:
         return self._listed(target, await self._document(target))
 
     def forget(self) -> None:
-        """Forget what was read: the store's contents are others, though under one identity."""
+        """Clear the cache: the contents of the store changed, but not its identity."""
         self._cache.clear()
 
     async def newest(self, name: str, count: int) -> list[ListedVersion]:
@@ -271,9 +270,9 @@ class PolicyVersions:
     async def history(
         self, count: int, skip: Callable[[str, str], object] = lambda place, at: None
     ) -> list[dict[str, Any]]:
-        """What changed, newest first: `at`, `action`, `what`, `before`, `author`, `key`, `note`.
+        """The audit, newest first: `at`, `action`, `what`, `before`, `author`, `key`, `note`.
 
-        `skip` is called with the place of each entry that is no change.
+        `skip` is called with the place of each entry that is not a change.
         """
         events = []
         for entry in await self._store.newest(AUDIT, count):
@@ -294,8 +293,8 @@ class PolicyVersions:
         return data
 
     async def _newest_number(self, state: StoreState, name: str) -> int:
-        """The number of a policy's newest version, 0 for none, whatever the pointer to it says."""
-        number = latest(state).get(name, 0)
+        """The number of a policy's newest version, 0 for none, also if the pointer is wrong."""
+        number = newest_numbers(state)[0].get(name, 0)
         while (await self._store.documents([_path(name, number + 1)]))[0] is not None:
             number += 1
         return number
@@ -336,43 +335,25 @@ def active(state: StoreState) -> str | None:
     return _version(ACTIVE, state.pointers.get(ACTIVE, FILE.encode()))
 
 
-def previous(state: StoreState) -> str | None:
-    """As `active`, for the version that a rollback restores; None also where there is none."""
-    return next(iter(_earlier(state)), None)
+def newest_numbers(state: StoreState) -> tuple[dict[str, int], dict[str, str]]:
+    """The number of each policy's newest version, and, by pointer, why others cannot be read.
+
+    The next version that is published corrects such a pointer.
+    """
+    numbers, unreadable = {}, {}
+    for pointer, number in state.pointers.items():
+        if not pointer.startswith(LATEST):
+            continue
+        if number.isdigit() and len(number) <= 9:
+            numbers[pointer.removeprefix(LATEST)] = int(number)
+        else:
+            unreadable[pointer] = f"{pointer} holds no number: {number[:20]!r}"
+    return numbers, unreadable
 
 
-def can_roll_back(state: StoreState) -> bool:
-    """Whether something was active before: a version, or the deployment file's default."""
-    return bool(_earlier(state))
-
-
-def latest(state: StoreState) -> dict[str, int]:
-    """The number of each policy's newest version, for those that have any that can be read."""
-    numbers = {}
-    for pointer in state.pointers:
-        if pointer.startswith(LATEST):
-            with suppress(Unusable):
-                name = pointer.removeprefix(LATEST)
-                numbers[name] = _number(state, name)
-    return numbers
-
-
-def unreadable_numbers(state: StoreState) -> dict[str, str]:
-    """Pointers that should hold the number of a newest version, and what they hold instead. The
-    next version that is published makes them right."""
-    unreadable = {}
-    for pointer in state.pointers:
-        if pointer.startswith(LATEST):
-            try:
-                _number(state, pointer.removeprefix(LATEST))
-            except Unusable as error:
-                unreadable[pointer] = str(error)
-    return unreadable
-
-
-def _earlier(state: StoreState) -> list[str | None]:
-    """What was active before, the latest first; what is no version is left out."""
-    earlier = []
+def active_before(state: StoreState) -> list[str | None]:
+    """What was active before, as `active` returns it, the latest first, without unusable ones."""
+    earlier: list[str | None] = []
     for target in state.pointers.get(PREVIOUS, b"").split():
         with suppress(Unusable):
             earlier.append(_version(PREVIOUS, target))
@@ -386,20 +367,13 @@ def _version(pointer: str, data: bytes) -> str | None:
     return None if target == FILE else target
 
 
-def _number(state: StoreState, name: str) -> int:
-    number = state.pointers.get(LATEST + name, b"0")
-    if not number.isdigit() or len(number) > 9:
-        raise Unusable(f"{LATEST}{name} holds no number: {number[:20]!r}")
-    return int(number)
-
-
 def _path(name: str, version: int) -> str:
     return f"policy/{name}/{version}"
 
 
 def _activation(state: StoreState, target: str | None) -> list[PointerUpdate]:
-    earlier = _earlier(state)
-    with suppress(Unusable):  # nobody can go back to that
+    earlier = active_before(state)
+    with suppress(Unusable):  # a rollback to that is impossible
         if (before := active(state)) != target:
             earlier = [before, *earlier]
     return _pointers(state, target, earlier)

@@ -2,7 +2,7 @@
 
 Requests read `current` and never wait for the store. A hint from the store, or half a second
 without one, starts a refresh; only a configuration that was read whole replaces the one before.
-What this release cannot use of it is set aside by name, and holds up nothing else.
+Versions and experiments that this release cannot use are set aside by name; the others take effect.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from orchestrator.state.versions import (
     PolicyVersions,
     PublishedPolicy,
     active,
-    latest,
-    unreadable_numbers,
+    newest_numbers,
 )
 
 log = logging.getLogger(__name__)
@@ -43,11 +42,12 @@ _REVISION: Final = re.compile(r"([0-9a-f]+):([0-9]{1,18})")  # the identity, and
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What one revision of the store says. `active` None: the deployment file's default.
+    """The configuration at one revision of the store.
 
-    `latest` has the number of each policy's newest version, `experiments` each one's newest run.
-    `set_aside` says why what it names is not in effect: where that is the active version, `active`
-    is the one that this replica read last. `identity` names the store's contents.
+    `active` None: the deployment file's default. `latest` has the number of each policy's newest
+    version, `experiments` the newest run of each. `set_aside` has, by name, why something is not in
+    effect; if that is the active version, `active` is the one that this replica read last.
+    `identity` names the store's contents.
     """
 
     revision: str = ""
@@ -62,7 +62,7 @@ class Configuration:
 
 
 class ConfigWatcher:
-    """Keeps the configuration current; `error` says why it may be out of date, else None."""
+    """Keeps the configuration current; `error`: why it may be out of date, else None."""
 
     def __init__(
         self, store: Store, versions: PolicyVersions, runs: Runs, registry: CollectorRegistry
@@ -106,7 +106,7 @@ class ConfigWatcher:
         """Read the configuration from the store.
 
         Raises:
-            StoreError: it cannot be read; `current` stays and `error` says why.
+            StoreError: it cannot be read; `current` stays, and `error` has the reason.
         """
         async with self._refreshing:
             try:
@@ -129,7 +129,7 @@ class ConfigWatcher:
         if _went_back(self.current.revision, state.revision):  # an older backup was restored
             self._versions.forget()
             self._runs.forget()
-        set_aside = unreadable_numbers(state)
+        numbers, set_aside = newest_numbers(state)
         try:
             target = active(state)
             published = None if target is None else await self._versions.find(target)
@@ -137,7 +137,7 @@ class ConfigWatcher:
             set_aside[ACTIVE], published = str(error), self.current.active
         found = await self._runs.read(state)
         set_aside |= {POINTER + name: why for name, why in found.set_aside.items()}
-        return Configuration(state.revision, published, latest(state), found.runs, set_aside)
+        return Configuration(state.revision, published, numbers, found.runs, set_aside)
 
     async def _follow(self) -> None:
         while True:

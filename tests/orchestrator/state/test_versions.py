@@ -18,9 +18,8 @@ from orchestrator.state.versions import (
     PolicyVersions,
     Publication,
     active,
-    latest,
-    previous,
-    unreadable_numbers,
+    active_before,
+    newest_numbers,
 )
 from policies import POLICIES
 from tests.orchestrator.conftest import Open
@@ -67,7 +66,7 @@ async def test_each_policy_counts_its_own_versions(store: Store) -> None:
     ]
     told = ["specreason@1", "bild@1", "specreason@2", "specreason@3"]
     assert [version.reference for version in made] == told
-    assert latest(await now(store)) == {"specreason": 3, "bild": 1}
+    assert newest_numbers(await now(store)) == ({"specreason": 3, "bild": 1}, {})
     assert [v.reference for v in await one.newest("specreason", 2)] == told[:1:-1]
     assert await one.newest("cascade", 9) == []
 
@@ -98,7 +97,8 @@ async def test_active_moves_and_rolls_back(store: Store) -> None:
     await one.publish(publication(threshold=3, activate=False), ANNA)
     assert active(await now(store)) == "specreason@2"
     assert await one.rollback(ANNA) == "specreason@1"
-    assert (active(await now(store)), previous(await now(store))) == ("specreason@1", None)
+    assert active(await now(store)) == "specreason@1"
+    assert active_before(await now(store)) == [None]
     assert await one.rollback(ANNA) is None  # the file's; not what was rolled back
     with pytest.raises(InvalidRequest, match="nothing to roll back"):
         await one.rollback(ANNA)
@@ -119,7 +119,7 @@ async def test_a_rollback_by_name_forgets_what_it_leaves(store: Store) -> None:
     for threshold in (1, 2, 3):
         await one.publish(publication(threshold=threshold), ANNA)
     assert await one.rollback(ANNA, "specreason@1") == "specreason@1"
-    assert previous(await now(store)) is None
+    assert active_before(await now(store)) == [None]
     assert await one.rollback(ANNA, "specreason@3") == "specreason@3"  # by name, whatever it is
     assert await one.rollback(ANNA, "default") is None
     with pytest.raises(UnknownPolicy):
@@ -215,8 +215,9 @@ async def test_pointers_are_checked_when_read(pointer: bytes) -> None:
     assert await versions(store).history(5) == []
     for number in (b"x", b"", b"9" * 30, "٣".encode()):
         state = StoreState("r", {LATEST + "specreason": number, LATEST + "bild": b"2"})
-        assert latest(state) == {"bild": 2}
-        (said,) = unreadable_numbers(state).items()
+        numbers, unreadable = newest_numbers(state)
+        assert numbers == {"bild": 2}
+        (said,) = unreadable.items()
         assert said[0] == LATEST + "specreason"
         assert "holds no number" in said[1]
 
