@@ -10,7 +10,7 @@ from orchestrator.experiments.documents import MetricName, Prices
 from orchestrator.experiments.outcome_log import Outcome, RequestRecord
 
 Observation = tuple[float, float] | None
-"""A request's numerator and denominator; None where the metric is not known of it."""
+"""A request's numerator and denominator; None if it has no value of the metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Metric:
 
     @property
     def sign(self) -> int:
-        """1 where more is better, -1 where less is."""
+        """1 if more is better, -1 if less is."""
         return 1 if self.better == "higher" else -1
 
 
@@ -98,7 +98,7 @@ def _observed(outcome: Outcome | None, metric: MetricName, prices: Prices) -> Ob
 def observations(
     requests: Iterable[RequestRecord], metric: MetricName, prices: Prices
 ) -> Iterator[tuple[RequestRecord, float, float]]:
-    """Each request of which the metric is known, with numerator and denominator."""
+    """Each request that has a value of the metric, with numerator and denominator."""
     for request in requests:
         observed = (
             _known(request.reward)

@@ -44,10 +44,10 @@ from orchestrator.worker import check_method
 
 POINTER: Final = "experiment/"
 STARTED: Final = "experiments/started"
-"""The newest start of any: of two at one moment that would share units, one comes second."""
+"""The newest start: if two start at one moment and would share units, one gets a conflict."""
 _CACHED: Final = 64
 _TRIES: Final = 20
-_SWEPT: Final = 100  # former runs whose streams are dropped, again where events came late
+_SWEPT: Final = 100  # former runs whose streams are dropped, again if events came late
 
 
 RunKey = tuple[str, str]
@@ -67,9 +67,8 @@ class BuiltArm:
 class Run:
     """One run of an experiment at one revision of the store; `arms` are its built policies.
 
-    `error` says why it gets no requests here, even if it runs: the deployment has changed since. An
-    experiment of which an arm cannot be built any more has no `arms`. `contents` names those of the
-    store that it is in.
+    `error`: why it gets no requests here, even if it runs, since the deployment has changed. If an
+    arm can no longer be built, there are no `arms`. `contents` identifies the store's contents.
     """
 
     number: int
@@ -82,7 +81,7 @@ class Run:
 
     @property
     def key(self) -> RunKey:
-        """What tells it from a run of the same name and number, from before the store was wiped."""
+        """Its identity: a wiped store may hold another run of the same name and number."""
         return self.contents, self.stream
 
     @property
@@ -108,8 +107,8 @@ class Run:
 class FoundRuns:
     """Every experiment's newest run, in the order of their starts.
 
-    `set_aside` says by name why an experiment is not in effect: `unreadable` ones, which have no
-    run, and runs with an `error` that have not ended.
+    `set_aside` has, by name, why an experiment is not in effect: it is `unreadable` and has no run,
+    or its run has an `error` and has not ended.
     """
 
     runs: tuple[Run, ...]
@@ -135,14 +134,14 @@ class Runs:
         self._store, self._versions = store, versions
         self._policies, self._defaults, self._methods = policies, defaults, methods
         self._cache: LRUCache[tuple[str, str], Run] = LRUCache(_CACHED)
-        self._forgotten = 0  # how often
+        self._forgotten = 0  # times that the cache was cleared
 
     async def start(self, experiment: Experiment, info: AuditInfo) -> Run:
         """Start an experiment, again if it was stopped.
 
         Raises:
-            InvalidRequest, UnknownPolicy: an arm cannot be built, by name, or something is to be
-                decided by a metric that no request here has.
+            InvalidRequest, UnknownPolicy: an arm cannot be built, by name, or its requests lack a
+                metric that decides.
             Conflict: it runs already, or one runs that would share units with it.
         """
         experiment.check_decidable()
@@ -193,7 +192,7 @@ class Runs:
         """Stop an experiment; all requests get the default again.
 
         Raises:
-            UnknownPolicy: there is none of this name. Conflict: it is not running.
+            UnknownPolicy: no experiment has this name. Conflict: it is not running.
             Unusable: it cannot be read; it gets no requests, and may be removed.
         """
         for _ in range(_TRIES):
@@ -211,10 +210,10 @@ class Runs:
         """Forget an experiment that does not run, and its events; its documents stay.
 
         Returns:
-            Its last run; None where it could not be read.
+            Its last run; None if it could not be read.
 
         Raises:
-            UnknownPolicy: there is none of this name. Conflict: it runs, or somebody changed it.
+            UnknownPolicy: no experiment has this name. Conflict: it runs, or it was changed.
         """
         seen, found = await self._look_up(name)
         run = found.runs[0] if found.runs else None
@@ -241,7 +240,7 @@ class Runs:
         return changed
 
     async def _drop_streams(self, name: str, before: int) -> None:
-        """Drop what the runs before this number recorded; where it fails, the next time does so."""
+        """Drop the records of the runs before this number; if it fails, a later call does so."""
         numbers = range(max(1, before - _SWEPT), before)
         with suppress(StoreError):
             await self._store.drop(
@@ -253,7 +252,7 @@ class Runs:
         """An experiment's newest run.
 
         Raises:
-            UnknownPolicy: there is none of this name. Unusable: it cannot be read.
+            UnknownPolicy: no experiment has this name. Unusable: it cannot be read.
         """
         _, found = await self._look_up(name)
         for why in found.unreadable.values():
@@ -278,13 +277,13 @@ class Runs:
                 name = pointer.removeprefix(POINTER)
                 try:
                     runs.append(await self._run(contents, name, data))
-                except (Unusable, InvalidRequest) as error:  # no name for a document, perhaps
+                except (Unusable, InvalidRequest) as error:  # also a name that no document can have
                     unreadable[name] = f"{error}; it gets no requests, and may be removed"
         runs.sort(key=lambda run: (run.state.started, run.name))
         return FoundRuns(tuple(runs), unreadable)
 
     def forget(self) -> None:
-        """Forget what was read: the store's contents are others, though under one identity."""
+        """Clear the cache: the contents of the store changed, but not its identity."""
         self._cache.clear()
         self._forgotten += 1
 
@@ -318,7 +317,7 @@ class Runs:
         trouble = self._unavailable(experiment)
         try:
             arms = await self._build(experiment)
-        except InvalidRequest as error:  # it is set aside: the others go on
+        except InvalidRequest as error:  # it is set aside: the others take effect
             trouble = error.message
         return Run(number, experiment, initial_state(0.0), arms, b"", trouble)
 
@@ -333,7 +332,7 @@ class Runs:
                 document = (await self._versions.find(arm.policy)).document
             except UnknownPolicy as error:
                 raise InvalidRequest(f"{place}.policy: {error.message}", param=place) from None
-            except Unusable as error:  # its policy or a parameter is gone since: no other's fault
+            except Unusable as error:  # its policy or a parameter no longer exists
                 raise InvalidRequest(f"{place}.policy: {error}", param=place) from None
             name, version, params = document.policy, document.version, document.params
         if name not in self._policies:
@@ -357,8 +356,7 @@ class Runs:
 
 
 def _with_secret(experiment: Experiment, last: Run | None) -> Experiment:
-    """The experiment with what hides its units: that of its last run, so that they keep their arms,
-    or a new one."""
+    """The experiment with the secret of its last run (units keep their arms), else a new one."""
     if experiment.salt is not None or experiment.secret is not None:
         return experiment
     secret = last.experiment.secret if last is not None else None

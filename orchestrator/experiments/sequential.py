@@ -41,7 +41,7 @@ class Interval:
     high: float
 
     def ends(self, sign: int) -> tuple[float, float]:
-        """Its ends, the better one last; `sign` is -1 where less is better."""
+        """Its ends, the better one last; `sign` is -1 if less is better."""
         return (self.low, self.high) if sign > 0 else (-self.high, -self.low)
 
 

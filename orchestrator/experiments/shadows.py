@@ -1,9 +1,9 @@
 """Shadow arms: they answer served requests again, for comparison.
 
-One at a time, and only while this orchestrator answers no request: a request that comes in cancels
-the shadow, which later starts over. So shadows delay none of its requests, and where it is the only
-one their times are those of an idle machine. Others share the workers: their requests and these
-shadows wait for each other. Of too many that wait the oldest are dropped and counted.
+One runs at a time, and only while this orchestrator answers no request: a new request cancels the
+shadow, which later starts again. So shadows delay none of its requests, and with one orchestrator
+their times are those of an idle machine. Other orchestrators share the workers: their requests and
+these shadows wait for each other. If too many wait, the oldest are dropped and counted.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class ShadowRunner:
         try:
             outcome = task.result()
             self._outbox.event(job.stream, outcome.model_dump())
-        except Exception as error:  # whatever it is: without this task no shadow answers
+        except Exception as error:  # any error: without this task no shadow answers
             log.error("a shadow of %s failed: %s", job.request.asked.id, describe(error))
             self._count.labels("failed").inc()
         else:

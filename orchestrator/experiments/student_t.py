@@ -23,7 +23,7 @@ def student_quantile(normal: Any, freedom: Any) -> Any:
     and falls, so the method converges from any start; this one is Cornish and Fisher's expansion.
     """
     z, freedom = np.broadcast_arrays(np.asarray(normal, float), np.asarray(freedom, float))
-    wanted, _ = _log_tail(np.log(z), np.full(z.shape, 1e18))  # t with so many degrees is normal
+    wanted, _ = _log_tail(np.log(z), np.full(z.shape, 1e18))  # at 1e18 degrees t is normal
     first, second = (z**2 + 1) / 4, (5 * z**4 + 16 * z**2 + 3) / 96
     third = (3 * z**6 + 19 * z**4 + 17 * z**2 - 15) / 384
     more = 1 + first / freedom + second / freedom**2 + third / freedom**3
