@@ -37,7 +37,7 @@ from orchestrator.loop.actions import WorkerName
 from orchestrator.types import GREEDY, Sampling
 from policies import POLICIES
 from workers.replica.client import ReplicaWorker
-from workers.replica.server import deployment
+from workers.replica.server import ReplicaSize, deployment
 
 if TYPE_CHECKING:  # it needs torch, and only some deployments need it
     from workers.engine.worker import LocalWorker
@@ -182,9 +182,11 @@ def build(args: Args) -> Application:
             partial(_load, spec),
             scaling=by_load(spec.replicas, spec.rows),
             nodes=spec.nodes,
-            rows=spec.rows,
-            gpu=spec.gpu if spec.on_gpu else 0.0,
-            gpus=spec.gpus if spec.on_gpu else 1,
+            size=ReplicaSize(
+                spec.rows,
+                gpu=spec.gpu if spec.on_gpu else 0.0,
+                gpus=spec.gpus if spec.on_gpu else 1,
+            ),
             exporter=partial(worker_exporter, name),
         )
         for name, spec in args.workers.by_name().items()

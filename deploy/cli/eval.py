@@ -221,7 +221,7 @@ async def _run(
     beside: Path | None,
 ) -> list[Turn]:
     from deploy.evaluation.clients import HttpClient, RequestOptions, ask
-    from deploy.evaluation.evaluate import run
+    from deploy.evaluation.evaluate import RunOptions, run
     from deploy.evaluation.grading import Grader
 
     done = log.resume(problems)
@@ -276,11 +276,13 @@ async def _run(
             candidates,
             fairly,
             grader.right,
-            concurrency=about["concurrency"],
-            done=done,
-            known={**known, **log.known},
-            keep=keep,
-            progress=lambda candidate: shown.turn(candidate.label),
+            RunOptions(
+                concurrency=about["concurrency"],
+                done=done,
+                known={**known, **log.known},
+                keep=keep,
+                progress=lambda candidate: shown.turn(candidate.label),
+            ),
         )
         if unsent:
             await send_feedback()

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from time import perf_counter
-from types import MappingProxyType
 from typing import Protocol
 
 from deploy.evaluation.candidates import Candidate
@@ -86,36 +85,47 @@ Turn = Sequence[EvaluationResult]
 """The results of one problem, one for each candidate."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How problems are asked.
+
+    Attributes:
+        concurrency: requests at once.
+        done: the first problems' results, from an earlier run that was interrupted.
+        known: results of other runs, by the problem's number; they are not asked for.
+        keep: called with a problem's number and results after all candidates have answered it.
+        progress: called with the candidate after each answer.
+    """
+
+    concurrency: int = 1
+    done: Sequence[Turn] = ()
+    known: Mapping[tuple[int, Candidate], EvaluationResult] = field(default_factory=dict)
+    keep: Callable[[int, Turn], None] = lambda _, __: None
+    progress: Callable[[Candidate], None] = lambda _: None
+
+
 async def run(
     problems: Sequence[Problem],
     candidates: Sequence[Candidate],
     ask: Ask,
     grade: Grade,
-    *,
-    concurrency: int = 1,
-    done: Sequence[Turn] = (),
-    known: Mapping[tuple[int, Candidate], EvaluationResult] = MappingProxyType({}),
-    keep: Callable[[int, Turn], None] = lambda _, __: None,
-    progress: Callable[[Candidate], None] = lambda _: None,
+    options: RunOptions | None = None,
 ) -> list[Turn]:
-    """The results of each problem, in order.
+    """Ask each problem of each candidate; return the results in the order of the problems.
 
-    At `concurrency` 1 the candidates take turns, problem by problem, after each has answered one
-    unmeasured: whatever is slow only once is over then. Above that so many requests are always
-    under way, all candidates' of a problem before the next one's, and times are not compared.
-    Grading and `keep`, which is handed each problem with its number as soon as all candidates have
-    answered it, happen outside all measured time. `done` are the first problems' results from an
-    earlier run that was broken off; `known`, by the problem's number, are other runs', and are not
-    asked for. At a concurrency of 1 answers to a problem are measured side by side: all are asked
-    for again unless all are known.
+    At a concurrency of 1 the candidates take turns, problem by problem, after each has answered one
+    unmeasured, so that one-time costs are not measured. Answers to a problem are measured side by
+    side: all of them are asked for again unless all are known. Above 1 that many requests are
+    always under way, all candidates' of a problem before the next one's, and times are not
+    compared. Grading and `keep` happen outside all measured time.
     """
-    turns = list(done[: len(problems)])
+    options = options or RunOptions()
+    known, keep, progress = options.known, options.keep, options.progress
+    turns = list(options.done[: len(problems)])
     if len(turns) == len(problems):
         return turns
-    if concurrency > 1:
-        return await _many(
-            problems, candidates, ask, grade, concurrency, turns, known, keep, progress
-        )
+    if options.concurrency > 1:
+        return await _many(problems, candidates, ask, grade, options)
     warm = False
     for at, problem in enumerate(problems[len(turns) :], len(turns)):
         before = [known[at, one] for one in candidates if (at, one) in known]
@@ -144,31 +154,27 @@ async def _many(
     candidates: Sequence[Candidate],
     ask: Ask,
     grade: Grade,
-    concurrency: int,
-    turns: list[Turn],
-    known: Mapping[tuple[int, Candidate], EvaluationResult],
-    keep: Callable[[int, Turn], None],
-    progress: Callable[[Candidate], None],
+    options: RunOptions,
 ) -> list[Turn]:
     begun: dict[int, dict[int, EvaluationResult]] = {}
     whole: dict[int, Turn] = {}
 
     async def one(item: tuple[int, int]) -> None:
         at, index = item
-        result = known.get((at, candidates[index]))
+        result = options.known.get((at, candidates[index]))
         if result is None:
             asked = await _ask(problems[at], candidates[index], ask)
             result = await _graded(asked, problems[at], grade)
         ready = begun.setdefault(at, {})
         ready[index] = result
-        progress(candidates[index])
+        options.progress(candidates[index])
         if len(ready) == len(candidates):
             whole[at] = [ready[i] for i in range(len(candidates))]
-            keep(at, whole[at])
+            options.keep(at, whole[at])
 
-    rest = range(len(turns), len(problems))
-    await map_concurrently(one, product(rest, range(len(candidates))), concurrency)
-    return turns + [whole[at] for at in rest]
+    rest = range(len(options.done), len(problems))
+    await map_concurrently(one, product(rest, range(len(candidates))), options.concurrency)
+    return [*options.done, *(whole[at] for at in rest)]
 
 
 async def _ask(problem: Problem, candidate: Candidate, ask: Ask) -> EvaluationResult:

@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,8 @@ def circles(root: Path) -> list[list[str]]:
         for name in sources(root)
     }
     graph = {
-        module: _imported(ast.parse((root / name).read_text(encoding="utf-8"))) & names.keys()
+        module: _imported(ast.parse((root / name).read_text(encoding="utf-8")), names.keys())
+        & names.keys()
         for module, name in names.items()
     }
     reach = {module: _reachable(graph, module) for module in graph}
@@ -97,14 +98,14 @@ def circles(root: Path) -> list[list[str]]:
     return sorted(list(group) for group in groups if len(group) > 1)
 
 
-def _imported(tree: ast.Module) -> set[str]:
+def _imported(tree: ast.Module, names: Set[str]) -> set[str]:
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= inner | {node.module}
+            found |= (inner & names) or {node.module}
     return found
 
 

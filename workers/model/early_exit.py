@@ -27,7 +27,7 @@ from torch.nn.functional import silu
 
 from workers.model.cache import KVCache
 from workers.model.families import AttentionKind, Computation
-from workers.model.layer import Attention, FeedForward, RMSNorm
+from workers.model.layer import Attention, FeedForward, Heads, Residual, RMSNorm
 from workers.model.linear import FusedLinear
 from workers.model.placement import View
 
@@ -133,17 +133,17 @@ class EarlyExitHead:
         self.attention = Attention(
             RMSNorm(adapter.before.weight, epsilon),
             FusedLinear(adapter.query, adapter.key, adapter.value),
-            FusedLinear(adapter.out),
-            heads=shape.heads, key_heads=shape.key_heads, head_size=shape.head_size,
-            scale=shape.head_size**-0.5, cache_layer=cache_layer,
-        )  # fmt: skip
+            Residual(FusedLinear(adapter.out)),
+            Heads(shape.heads, shape.key_heads, shape.head_size, shape.head_size**-0.5),
+            cache_layer,
+        )
         self.kind = AttentionKind()  # that of the target's layers
         self.feed_forward: FeedForward | None = None
         if shape.feed_forward:
             self.feed_forward = FeedForward(
                 RMSNorm(adapter.between.weight, epsilon),
                 FusedLinear(adapter.gate, adapter.up),
-                FusedLinear(adapter.down),
+                Residual(FusedLinear(adapter.down)),
                 silu,
             )
         self.after = RMSNorm(adapter.after.weight, epsilon)

@@ -10,6 +10,7 @@ family does beyond Llama's layer stands in `families`, and costs nothing where i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -53,18 +54,24 @@ class Layer:
         self.attention = Attention(
             norm("input_layernorm"),
             FusedLinear(inner.q_proj, inner.k_proj, inner.v_proj),
-            FusedLinear(inner.o_proj),
-            heads=heads, key_heads=key_heads, head_size=inner.head_dim, scale=inner.scaling,
-            cache_layer=inner.layer_idx, head_norm=head_norm, residual_scale=scale,
-            post_norm=norm("post_attention_layernorm") if family.post_norms else None,
-        )  # fmt: skip
+            Residual(
+                FusedLinear(inner.o_proj),
+                scale,
+                norm("post_attention_layernorm") if family.post_norms else None,
+            ),
+            Heads(heads, key_heads, inner.head_dim, inner.scaling),
+            inner.layer_idx,
+            head_norm,
+        )
         self.feed_forward = FeedForward(
             norm(before),
             FusedLinear(mlp.gate_proj, mlp.up_proj),
-            FusedLinear(mlp.down_proj),
+            Residual(
+                FusedLinear(mlp.down_proj),
+                scale,
+                norm("post_feedforward_layernorm") if family.post_norms else None,
+            ),
             mlp.act_fn.forward,  # past the hooks of a module
-            residual_scale=scale,
-            post_norm=norm("post_feedforward_layernorm") if family.post_norms else None,
         )
 
     def __call__(
@@ -108,30 +115,52 @@ class Ragged(NamedTuple):
         return x.index_select(0, self.places)
 
 
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The numbers of query and key heads, their size, and the scale of their products."""
+
+    queries: int
+    keys: int
+    size: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """The residual connection: `scale` times a part's last product, normed if there is a norm."""
+
+    linear: FusedLinear
+    scale: float = 1.0
+    norm: RMSNorm | None = None
+
+    def __call__(self, stream: Tensor, x: Tensor) -> Tensor:
+        """Add the product of x [tokens, inner] to the stream [tokens, width]."""
+        if self.norm is None:
+            return self.linear.add_to(stream, x, self.scale)
+        return torch.add(stream, self.norm(self.linear(x)), alpha=self.scale)
+
+
 class Attention:
-    """The first half of a layer: norm, attention and the residual connection."""
+    """The first half of a layer: norm, attention and the residual connection.
+
+    Args:
+        cache_layer: the layer of the cache that holds its keys and values.
+        head_norm: the norm of every query and key, if the family has one.
+    """
 
     def __init__(
         self,
         norm: RMSNorm,
         qkv: FusedLinear,
-        out: FusedLinear,
-        *,
-        heads: int,
-        key_heads: int,
-        head_size: int,
-        scale: float,
+        out: Residual,
+        heads: Heads,
         cache_layer: int,
         head_norm: RMSNorm | None = None,
-        residual_scale: float = 1.0,
-        post_norm: RMSNorm | None = None,
     ) -> None:
         self.norm, self.qkv, self.out = norm, qkv, out
-        self.heads, self.rotated = heads, heads + key_heads
-        self.head_size, self.scale = head_size, scale
-        self.cache_layer = cache_layer  # where its keys and values lie in the cache
-        self.head_norm = head_norm  # of every query and key
-        self.residual_scale, self.post_norm = residual_scale, post_norm
+        self.heads, self.rotated = heads.queries, heads.queries + heads.keys
+        self.head_size, self.scale = heads.size, heads.scale
+        self.cache_layer, self.head_norm = cache_layer, head_norm
 
     def __call__(
         self, x: Tensor, view: View, cache: KVCache, ragged: Ragged | None = None
@@ -144,7 +173,7 @@ class Attention:
         mixed = mixed.reshape(queries.shape[0] * queries.shape[2], -1)
         if ragged is not None:
             mixed = ragged.unpad(mixed)
-        return add_part(stream, self.out, mixed, self.residual_scale, self.post_norm)
+        return self.out(stream, mixed)
 
     def update_cache(self, x: Tensor, view: View, cache: KVCache) -> None:
         """Cache the keys and values of x without attending."""
@@ -173,29 +202,16 @@ class FeedForward:
         self,
         norm: RMSNorm,
         gate_up: FusedLinear,
-        down: FusedLinear,
+        down: Residual,
         activation: Callable[[Tensor], Tensor],
-        *,
-        residual_scale: float = 1.0,
-        post_norm: RMSNorm | None = None,
     ) -> None:
         self.norm, self.gate_up, self.down, self.activation = norm, gate_up, down, activation
-        self.residual_scale, self.post_norm = residual_scale, post_norm
 
     def __call__(self, stream: Tensor) -> Tensor:
         """The residual stream [tokens, width] before it to the one behind it."""
         gate, up = self.gate_up(self.norm(stream)).chunk(2, -1)
         inner = self.activation(gate) * up
-        return add_part(stream, self.down, inner, self.residual_scale, self.post_norm)
-
-
-def add_part(
-    stream: Tensor, linear: FusedLinear, x: Tensor, scale: float, norm: RMSNorm | None
-) -> Tensor:
-    """The residual connection: `scale` times what a part's last product gives, normed or not."""
-    if norm is None:
-        return linear.add_to(stream, x, scale)
-    return torch.add(stream, norm(linear(x)), alpha=scale)
+        return self.down(stream, inner)
 
 
 class RMSNorm:

@@ -255,30 +255,42 @@ def _told(operation: Operation, request: str, error: Exception) -> BatonError:
     return WorkerError(f"{operation} failed on the replica: {type(error).__name__}")
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaSize:
+    """What one replica takes.
+
+    Attributes:
+        rows: sequences that live at once in a replica; `queue` more wait there.
+        gpu: its share of a GPU (Ray counts shares, the engine's `load` keeps to them).
+        gpus: the whole GPUs it is spread over. More than one come as a placement group, in which
+            vLLM starts an actor for each, as in Ray Serve's own LLM deployment.
+    """
+
+    rows: int = 8
+    queue: int = 64
+    gpu: float = 0.0
+    gpus: int = 1
+
+
 def deployment(
     name: str,
     load: Callable[[], EngineWorker],
     *,
+    size: ReplicaSize | None = None,
     scaling: Mapping[str, Any] = MappingProxyType({"num_replicas": 1}),
     nodes: Mapping[str, str] = MappingProxyType({}),
-    rows: int = 8,
-    queue: int = 64,
-    gpu: float = 0.0,
-    gpus: int = 1,
     exporter: Callable[[], Export] | None = None,
 ) -> Application:
     """A pool of replicas, ready to be bound into an application.
 
     Args:
         load, exporter: see `ReplicaServer`.
-        scaling: Serve's options for how many replicas there are.
+        scaling: Serve's options for the number of replicas.
         nodes: labels of the Ray nodes where they may run.
-        rows: sequences that live at once in a replica; `queue` more wait there.
-        gpu: a replica's share of a GPU (Ray counts shares, the engine's `load` keeps to them).
-        gpus: over how many whole GPUs a replica is spread: above one they come as a placement
-            group, in which vLLM starts an actor for each, as in Ray Serve's own LLM deployment.
     """
-    resources: dict[str, Any] = {"num_cpus": 0.2, "num_gpus": gpu}
+    size = size or ReplicaSize()
+    gpus = size.gpus
+    resources: dict[str, Any] = {"num_cpus": 0.2, "num_gpus": size.gpu}
     if gpus > 1:
         resources = {"num_cpus": 0.2}
         bundles = [{"CPU": 0.2, "GPU": 1.0}, *({"GPU": 1.0} for _ in range(gpus - 1))]
@@ -292,7 +304,7 @@ def deployment(
         **scaling,
         # The engine queues and batches by itself: Serve's limit of 5 would starve it. What it
         # would refuse goes to the next replica on the ring, or waits in the router.
-        max_ongoing_requests=rows + queue,
+        max_ongoing_requests=size.rows + size.queue,
         # Unlimited by default. A longer queue only means that everybody's deadline passes.
         max_queued_requests=1024,
         # Calls last a step, not a request; a call cut off here is made again elsewhere.

@@ -14,6 +14,7 @@ from deploy.evaluation.evaluate import (
     EvaluationResult,
     Problem,
     Question,
+    RunOptions,
     Turn,
     run,
 )
@@ -81,14 +82,18 @@ async def test_a_run_goes_on_where_another_stopped() -> None:
     candidates = lineup(["a"], [None])
     done: list[Turn] = [[EvaluationResult(False, 1.0, EvaluatedAnswer("?"))] * 2] * 2
     turns = await run(
-        PROBLEMS[:4], candidates, ask, same, done=done, keep=lambda index, _: kept.append(index)
+        PROBLEMS[:4],
+        candidates,
+        ask,
+        same,
+        RunOptions(done=done, keep=lambda index, _: kept.append(index)),
     )
     assert kept == [2, 3]
     assert asked == ["2"] * 4 + ["3"] * 2  # the first two unmeasured
     assert turns[:2] == done
     assert [turn[0].correct for turn in turns] == [False, False, True, True]
     asked.clear()
-    assert await run(PROBLEMS[:2], candidates, ask, same, done=turns) == done
+    assert await run(PROBLEMS[:2], candidates, ask, same, RunOptions(done=turns)) == done
     assert asked == []
 
 
@@ -121,7 +126,7 @@ async def test_many_at_once() -> None:
         live -= 1
         return EvaluatedAnswer(question)
 
-    outcomes = await run(PROBLEMS, lineup(["a"], [None]), ask, same, concurrency=4)
+    outcomes = await run(PROBLEMS, lineup(["a"], [None]), ask, same, RunOptions(concurrency=4))
     assert most == 4
     assert [len(turn) for turn in outcomes] == [2] * 6
 
@@ -135,7 +140,7 @@ async def test_what_another_run_knows_is_not_asked_for() -> None:
 
     old = EvaluationResult(True, 7.0, EvaluatedAnswer("old"))
     known = {(number, candidates[0]): old for number in range(4)}
-    turns = await run(PROBLEMS, candidates, ask, same, concurrency=4, known=known)
+    turns = await run(PROBLEMS, candidates, ask, same, RunOptions(concurrency=4, known=known))
     assert Counter(asked) == {"large-only": 2, "a": 6}
     assert [turn[0] == old for turn in turns] == [True] * 4 + [False] * 2
 
@@ -152,7 +157,11 @@ async def test_one_at_a_time_all_answers_to_a_problem_are_known_or_none() -> Non
     del known[3, candidates[0]]
     kept: list[int] = []
     turns = await run(
-        PROBLEMS[:4], candidates, ask, same, known=known, keep=lambda at, _: kept.append(at)
+        PROBLEMS[:4],
+        candidates,
+        ask,
+        same,
+        RunOptions(known=known, keep=lambda at, _: kept.append(at)),
     )
     assert [turn.count(old) for turn in turns] == [2, 0, 2, 0]
     assert kept == [0, 1, 2, 3]
@@ -182,9 +191,7 @@ async def test_many_at_once_are_kept_as_soon_as_they_are_answered() -> None:
             lineup(["a"], [None]),
             ask,
             same,
-            concurrency=8,
-            done=done,
-            keep=lambda index, _: kept.append(index),
+            RunOptions(concurrency=8, done=done, keep=lambda index, _: kept.append(index)),
         )
     )
     for count, number in enumerate("134", 1):

@@ -18,7 +18,7 @@ from tests.workers.replica.handles import (
     story,
 )
 from workers.replica import server
-from workers.replica.server import ReplicaServer, ReplicaStatus
+from workers.replica.server import ReplicaServer, ReplicaSize, ReplicaStatus
 
 
 async def test_closing_a_streamed_call_frees_the_worker() -> None:
@@ -112,7 +112,7 @@ async def test_counters_are_exported_with_every_check_and_are_those_of_the_statu
 
 def test_a_spread_replica_takes_its_gpus_on_nodes_of_its_labels() -> None:
     nodes = {"pool": "big"}
-    app = server.deployment("LargeWorker", story, gpus=3, gpu=1.0, nodes=nodes)
+    app = server.deployment("LargeWorker", story, size=ReplicaSize(gpus=3, gpu=1.0), nodes=nodes)
     options = app._bound_deployment._replica_config
     assert options.placement_group_bundles == [
         {"CPU": 0.2, "GPU": 1.0},
@@ -123,8 +123,12 @@ def test_a_spread_replica_takes_its_gpus_on_nodes_of_its_labels() -> None:
     assert options.placement_group_bundle_label_selector == [nodes] * 3
     assert options.ray_actor_options["label_selector"] == nodes
     assert "num_gpus" not in options.ray_actor_options  # vLLM's actors take them
-    anywhere = server.deployment("LargeWorker", story, gpus=3)._bound_deployment._replica_config
+    anywhere = server.deployment(
+        "LargeWorker", story, size=ReplicaSize(gpus=3)
+    )._bound_deployment._replica_config
     assert anywhere.placement_group_bundle_label_selector is None
-    alone = server.deployment("LargeWorker", story, gpu=0.5, nodes=nodes)._bound_deployment
+    alone = server.deployment(
+        "LargeWorker", story, size=ReplicaSize(gpu=0.5), nodes=nodes
+    )._bound_deployment
     assert alone._replica_config.placement_group_bundles is None
     assert alone._replica_config.ray_actor_options["num_gpus"] == 0.5
