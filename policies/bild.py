@@ -59,8 +59,8 @@ class BiLD(Policy):
     large_first: bool = Field(default=True, description="the large model writes the first token")
     after_rollback: Literal["small", "large"] = Field(
         default="small",
-        description="who goes on after a corrected token; large: for one token more, at the price "
-        "of one more pass, as in the released code",
+        description="who continues after a corrected token; large: for one token more, at the "
+        "price of one more pass, as in the released code",
     )
     answer_by: Literal["large", "small"] = Field(
         default="large", description="who writes the answer, once the thought has ended"
@@ -113,7 +113,7 @@ class BiLD(Policy):
         return transcript, place is None or self.after_rollback == "small"
 
     def _draft(self, transcript: Transcript) -> Script[Segment | None]:
-        """The small model's tokens up to the first it is unsure of; None where it cannot go on."""
+        """The small model's tokens up to the first it is unsure of; None if it cannot continue."""
         # A probability may round to 1; at a threshold of 1 even that is too little.
         threshold = self.fallback if self.fallback < 1 else inf
         criteria = StopCriteria(self.window, min_confidence=threshold)

@@ -71,7 +71,7 @@ class Cascade(Judging):
         return score, score is not None and score >= self.threshold
 
     def own_verdict(self, transcript: Transcript, draft: Segment) -> Script[float | None]:
-        """The small model's score of its own draft, from 0 to 9; None if it has none."""
+        """The small model's own score of its draft, from 0 to 9; None if it has none."""
         if self.signal == "logprob":
             logprobs = logprobs_of(draft)
             return 9 * exp(min(logprobs)) if logprobs else None

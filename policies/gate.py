@@ -96,16 +96,16 @@ def draft_signals(transcript: Transcript, draft: Segment) -> dict[str, float]:
     of those behind the first, since how a step begins is often a matter of style; mean: of all.
     doubt: log-probability that the worst token is another one. tokens: log of how many there are;
     step: log of one more than the steps before; ending: whether it ends the chain. copied, made:
-    log of one more than its step's numbers that stand in the question or the last steps, and of
+    log of one more than its step's numbers that the question or the last steps contain, and of
     those that do not. left: where it makes none, log of one more than the question's numbers that
-    nobody used. repeated: whether its step says word for word what one of the last steps said.
+    no step used. repeated: whether its step says word for word what one of the last steps said.
     """
     nll = [min(-logprob, CAP) for logprob in draft.logprobs] or [CAP]
     worst, second = _largest(nll[1:])
     asked = set(NUMBER.findall(transcript.messages[-1].content)) if transcript.messages else set()
     before = transcript.chain.fold(_written, StepsBefore())
     used = {number for step in before.last for number in NUMBER.findall(step)}
-    text = before.rest + draft.text  # a draft behind a correction goes on with its step
+    text = before.rest + draft.text  # a draft after a correction continues its step
     numbers = set(NUMBER.findall(text))
     made = numbers - asked - used
     return {

@@ -1,7 +1,7 @@
 """A model as judge of a step: a number from 0 to 9, never a decision.
 
 SpecReason (arXiv 2504.07891, section 4.1) asks the base model to grade the last step with a single
-token after a prefill-only pass. The candidate stands in the transcript with its thought left
+token after a prefill-only pass. The candidate is in the transcript, with its thought left
 open: chat templates drop earlier thoughts once they are closed, and the judge would see no steps.
 
 The text of a question or a step cannot forge the score: it is content, only the worker writes

@@ -7,10 +7,10 @@ right: until the probability that any of them is not exceeds `read_above`, or `w
 or the chain ends. Where it is at most `risk` then, they are kept unread, and the next window begins
 without their doubt: `risk` is per window, not per chain.
 
-Otherwise the large model reads all that waits in one pass, and the gate decides anew about each
+Otherwise the large model reads all that waits in one pass, and the gate decides again about each
 draft. The first above `correct_above` is cut where the large model found it unlikely, and the large
 model's own choice at that place, which the same pass gave, is written instead (BiLD,
-arXiv 2302.07863, section 3.4): judging and rewriting are one pass. The small model goes on from
+arXiv 2302.07863, section 3.4): judging and rewriting are one pass. The small model continues from
 there; above `hopeless` the large model writes the rest of the step. A draft of which the large
 model would have written every token is kept whatever the gate says. With `patience`, a question on
 which the small model was corrected so often is too hard for it: the large model writes the rest.
@@ -35,7 +35,7 @@ from policies.steps import Stepwise, attempt, blank, ends, logprobs_of
 
 @dataclass(frozen=True, slots=True)
 class WaitingDraft:
-    """A draft that nobody has read; `logit` is what the gate made of it (None: nothing)."""
+    """An unread draft; `logit` is what the gate made of it (None: nothing)."""
 
     segment: Segment
     logit: float | None
@@ -224,7 +224,7 @@ def _place(draft: Segment, verification: Verification) -> int | None:
         for place, nll in enumerate(verification.nll)
         if verification.choices[place] != draft.tokens[place]
     }
-    claimed = draft.finish in ENDED  # a caller's stop string is nobody's choice
+    claimed = draft.finish in ENDED  # no model chose a caller's stop string
     if claimed and verification.options[-1].finish != draft.finish:
         unlikely[len(draft.tokens)] = inf if verification.ending is None else verification.ending
     bar = max(unlikely.values(), default=0.0) / 2

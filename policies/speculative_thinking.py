@@ -5,7 +5,7 @@ model has ended a paragraph, it writes a *probe* of n1 tokens whose keywords (ap
 it is: an affirmation ("yes"), a reflection ("wait"; a verification counts as one) or a statement.
 
 1. Affirmation or reflection: the large model writes these n1 tokens instead.
-2. Verification: if what was kept wants to check something, the large model goes on for n2 tokens.
+2. Verification: if what was kept wants to check something, the large model continues for n2 tokens.
 3. Excessive reflection: after `patience` kept reflections a sentence that calls for a check is put
    in, the large model follows it for n3 tokens, and both numbers grow (the released code anneals
    them; the paper is silent on that). Where the chain is the answer nothing is put in, and the
@@ -25,9 +25,9 @@ Where the paper and its code leave a choice:
 - For that a probe ends at the next delimiter, also where that comes before n1 tokens: the code
   looks beyond it, here the next probe does.
 - As in the code, rule 3 is looked at first, rule 2 only where the large model was asked, and both
-  at the text that was kept. A keyword counts wherever its letters stand ("check" in "double-check",
+  at the text that was kept. A keyword counts wherever its letters occur ("check" in "double-check",
   and in "checkers" too). Nobody watches over the end of the thought: who holds the pen ends it.
-- The large model only helps. Where it fails, the small one goes on alone.
+- The large model only helps. If it fails, the small one continues alone.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class SpeculativeThinking(Policy):
     )
     delimiters: Delimiters = Field(default=(DELIMITER,), description="what a paragraph ends with")
     answer_by: Literal["active", "small", "large"] = Field(
-        default="active", description="who writes the answer; active: whoever ended the thought"
+        default="active",
+        description="who writes the answer; active: the model that ended the thought",
     )
 
     def solve(self, transcript: Transcript) -> Script[None]:
@@ -168,7 +169,7 @@ class SpeculativeThinking(Policy):
         return end.endswith(self.delimiters) or end.rstrip(" ").endswith(self.delimiters)
 
     def _take_over(self, transcript: Transcript, tokens: int) -> Script[Transcript]:
-        """The large model writes so many tokens; where it cannot, the small one goes on."""
+        """The large model writes this many tokens; if it cannot, the small one continues."""
         after = yield from attempt(Write("large", transcript, StopCriteria(tokens)))
         return (yield from self._paragraph(transcript)) if after is None else after
 

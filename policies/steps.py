@@ -162,7 +162,7 @@ def repeats(transcript: Transcript) -> bool:
 
 
 def _last_steps(transcript: Transcript, count: int) -> str:
-    """The end of the chain's text, with `count` whole steps in it if there are so many."""
+    """The end of the chain's text, with `count` whole steps in it if there are that many."""
     texts: list[str] = []
     ends = size = 0
     for segment in reversed(transcript.chain):

@@ -2,7 +2,7 @@
 
 Not a paper's policy but ours, for small models whose keywords of doubt, the signal of Speculative
 Thinking (arXiv 2504.12329), say nothing. As there, the large model writes a number of tokens and
-the small one goes on, also in mid-sentence. The signal here is the large model's negative
+the small one continues, also in mid-sentence. The signal here is the large model's negative
 log-likelihood (natural log) of a token of the small one, its *surprise*, as in BiLD's rollback
 (arXiv 2302.07863, section 3.4).
 

@@ -26,7 +26,7 @@ EXEMPT = {
     "deploy/cli", "deploy/evaluation", "deploy/lab", "deploy/lab/bench", "deploy/lab/commands",
     "deploy/lab/pair", "deploy/lab/peers", "deploy/lab/torture", "deploy/launch",
     "deploy/service", "orchestrator", "orchestrator/experiments", "orchestrator/http",
-    "orchestrator/loop", "policies", "workers/engine", "workers/model",
+    "workers/engine", "workers/model",
     "workers/remote", "workers/text", "workers/vllm",
 }  # fmt: skip
 """Folders that are not in plain English yet: remove one once its files pass."""

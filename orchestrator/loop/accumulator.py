@@ -69,7 +69,7 @@ class ResponseAccumulator:
         self._broke_off: tuple[WorkerName, WorkerError] | None = None
         self.reply_start = 0  # characters of the answer's text that were a thought
         self.thinks_on = False  # whether what comes of the answer may yet become one
-        self.continues = False  # whether the answer goes on with text of the request
+        self.continues = False  # whether the answer continues a text of the request
         self.shown = {"thought": 0, "answer": 0}  # tokens of the text so far
         self.calls: CallFormat | None = None  # how the models write calls of tools
         self.called = False  # whether the answer calls any

@@ -1,6 +1,6 @@
 """What a policy may yield. Each action is typed by its result.
 
-`draft = yield from Generate("small", transcript, criteria)` hands the action to whoever drives the
+`draft = yield from Generate("small", transcript, criteria)` hands the action to the driver of the
 policy and evaluates to the result. The driver does the I/O, so one policy file runs in a test
 without an event loop, in one process, on Ray, over HTTP, and from a recording. `Policy.solve`
 explains the protocol.

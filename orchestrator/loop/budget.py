@@ -90,7 +90,7 @@ class Budget:
         return not transcript.closed and self.held_from <= transcript.thought.tokens < self.thought
 
     def overruns(self, transcript: Transcript, tokens: int) -> bool:
-        """Whether so many tokens more, which do not end the thought, leave less than `reserve` for
+        """Whether that many more tokens, if they end no thought, leave less than `reserve` for
         an answer once a cap has cut it."""
         return (
             not transcript.closed

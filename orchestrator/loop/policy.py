@@ -30,13 +30,13 @@ class Policy(BaseModel):
         default=None,
         ge=0,
         description="cap on the tokens that the large model generates for the thought; then the "
-        "small one goes on alone",
+        "small one continues alone",
     )
     max_cost: FiniteFloat | None = Field(
         default=None,
         ge=0,
         description="what the request has cost, at the service's prices, when the small model is "
-        "to go on with the thought alone",
+        "to continue the thought alone",
     )
     answer_reserve: int = Field(
         default=64,
@@ -95,7 +95,7 @@ class Policy(BaseModel):
 
         A worker's failure is raised where the action was yielded: a `WorkerError`, or one of its
         kinds (`Unsupported`: this pair can never do it), or `ContextLengthExceeded` where the
-        transcript has outgrown a worker's context. Catch it and go on, or let it end the request;
+        transcript has outgrown a worker's context. Catch it, or let it end the request;
         at a `ContextLengthExceeded` that is not caught the thought ends with "length", and the
         first worker that has room left writes the answer. When the client hangs up, the generator
         is closed (`GeneratorExit`) and its `finally` blocks run; nothing can be yielded from them.

@@ -102,7 +102,7 @@ class PolicyRunner:
         ]
 
     def begin(self, thinks: bool) -> None:
-        """Start the policy: on an answer where no model marks a thought of its own."""
+        """Start the policy: on an answer if no model marks its thought."""
         if not thinks:
             self.transcript = self.transcript.without_thought()
             self._script = self.policy.solve(self.transcript)
@@ -131,11 +131,11 @@ class PolicyRunner:
                 name = type(self.policy).__name__
                 raise BatonError(
                     f"policy {name} returned a transcript that is not done: "
-                    "it must go on until `transcript.done`"
+                    "it must continue until `transcript.done`"
                 ) from None
         except ContextLengthExceeded:
-            # The prompt did fit, so this is a transcript that outgrew a context: whoever has room
-            # left answers; where nobody has, it is cut, not refused.
+            # The prompt did fit, so this transcript outgrew a context: the worker that has room
+            # answers; if none has, the transcript is cut, not refused.
             if len(self.policy.called) > 1 and not self._outgrown:
                 self._outgrown = True
                 self._script = _answered(self.transcript, sorted(self.policy.called))
@@ -188,7 +188,7 @@ class PolicyRunner:
         yield self.response.add(item)
 
     def _add_prefills(self, prefilled: Sequence[ActionCompleted]) -> Iterator[ActionCompleted]:
-        """Count the prefills, and see that the models can go on with each other's text."""
+        """Count the prefills, and see that the models can continue each other's text."""
         answers = [result.answer for result in prefilled if isinstance(result.answer, Generation)]
         vocabularies = {answer.segment.tokenizer for answer in answers}
         # A worker that is down, or does not say, shows it later.
@@ -472,7 +472,7 @@ def _answered(transcript: Transcript, names: Iterable[WorkerName]) -> Script[Non
 
 
 def _beginning(messages: Sequence[Message], limits: Limits) -> Transcript:
-    """The transcript of a request; an assistant's message at the end is an answer that goes on."""
+    """The transcript of a request; an assistant's message at the end is an answer to continue."""
     if messages and messages[-1].role == "assistant":
         begun = Segment("policy", messages[-1].content)
         return Transcript(tuple(messages[:-1])).without_thought().extend(begun)

@@ -2,7 +2,7 @@
 
 A worker looks for them within one generation. Where the answer is shared, a string may begin in one
 segment and end in the next, by another author: what may be the beginning of one is held back here
-until the text goes on.
+until the text continues.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 class StopStrings:
     """Passes an answer's text on, up to the stop string that is complete first.
 
-    `begun`: the answer goes on with text that is there already.
+    `begun`: the answer continues a text that is there already.
 
     Attributes:
         found: whether there was one; nothing is passed on after it.

@@ -51,7 +51,7 @@ class CallSpan:
 @dataclass(frozen=True, slots=True)
 class StepMoment:
     """When a step was complete, which calls drafted and judged it, by index, and where its tokens
-    came from, if that is known. Of all calls, `calls_before` belong to it or to earlier steps."""
+    came from, if that is known. The first `calls_before` calls are its own or earlier steps'."""
 
     at_ms: float
     calls: tuple[int, ...]
