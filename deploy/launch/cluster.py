@@ -97,7 +97,7 @@ def serving(
     on_ray: Callable[[], object] = lambda: None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[RunningService]:
-    """The deployment, up and ready on a Ray of its own.
+    """The deployment, up and ready on a separate Ray.
 
     A model may be downloaded for hours, so there is no end to it while Serve says that something is
     still starting, unless `ready_s` names one. `on_ray` is called once Ray runs, which has then put
@@ -239,7 +239,7 @@ def _wait(deployment: Deployment, ready_s: float | None, tell: Callable[[str], o
 
     told: set[tuple[str, bool]] = set()
     began = time.monotonic()
-    starting_at = said_at = began  # when something was still starting, and when that was told
+    starting_at = said_at = began  # when something was still starting, and when that was printed
     with httpx.Client(timeout=5.0, trust_env=False) as client:
         while True:
             with suppress(httpx.HTTPError):

@@ -28,7 +28,7 @@ CPU_CONTEXT = 8_192
 CPU_USABLE = 0.8  # of this machine's memory
 BFLOAT16 = (8, 0)  # compute capability below which a GPU computes in float16
 ROLLBACK = 1.5
-"""Of `bild`: on the pretrained pair of deploy/lab/results it answers as well as the large model."""
+"""For `bild`: the pretrained pair then answers as well as its large model (deploy/lab/results)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class ModelSize:
 
     @classmethod
     def of(cls, name: str) -> ModelSize:
-        """Of a folder or a Hugging Face id.
+        """Read a folder or a Hugging Face id.
 
         Raises:
             ConfigError: it has no config that transformers can read.
@@ -148,7 +148,7 @@ class ModelSize:
         return int(2 * (self.parameters - self.matrices) + self.bits / 8 * self.matrices)
 
     def packed(self, bits: int) -> int:
-        """Bytes in Baton's own engine on a CPU, with so many bits a weight: packed matrices have
+        """Bytes in Baton's own engine on a CPU, with `bits` a weight: packed matrices have
         them. The embedding is not packed, and a head that is tied to it is a second copy."""
         if bits == 32:
             return 4 * self.parameters
@@ -163,12 +163,12 @@ class ModelSize:
         return f"{_gb(self.weights)} in {round(self.bits)} bits"
 
     def can_spread(self, gpus: int) -> bool:
-        """Whether vLLM can spread its layers over so many GPUs."""
+        """Whether vLLM can spread its layers over `gpus` GPUs."""
         most, least = max(gpus, self.kv_heads), min(gpus, self.kv_heads)
         return self.heads % gpus == 0 and most % least == 0
 
     def need(self, gpus: int, tokens: int) -> int:
-        """Bytes on each of so many GPUs, with a cache of `tokens`."""
+        """Bytes on each of `gpus` GPUs, with a cache of `tokens`."""
         cache = tokens * self.token_bytes // min(gpus, self.kv_heads)
         return self.weights // gpus + ENGINE_BYTES + cache
 
@@ -294,7 +294,7 @@ def _placed(
         spread *= 2
     workers = {name: _on_gpu(model, context, machine) for name, model in pair.items()}
     reasons = [
-        f"{small.name} has a GPU of its own, {large.name} has {spread}: each needs no less, with "
+        f"{small.name} has a separate GPU, {large.name} has {spread}: each needs no less, with "
         f"weights of {small.size} and {large.size}."
     ]
     if spread > 1:

@@ -1,6 +1,6 @@
 """How many bits a quantized checkpoint holds of a weight, by its config.
 
-Every method has keys of its own; those that vLLM reads and people publish are here.
+Every method has its own keys; those that vLLM reads and people publish are here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _SCALE_BITS = 16  # of a group's scale
 
 
 def weight_bits(quantization: Mapping[str, Any]) -> float | None:
-    """Bits of a weight, its share of its group's scale included; None where nobody can tell.
+    """Bits of a weight, its share of its group's scale included; None if unknown.
 
     Args:
         quantization: the config's `quantization_config`.

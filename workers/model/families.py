@@ -1,7 +1,7 @@
-"""The model families whose computation is ours; they stand in `families.yaml`.
+"""The model families whose computation is ours, listed in `families.yaml`.
 
 A config.json says how its authors compute. `FAMILIES` says which of its keys the layer follows for
-each family; every other key must be one that changes nothing, or stand at the value of the family
+each family; every other key must change nothing, or have the value of the family
 as we compute it, and is refused by name otherwise. A test compares each family with transformers'
 own forward pass, and this table with all fields of transformers' config classes.
 
@@ -37,7 +37,7 @@ class Family:
     Attributes:
         name: as people call it.
         architecture: transformers' class.
-        follows: config keys of its own that the layer follows, whatever they say.
+        follows: its config keys that the layer follows, whatever their value.
         head_norms: queries and keys are normed head by head.
         post_norms: what attention and feed-forward part give is normed before it is added.
         norm_offset: what the stored weights of the norms lack.
@@ -69,7 +69,7 @@ def check_family(config: Mapping[str, Any], model: str) -> Family:
     """The family of a config.json, if its computation is ours.
 
     Args:
-        config: what stands in the file.
+        config: the file's content.
         model: its name, for the message.
 
     Raises:
@@ -179,7 +179,7 @@ class Computation:
 
     @classmethod
     def of(cls, config: Any) -> Computation:
-        """Of a config that passed `check_family`, or is of a supported `model_type` at least.
+        """Read a config that passed `check_family`, or is of a supported `model_type` at least.
 
         Raises:
             ConfigError: its keys contradict each other.

@@ -4,7 +4,7 @@ In a pass over one token the launches of operations cost more than the arithmeti
 layer makes about fifty. Here projections with the same input are one matrix product, queries and
 keys are rotated together, the residual is added in the kernel of the product, and a norm is four
 operations or one. How weights lie in memory and are multiplied is `linear`'s business; what a
-family does beyond Llama's layer stands in `families`, and costs nothing where it is not done.
+family does beyond Llama's layer is in `families`, and costs other families nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Layer:
         def norm(name: str) -> RMSNorm:
             return RMSNorm.of(getattr(stock, name), family.norm_offset)
 
-        # In between, transformers names a norm for where it stands, which post-norms change.
+        # In between, transformers names a norm for its place, which post-norms change.
         before = "pre_feedforward_layernorm" if family.post_norms else "post_attention_layernorm"
         heads, key_heads = inner.config.num_attention_heads, inner.config.num_key_value_heads
         head_norm = None
@@ -101,7 +101,7 @@ class Ragged(NamedTuple):
 
     @classmethod
     def of(cls, lengths: Sequence[int], n: int, device: torch.device) -> Ragged:
-        """Of rows of these lengths, padded at the end to n."""
+        """Make it from rows of these lengths, padded at the end to n."""
         places = [row * n + i for row, length in enumerate(lengths) for i in range(length)]
         return cls(len(lengths), n, torch.tensor(places, device=device))
 

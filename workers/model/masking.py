@@ -85,8 +85,10 @@ def _mask_node(matcher: TokenMatcher, tree: Tree, logits: Tensor, node: int) -> 
 
 
 def mask_chain(matcher: TokenMatcher, tokens: list[int], logits: Tensor) -> bool:
-    """Mask the logits [places, vocabulary] of a text that is given, in place; the matcher goes on
-    by its tokens [places, or one less], up to the first that does not fit. Whether all did."""
+    """Mask the logits [places, vocabulary] of a given text in place; return if all tokens fit.
+
+    The matcher consumes the tokens [places, or one less] up to the first that does not fit.
+    """
     for place in range(len(logits)):
         allowed = torch.from_numpy(matcher.allowed()).to(logits.device)
         logits[place].masked_fill_(~allowed, -torch.inf)

@@ -1,4 +1,4 @@
-"""Where the tokens of a pass stand: their positions, and which cached tokens each one sees.
+"""The places of a pass's tokens: their positions, and which cached tokens each one sees.
 
 Layout follows Miao et al. (SpecInfer, 2305.09781): node i of a tree attends to the committed
 prefix, its ancestors and itself; its position is the length of the prefix plus its *depth*. A
@@ -157,7 +157,7 @@ class Placement:
 def _depths_and_ancestors(
     trees: Sequence[Tree], skips: Sequence[int], n: int
 ) -> tuple[list[list[int]], Tensor]:
-    """Of trees padded to equal length: depths, and ancestors [rows, n, nodes or more] of new ones.
+    """Return depths, and new nodes' ancestors [rows, n, nodes or more], of equally padded trees.
 
     A node of the padding attends to itself, for a finite softmax.
     """

@@ -44,7 +44,7 @@ def uniform(seed: int, position: int, purpose: int = DRAW, *counters: int) -> fl
 
 
 def reseeded(sampling: Sampling, position: int) -> Sampling:
-    """The sampling of a call whose first token is at `position`, for a generator that starts anew.
+    """The sampling of a call whose first token is at `position`, for a fresh generator.
 
     Without this, the second half of a text that is made by two calls would repeat the first one's
     draws.

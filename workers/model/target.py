@@ -34,7 +34,7 @@ SPARE = 128  # cache entries beyond `max_len`, for the rejected part of a draft
 
 @dataclass(slots=True)
 class ModelOutput:
-    """Of one pass: logits [rows, n, vocabulary], and the requested hidden states by layer."""
+    """One pass: logits [rows, n, vocabulary], and the requested hidden states by layer."""
 
     logits: Tensor
     hidden: dict[int, Tensor] = field(default_factory=dict)
@@ -50,14 +50,14 @@ class PromptChunk(NamedTuple):
 
 
 class Target:
-    """The model that scores drafts. A draft model is another `Target`, with a cache of its own.
+    """The model that scores drafts. A draft model is another `Target`, with another cache.
 
     Args:
         model: transformers' causal model of one of `FAMILIES`, on its device.
         slots: how many sequences the cache holds.
         max_len: longest sequence, at most `rope_limit` of the model's config.
         vocabulary: size of the tokenizer; logits of padded rows of the head are cut off.
-        encode: from a text to ids, for a method with a prompt of its own.
+        encode: from a text to ids, for a method that adds a prompt.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class Target:
     ) -> PromptChunk:
         """What is to be prefilled next of the part of `ids` that the slot lacks.
 
-        Logits are wanted of the last `num_logits` of `ids`; a chunk has those of its own tokens.
+        Logits are wanted of the last `num_logits` of `ids`; a chunk has those for its tokens.
         """
         start = self.cache.lengths[slot]
         end = min(start + most, len(ids))

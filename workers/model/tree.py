@@ -24,7 +24,7 @@ class Row:
     cache yet. `remaining_tokens` is how many more may be emitted; no draft goes beyond that.
     `method` names its speculation method; None: the decoder's default. `matcher` says which tokens
     may come next where the text must match a grammar (`workers.model.masking.TokenMatcher`);
-    `failure` is why it cannot go on. `answering`: what it writes is an answer, not a thought.
+    `failure` is why it cannot continue. `answering`: what it writes is an answer, not a thought.
     `may_end`: whether the text may end with a token, so that a chain of drafts ends there too.
     """
 
@@ -57,7 +57,7 @@ class Tree:
 
     Attributes:
         tokens: token of each node; `tokens[0]` is the newest committed token.
-        parents: parent of each node, `parents[0] == -1` and `parents[i] < i`; siblings stand in
+        parents: parent of each node, `parents[0] == -1` and `parents[i] < i`; siblings are in
             the order in which they were drawn.
         probs: [nodes with children, vocabulary]; `probs[i]` is the distribution the (first) child
             of node i was *actually* drawn from. None: the draft is a deterministic function of
@@ -121,7 +121,7 @@ class Accepted:
         confidences: the target's top probability (temperature 1) where each token was emitted;
             NaN where the logits are.
         depth: positions that the draft reached; 0 where there was none.
-        rejected: what was drafted where the last token stands; empty where nothing was.
+        rejected: what was drafted at the last token's place; empty if nothing was.
     """
 
     path: list[int]
