@@ -47,7 +47,7 @@ Accuracy = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
+class CalibrationOptions:
     """How the questions are answered; `skip` leaves out policies that the pair cannot run."""
 
     recordings: Path | None
@@ -141,7 +141,7 @@ def calibrate(
         )
     asked = {"problems": problems, "seed": seed, "n": len(chosen), "target": asdict(target)}
     asked["max_tokens"] = max_tokens
-    options = RunOptions(recordings, out, max_tokens, concurrency, skip=not policy)
+    options = CalibrationOptions(recordings, out, max_tokens, concurrency, skip=not policy)
     document = asyncio.run(_calibrate(args, searches, target, chosen, asked, options))
     if out is not None:
         write(out, json.dumps(document, indent=2) + "\n")
@@ -239,7 +239,7 @@ async def _calibrate(
     target: CalibrationTarget,
     problems: Sequence[Problem],
     asked: dict[str, Any],
-    options: RunOptions,
+    options: CalibrationOptions,
 ) -> dict[str, Any]:
     """The calibration file's content."""
     from deploy.evaluation.cached_worker import load_recordings, opened_pair
