@@ -112,8 +112,11 @@ def test_those_who_read_a_report_at_once_are_given_one(monkeypatch: pytest.Monke
         time.sleep(0.2)
         return computing(experiment, state, requests, *more)
 
+    async def never(*args: Any) -> float:
+        return inf
+
     monkeypatch.setattr(experimenter, "report", counted)
-    monkeypatch.setattr(readouts, "APART_S", 1e9)
+    monkeypatch.setattr(readouts, "next_due", never)  # no readout is kept between the requests
     with serving(made) as url:
         start(url)
         ask(url)
