@@ -34,17 +34,17 @@ from orchestrator.http.app import create_app
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.service import Service
 from orchestrator.loop.actions import WorkerName
-from orchestrator.types import GREEDY, Sampling
+from orchestrator.types import Sampling
 from policies import POLICIES
 from workers.replica.client import ReplicaWorker
 from workers.replica.server import ReplicaSize, deployment
 
 if TYPE_CHECKING:  # it needs torch, and only some deployments need it
-    from workers.engine.worker import LocalWorker
-    from workers.remote.worker import RemoteWorker
-    from workers.vllm.worker import VllmWorker
+    from workers.backend import LocalBackend
+    from workers.remote.backend import RemoteBackend
+    from workers.worker import EngineWorker, ModelWorker
 
-AnyWorker = Union[ReplicaWorker, "RemoteWorker"]
+AnyWorker = Union[ReplicaWorker, "ModelWorker[RemoteBackend]"]
 log = logging.getLogger(__name__)
 
 READY_S = 1.0  # for which the answer of /ready, or that a pool did not tell its context, is reused
@@ -219,7 +219,7 @@ def build(args: Args) -> Application:
     return orchestrator.bind(args, pools.get("small"), pools.get("large"), store)
 
 
-def _load(spec: WorkerSpec) -> "LocalWorker | VllmWorker":
+def _load(spec: WorkerSpec) -> "EngineWorker[LocalBackend]":
     """The worker of a replica, in the replica's process."""
     join_serve()
     return load_worker(spec)
@@ -227,7 +227,7 @@ def _load(spec: WorkerSpec) -> "LocalWorker | VllmWorker":
 
 async def _answers(worker: AnyWorker) -> bool:
     if not isinstance(worker, ReplicaWorker):
-        return await worker.is_available(timeout_s=2.0)
+        return await worker.backend.is_available(timeout_s=2.0)
     try:
         await worker.status(timeout_s=2.0)
     except WorkerUnavailable:
@@ -245,13 +245,13 @@ async def _context(worker: AnyWorker) -> int | None:
 
 
 async def _sampling(worker: AnyWorker) -> Sampling:
-    """What the worker's checkpoint says; a server's is not seen.
+    """What the worker's checkpoint says; a server's is not known.
 
     Raises:
         WorkerUnavailable: no replica answers in time.
     """
     if not isinstance(worker, ReplicaWorker):
-        return GREEDY
+        return worker.sampling
     return (await worker.status(timeout_s=SAMPLING_S)).sampling
 
 

@@ -2,17 +2,20 @@
 
 They know tokens and models, and no policy. Rooms, in reading order:
 
-- `engine`: the built-in engine: a checkpoint in this process.
+- `engine`: the built-in engine as a backend: a checkpoint in this process.
 - `speculation`: the token loop, and one file for each method of token-level speculation.
 - `model`: the target model's forward pass, its cache, token trees and sampling.
 - `text`: prompts, tokenizers and detokenizers: between transcripts and token ids.
-- `vllm`: workers over vLLM's engine, in the worker's own process.
-- `remote`: workers over OpenAI-compatible servers.
+- `vllm`: vLLM's engine as a backend, in the worker's own process.
+- `remote`: OpenAI-compatible servers as backends.
 - `replica`: workers as pools of replicas on Ray Serve.
 - `embedded`: the checkpoints that come with the service.
 
 Files that several rooms share:
 
+- `worker`: the port over any backend: `generate`, `classify` and `verify`, written once.
+- `backend`: the seam below it: what an engine or a server does with token ids.
+- `options`: what a worker over a checkpoint may be loaded with.
 - `streams`: the stream protocol: batches of deltas, heartbeats, resuming a stream that broke off.
 - `retry`: when to call a server again after a failure: retries and the circuit breaker.
 - `memo`: results that are kept within a number of bytes.

@@ -9,12 +9,15 @@ but in vLLM 0.32 takes the likeliest tokens away from all other requests of that
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from math import exp, inf, log
 from secrets import randbits
 from typing import Final
 
 from orchestrator.types import Sampling
+from workers.backend import Scoring
 from workers.model.rng import uniform
+from workers.text.verification import Scores
 
 Lookup = Callable[[Collection[int]], Awaitable[tuple[int, float]]]
 """From tokens to the likeliest of them and its log-probability."""
@@ -83,6 +86,37 @@ async def whole_stop_nll(
         if logprob + log(len(rest) + 1) < max(known.values()) + log(_NEGLIGIBLE):
             break
     return stop_nll(known, stop_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is shown of some places of a prompt, and of the place behind them.
+
+    Attributes:
+        own: the log-probability of the id at each place.
+        shown: those shown at each place and behind them.
+        made: the token made behind them, if it is the prompt's end.
+    """
+
+    own: Sequence[float]
+    shown: Sequence[Mapping[int, float]]
+    made: int | None
+
+
+async def estimate(known: Known, wanted: Scoring, lookup: Lookup | None) -> Scores:
+    """The scores that are wanted, but for labels; `lookup` is for the place behind."""
+    *positions, behind = known.shown
+    scores = Scores(nll=[-logprob for logprob in known.own])
+    if lookup is None:
+        scores.ending = stop_nll(behind, wanted.ends)
+    else:
+        scores.ending = await whole_stop_nll(behind, wanted.ends, lookup)
+    if wanted.sampling is not None and wanted.part is not None and known.made is not None:
+        scores.choices = [*choices(positions, wanted.sampling, wanted.part.start), known.made]
+        chosen = zip(scores.choices, known.shown, strict=True)
+        scores.logprobs = [here[token] for token, here in chosen]
+        scores.top = likeliest(known.shown, wanted.top) if wanted.top else []
+    return scores
 
 
 def choices(positions: Sequence[Mapping[int, float]], sampling: Sampling, first: int) -> list[int]:

@@ -13,9 +13,11 @@ from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName
 
 if TYPE_CHECKING:
-    from workers.engine.worker import LocalWorker
-    from workers.remote.worker import RemoteWorker
-    from workers.vllm.worker import VllmWorker
+    from workers.backend import LocalBackend
+    from workers.remote.backend import RemoteBackend
+    from workers.worker import EngineWorker, ModelWorker
+
+    AnyWorker = EngineWorker[LocalBackend] | ModelWorker[RemoteBackend]
 
 
 def without_engine(workers: Workers) -> list[WorkerName]:
@@ -37,7 +39,7 @@ def want_engines(workers: Workers) -> None:
         )
 
 
-def open_worker(spec: WorkerSpec) -> LocalWorker | RemoteWorker | VllmWorker:
+def open_worker(spec: WorkerSpec) -> AnyWorker:
     """A worker in this process, which may hold another, or over the server `spec.url` names."""
     if spec.url is not None:
         return connect_worker(spec)
@@ -45,26 +47,26 @@ def open_worker(spec: WorkerSpec) -> LocalWorker | RemoteWorker | VllmWorker:
     return load_worker(spec, share=spec.gpu if spec.runs_vllm else 1.0)
 
 
-def load_pair(workers: Workers) -> dict[WorkerName, LocalWorker | RemoteWorker | VllmWorker]:
+def load_pair(workers: Workers) -> dict[WorkerName, AnyWorker]:
     """Both workers, each in this process or over its server."""
-    from workers.remote.worker import RemoteWorker
+    from workers.worker import EngineWorker
 
     small = open_worker(workers.small)
     try:
         return {"small": small, "large": open_worker(workers.large)}
     except BaseException:
-        if not isinstance(small, RemoteWorker):  # which has no connection yet
+        if isinstance(small, EngineWorker):  # a server has no connection yet
             with suppress(Exception):
                 small.close()
         raise
 
 
-async def close(workers: Iterable[LocalWorker | RemoteWorker | VllmWorker]) -> None:
+async def close(workers: Iterable[AnyWorker]) -> None:
     """Stop the models and hang up on the servers."""
-    from workers.remote.worker import RemoteWorker
+    from workers.worker import EngineWorker
 
     for worker in workers:
-        if isinstance(worker, RemoteWorker):
-            await worker.aclose()
-        else:
+        if isinstance(worker, EngineWorker):
             worker.close()
+        else:
+            await worker.backend.aclose()

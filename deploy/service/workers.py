@@ -8,9 +8,9 @@ from deploy.service.config import WorkerSpec
 from orchestrator.errors import ConfigError
 
 if TYPE_CHECKING:
-    from workers.engine.worker import LocalWorker
-    from workers.remote.worker import RemoteWorker
-    from workers.vllm.worker import VllmWorker
+    from workers.backend import LocalBackend
+    from workers.remote.backend import RemoteBackend
+    from workers.worker import EngineWorker, ModelWorker
 
 
 WITH_VLLM = (
@@ -20,7 +20,7 @@ WITH_VLLM = (
 """What to do where there is no vLLM."""
 
 
-def load_worker(spec: WorkerSpec, share: float | None = None) -> LocalWorker | VllmWorker:
+def load_worker(spec: WorkerSpec, share: float | None = None) -> EngineWorker[LocalBackend]:
     """A worker over an engine in this process; `close()` stops it.
 
     `share` is what the whole process may take of a GPU's memory (None: what the file says).
@@ -53,7 +53,7 @@ def load_worker(spec: WorkerSpec, share: float | None = None) -> LocalWorker | V
     )
 
 
-def _load_vllm(spec: WorkerSpec, share: float | None) -> VllmWorker:
+def _load_vllm(spec: WorkerSpec, share: float | None) -> EngineWorker[LocalBackend]:
     from workers.embedded.checkpoints import resolve
     from workers.text.thinking import parse_thinking
 
@@ -85,17 +85,18 @@ def _load_vllm(spec: WorkerSpec, share: float | None) -> VllmWorker:
     )
 
 
-def connect_worker(spec: WorkerSpec) -> RemoteWorker:
+def connect_worker(spec: WorkerSpec) -> ModelWorker[RemoteBackend]:
     """A worker over the server that `spec.url` names, not connected yet.
 
     Raises:
         ConfigError: there is no such tokenizer, or the key is missing.
     """
     from workers.embedded.checkpoints import TOKENIZER, resolve
+    from workers.remote.backend import RemoteBackend
     from workers.remote.server import Server
-    from workers.remote.worker import RemoteWorker
     from workers.text.thinking import parse_thinking
     from workers.text.tokenizer_files import load_tokenizer
+    from workers.worker import ModelWorker
 
     assert spec.url is not None
     assert spec.model is not None
@@ -109,4 +110,4 @@ def connect_worker(spec: WorkerSpec) -> RemoteWorker:
     )
     name = resolve(spec.tokenizer or spec.model, TOKENIZER)
     tokenizer = load_tokenizer(name, thinking=parse_thinking(spec.thinking))
-    return RemoteWorker(server, spec.model, tokenizer, context=spec.max_len)
+    return ModelWorker(RemoteBackend(server, spec.model, tokenizer, context=spec.max_len))

@@ -39,8 +39,8 @@ from policies.steps import REST
 from tests.policies import plays
 from tests.policies.plays import GONE, TRACE
 from workers.engine.loading import load
-from workers.engine.worker import LocalWorker
 from workers.scripted import Scripted
+from workers.worker import EngineWorker
 
 
 def segment(author: Any, text: str, finish: Finish = "until") -> Segment:
@@ -429,7 +429,7 @@ QUESTIONS = [problem.question for problem in draw("dev", 11, 5)]
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[dict[str, LocalWorker]]:
+def pair() -> Iterator[dict[str, EngineWorker]]:
     workers = {name: load(f"embedded:{name}", rows=2, threads=1) for name in ("small", "large")}
     yield workers
     for worker in workers.values():

@@ -23,7 +23,7 @@ from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message, Sampling
 from policies import POLICIES
-from workers.engine.worker import LocalWorker
+from workers.worker import EngineWorker
 
 pytestmark = pytest.mark.asyncio
 
@@ -33,7 +33,7 @@ STEPWISE = [name for name in POLICIES if name not in ("small-only", "large-only"
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[dict[str, LocalWorker]]:
+def workers() -> Iterator[dict[str, EngineWorker]]:
     """One engine on both sides."""
     worker = load_worker(ARGS.workers.large)
     yield {"small": worker, "large": worker}
@@ -182,7 +182,7 @@ async def test_a_model_that_thinks_can_be_asked_not_to(workers: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[dict[str, LocalWorker]]:
+def plain() -> Iterator[dict[str, EngineWorker]]:
     """One engine on both sides, whose model is not to think."""
     spec = ARGS.workers.large.model_copy(update={"thinking": "none"})
     worker = load_worker(spec)

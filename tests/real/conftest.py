@@ -14,7 +14,7 @@ from deploy.lab.fetch import LINKS
 from orchestrator.http.limits import ServiceLimits
 from tests.orchestrator.serving import client, service, serving
 from workers.engine.loading import load
-from workers.engine.worker import LocalWorker
+from workers.worker import EngineWorker
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def open_model(
     name: str, *, dtype: str = "bfloat16", max_len: int = 2048, rows: int = 2, **more: Any
-) -> LocalWorker:
+) -> EngineWorker:
     folder = LINKS / name
     if not (folder / "config.json").is_file():
         pytest.fail(f"there is no {folder}: run `make real-pair` first", pytrace=False)
@@ -34,28 +34,28 @@ def open_model(
 
 
 @pytest.fixture(scope="session")
-def small() -> Iterator[LocalWorker]:
+def small() -> Iterator[EngineWorker]:
     worker = open_model("small")
     yield worker
     worker.close()
 
 
 @pytest.fixture(scope="session")
-def large() -> Iterator[LocalWorker]:
+def large() -> Iterator[EngineWorker]:
     worker = open_model("large")
     yield worker
     worker.close()
 
 
 @pytest.fixture(scope="session")
-def tiny() -> Iterator[LocalWorker]:
+def tiny() -> Iterator[EngineWorker]:
     worker = open_model("tiny", max_len=6000)
     yield worker
     worker.close()
 
 
 @contextmanager
-def served(small: LocalWorker, large: LocalWorker) -> Iterator[OpenAI]:
+def served(small: EngineWorker, large: EngineWorker) -> Iterator[OpenAI]:
     """The official client on a service over two workers; it waits for as long as models take."""
     made = service(small, large, limits=ServiceLimits(max_tokens=8192, deadline_s=None))
     with serving(made) as url, client(url, timeout=500) as api:
@@ -63,14 +63,14 @@ def served(small: LocalWorker, large: LocalWorker) -> Iterator[OpenAI]:
 
 
 @pytest.fixture(scope="session")
-def pair(small: LocalWorker, large: LocalWorker) -> Iterator[OpenAI]:
+def pair(small: EngineWorker, large: EngineWorker) -> Iterator[OpenAI]:
     """Qwen2.5-Coder 0.5B and 1.5B."""
     with served(small, large) as api:
         yield api
 
 
 @pytest.fixture(scope="session")
-def mixed(tiny: LocalWorker, small: LocalWorker) -> Iterator[OpenAI]:
+def mixed(tiny: EngineWorker, small: EngineWorker) -> Iterator[OpenAI]:
     """SmolLM2 135M as the small model beside Qwen2.5-Coder 0.5B: two vocabularies."""
     with served(tiny, small) as api:
         yield api

@@ -22,10 +22,11 @@ import httpx
 
 from tests.orchestrator.serving import HTTP, post, service, serving
 from workers.embedded.checkpoints import resolve
+from workers.remote.backend import RemoteBackend
 from workers.remote.protocol import ServerCapabilities
 from workers.remote.server import Server
-from workers.remote.worker import RemoteWorker
 from workers.text.tokenizer_files import load_tokenizer
+from workers.worker import ModelWorker
 
 STREAM, JSON = "content-type: text/event-stream", "content-type: application/json"
 ZEROS = 300 << 20
@@ -115,8 +116,8 @@ def main() -> None:
         print(f"{'shape':<26}{'status':>7}{'sent':>12}{'memory':>12}{'/health':>12}")
         for place, name in enumerate(SHAPES):
             server = Server(f"http://127.0.0.1:{port}/{place}/v1", retries=0)
-            worker = RemoteWorker(server, "m", tokenizer, context=1024)
-            worker._capabilities = ServerCapabilities("ids", ids=True, top=20)
+            worker = ModelWorker(RemoteBackend(server, "m", tokenizer, context=1024))
+            worker.backend._capabilities = ServerCapabilities("ids", ids=True, top=20)
             with serving(service(worker, worker, default_policy="large-only")) as url:
                 HTTP.get(f"{url}/health")
                 before = memory()

@@ -29,10 +29,11 @@ from orchestrator.types import (
 from orchestrator.worker import Call
 from workers.embedded.checkpoints import resolve
 from workers.remote import protocol
+from workers.remote.backend import RemoteBackend
 from workers.remote.request_builder import RequestBuilder
 from workers.remote.server import Server
-from workers.remote.worker import RemoteWorker
 from workers.text.tokenizer_files import load_tokenizer
+from workers.worker import ModelWorker
 
 QUESTION = draw("dev", 7, 1)[0].question
 JUDGE = (Message("user", "Score?"),)
@@ -49,13 +50,13 @@ class ServerTrial:
         BatonError: by each try that the worker refuses, or that fails.
     """
 
-    def __init__(self, worker: RemoteWorker) -> None:
+    def __init__(self, worker: ModelWorker) -> None:
         self._worker = worker
         self._transcript = Transcript((Message("user", QUESTION),))
         self._draft = Segment("small", "So we add 5 and 7.\n\n")
 
     async def probe(self) -> str:
-        found = await self._worker.capabilities()
+        found = await self._worker.backend.capabilities()
         return f"{found}, context {self._worker.context}"
 
     async def draft(self) -> str:
@@ -65,12 +66,12 @@ class ServerTrial:
         if step.segment.text.strip():
             self._draft = step.segment
         made = await self._write(self._transcript, StopCriteria(LONG))
-        capabilities = await worker.capabilities()
+        capabilities = await worker.backend.capabilities()
         ids = worker.prompts.transcript(self._transcript)
         body = RequestBuilder(worker.prompts).body(capabilities.prompt, ids, self._transcript)
-        body |= protocol.request_fields(worker.model, GREEDY, capabilities, LONG)
-        answer = await worker.server.ask(capabilities.path, body)
-        chunk = protocol.parse_chunk(answer, worker.vocabulary)
+        body |= protocol.request_fields(worker.backend.model, GREEDY, capabilities, LONG)
+        answer = await worker.backend.server.ask(capabilities.path, body)
+        chunk = protocol.parse_chunk(answer, worker.backend.vocabulary)
         whole = "" if chunk is None else chunk.text
         same = bool(made.segment.text) and whole.startswith(made.segment.text)
         differ = f"OTHERWISE where it is not streamed: {whole!r}, not {made.segment.text!r}"
@@ -134,7 +135,7 @@ class ServerTrial:
 
 
 async def _last(
-    worker: RemoteWorker, call: Call, criteria: StopCriteria, sampling: Sampling
+    worker: ModelWorker, call: Call, criteria: StopCriteria, sampling: Sampling
 ) -> Generation:
     """The whole of a streamed text."""
     async with aclosing(worker.generate(call, criteria, sampling)) as items:
@@ -150,7 +151,7 @@ def _shown(made: Generation) -> str:
     return f"{segment.text!r} ({segment.finish}; {counts})"
 
 
-async def table(worker: RemoteWorker, name: str) -> list[str]:
+async def table(worker: ModelWorker, name: str) -> list[str]:
     """Lines of what came, the row last."""
     trial = ServerTrial(worker)
     tries: dict[str, Callable[[], Awaitable[str]]] = {
@@ -189,11 +190,11 @@ async def main() -> None:
     model = str(resolve(options.model))
     server = Server(options.url, key=os.environ.get(options.key_env))
     tokenizer = load_tokenizer(resolve(options.tokenizer or options.model))
-    worker = RemoteWorker(server, model, tokenizer)
+    worker = ModelWorker(RemoteBackend(server, model, tokenizer))
     try:
         print("\n".join(await table(worker, options.name)))
     finally:
-        await worker.aclose()
+        await worker.backend.aclose()
 
 
 if __name__ == "__main__":

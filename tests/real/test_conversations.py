@@ -10,9 +10,9 @@ from transformers import AutoTokenizer
 
 from deploy.lab.fetch import LINKS
 from orchestrator.types import Message, Transcript
-from workers.engine.worker import LocalWorker
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer_files import load_tokenizer
+from workers.worker import EngineWorker
 
 COUNT = "Write the numbers from 1 to 5, one per line, and nothing else."
 CONVERSATION = [
@@ -79,11 +79,11 @@ def test_the_prompt_is_what_the_checkpoints_own_template_gives(model: str) -> No
         assert "<tool_call>" in tools
 
 
-def test_a_gguf_file_is_the_same_model(tiny: LocalWorker) -> None:
+def test_a_gguf_file_is_the_same_model(tiny: EngineWorker) -> None:
     from_file, folder = load_tokenizer(LINKS / "tiny.gguf"), load_tokenizer(LINKS / "tiny")
     assert (from_file.hash, from_file.pieces) == (folder.hash, folder.pieces)
     assert from_file.chat_template.source == folder.chat_template.source
-    assert tiny.engine.decoder.target.model.config.num_hidden_layers == 30
+    assert tiny.backend.engine.decoder.target.model.config.num_hidden_layers == 30
 
 
 def test_a_text_of_four_thousand_tokens(mixed: OpenAI) -> None:

@@ -17,9 +17,9 @@ from deploy.lab.peers.llama_cpp import live_slots, serving_gguf, write_gguf
 from orchestrator.types import LabelQuery, Message, StopCriteria, Transcript
 from tests.workers.remote.test_worker import DIGITS, GREEDY, call, write
 from workers.engine.loading import load
-from workers.engine.worker import LocalWorker
+from workers.remote.backend import RemoteBackend
 from workers.remote.server import Server
-from workers.remote.worker import RemoteWorker
+from workers.worker import EngineWorker, ModelWorker
 
 FOLDER = Path(__file__).parents[2] / "build" / "real-pair" / "tiny"
 QUESTIONS = (
@@ -36,7 +36,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[LocalWorker]:
+def here() -> Iterator[EngineWorker]:
     worker = load(str(FOLDER), dtype="float32", rows=2, max_len=1024)
     yield worker
     worker.close()
@@ -50,8 +50,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def served(url: str, here: LocalWorker) -> RemoteWorker:
-    return RemoteWorker(Server(url), "tiny", here.tokenizer)
+def served(url: str, here: EngineWorker) -> ModelWorker:
+    return ModelWorker(RemoteBackend(Server(url), "tiny", here.tokenizer))
 
 
 def ask(question: str) -> Transcript:
@@ -59,7 +59,7 @@ def ask(question: str) -> Transcript:
 
 
 async def test_greedy_text_ids_and_log_probabilities(
-    here: LocalWorker, served: RemoteWorker
+    here: EngineWorker, served: ModelWorker
 ) -> None:
     """Equal up to a choice between two tokens that are as likely but for rounding."""
     for question in QUESTIONS:
@@ -81,7 +81,7 @@ async def test_greedy_text_ids_and_log_probabilities(
             assert nll == pytest.approx(-ours.logprobs[same], abs=NEAR)
 
 
-async def test_a_distribution_over_digits(here: LocalWorker, served: RemoteWorker) -> None:
+async def test_a_distribution_over_digits(here: EngineWorker, served: ModelWorker) -> None:
     query = LabelQuery(
         (Message("user", "Rate this from 0 to 9 with one digit."),), "The digit is: ", DIGITS
     )
@@ -93,7 +93,7 @@ async def test_a_distribution_over_digits(here: LocalWorker, served: RemoteWorke
         assert theirs.outside == pytest.approx(ours.outside, abs=0.02)
 
 
-async def test_hanging_up_stops_it(served: RemoteWorker, url: str) -> None:
+async def test_hanging_up_stops_it(served: ModelWorker, url: str) -> None:
     stream: Any = served.generate(call(ask("Count to 500.")), StopCriteria(900), GREEDY)
     await anext(stream)
     assert live_slots(url) == 1
@@ -105,7 +105,7 @@ async def test_hanging_up_stops_it(served: RemoteWorker, url: str) -> None:
     assert live_slots(url) == 0
 
 
-async def test_calls_at_once_answer_as_they_do_alone(served: RemoteWorker) -> None:
+async def test_calls_at_once_answer_as_they_do_alone(served: ModelWorker) -> None:
     alone = [(await write(served, ask(question), StopCriteria(12))) for question in QUESTIONS]
     together = await asyncio.gather(
         *(write(served, ask(question), StopCriteria(12)) for question in QUESTIONS)

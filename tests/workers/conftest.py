@@ -25,8 +25,11 @@ from transformers import (
 )
 
 from deploy.lab.pair.kangaroo import TrainableAdapter
+from orchestrator.types import StopCriteria, Transcript
+from orchestrator.worker import Call
 from workers.model.early_exit import AdapterShape
 from workers.speculation.feature_head import FeatureHead, Variant
+from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer_files import load_tokenizer
 
@@ -207,3 +210,17 @@ def prompts_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Prom
         return PromptRenderer(load_tokenizer(str(folder)))
 
     return make
+
+
+def continuation(
+    prompts: PromptRenderer, transcript: Transcript, criteria: StopCriteria
+) -> Continuation:
+    """What continues a transcript of an unknown model's."""
+    return Continuation(
+        Call("r", transcript),
+        criteria,
+        prompts,
+        9,
+        stop_token_ids=prompts.tokenizer.ends,
+        context=None,
+    )

@@ -34,11 +34,12 @@ from tests.workers.conftest import chain_checkpoint, vllm_checkpoint
 from tests.workers.remote.vllm_like import MODEL, VllmLike, serving
 from tests.workers.replica.handles import Handle
 from workers.engine.loading import load
+from workers.remote.backend import RemoteBackend
 from workers.remote.server import Server
-from workers.remote.worker import RemoteWorker
 from workers.replica.client import ReplicaWorker
 from workers.scripted import Scripted, words
 from workers.text.tokenizer_files import load_tokenizer
+from workers.worker import ModelWorker
 
 QUESTION = Transcript((Message("user", "What is 12 + 34?"),))
 GREEDY = Sampling()
@@ -85,7 +86,7 @@ def remote(folder: Path, draft: Path) -> Iterator[Subject]:
         local(folder, draft) as behind,
         serving((app := VllmLike(behind.worker)).app) as url,
     ):
-        worker = RemoteWorker(Server(url), MODEL, behind.worker.tokenizer)
+        worker = ModelWorker(RemoteBackend(Server(url), MODEL, behind.worker.tokenizer))
         yield Subject(worker, lambda: app.live, frozenset({"grammar"}), passes=3)
 
 
@@ -93,7 +94,7 @@ def remote(folder: Path, draft: Path) -> Iterator[Subject]:
 def llama_cpp(folder: Path, draft: Path) -> Iterator[Subject]:
     file = write_gguf(folder, folder.with_suffix(".gguf"))
     with serving_gguf(file, slots=2) as url:
-        worker = RemoteWorker(Server(url), MODEL, load_tokenizer(str(folder)))
+        worker = ModelWorker(RemoteBackend(Server(url), MODEL, load_tokenizer(str(folder))))
         lacks = frozenset({"verify", "slow", "grammar", "min_tokens"})
         yield Subject(worker, lambda: live_slots(url), lacks)
 
@@ -342,7 +343,7 @@ async def test_one_pass_gives_the_nll_of_a_steps_end(subject: Subject, finish: A
     verified = await subject.worker.verify(call(), step, GREEDY)
     assert both.ending is not None
     assert both.ending >= 0
-    if not isinstance(subject.worker, RemoteWorker):  # a server shows the likeliest tokens alone
+    if not isinstance(subject.worker, ModelWorker):  # a server shows the likeliest tokens alone
         assert both.ending == pytest.approx(verified.ending, abs=1e-3)
 
 

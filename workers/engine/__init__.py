@@ -1,7 +1,7 @@
-"""The built-in engine: a checkpoint of our own process behind the `Worker` port.
+"""The built-in engine: a checkpoint in our own process.
 
-- `worker`: the `Worker` port: transcripts to token ids, requests to the engine, tokens to segments.
-- `requests`: what the engine serves (generate, classify, verify), and the caller's handle on it.
+- `backend`: calls as requests to the engine.
+- `requests`: what the engine serves (generate, score), and the caller's handle on it.
 - `engine`: the thread that admits, prefills, decodes in batches and retires; it runs the token loop
   (`workers/speculation/decode.py`) once an iteration.
 - `prefill`: which prompts share a pass.

@@ -13,7 +13,6 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from orchestrator.errors import (
     WorkerUnavailable,
     describe,
 )
-from orchestrator.worker import Delta, key_of
+from orchestrator.worker import key_of
 from workers.engine.prefill import fitting
 from workers.engine.prefix_cache import PrefixCache
 from workers.engine.requests import EngineRequest, GenerateRequest, lease_expired
@@ -37,7 +36,7 @@ from workers.speculation.decode import Decoder
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 10.0  # after which a request that nobody waits for is dropped
+LEASE_S = 10.0  # after which a request is dropped if no caller waits for it
 COPIED = 8 * CHUNK  # tokens of prefixes copied before the live rows take their turn, about
 
 
@@ -96,18 +95,6 @@ class Engine:
         self.submit(request)
         return (await request.handle.items())[-1]
 
-    async def stream(self, request: EngineRequest) -> AsyncIterator[Any]:
-        """Submit a request and yield its deltas, then its answer."""
-        self.submit(request)
-        try:
-            ended = False
-            while not ended:
-                for item in await request.handle.items():
-                    ended = not isinstance(item, Delta)
-                    yield item
-        finally:
-            request.handle.cancelled = True
-
     @property
     def alive(self) -> bool:
         """Whether requests can still be answered."""
@@ -118,7 +105,7 @@ class Engine:
 
         Mean acceptance length is `emitted_tokens / rounds` (bonus token included); what was drafted
         and accepted, by position too, is as in `workers.model.acceptance`. A method may add
-        counters of its own.
+        its own counters.
         """
         gauges = {
             "live_rows": len(self._prefilling) + len(self._decoding),
@@ -156,7 +143,7 @@ class Engine:
                     self._iterate()
         except BaseException as error:
             log.error("the engine has stopped by an error: %s", describe(error))
-        finally:  # whatever ended the loop, nobody waits for ever
+        finally:  # whatever ended the loop, no caller waits for ever
             self._closing = True
             stopped = WorkerUnavailable("the engine has stopped")
             for request in (*self._waiting, *self._prefilling, *self._decoding.values()):
@@ -204,7 +191,7 @@ class Engine:
             decoding.handle.put(lease_expired())
 
     def _next(self) -> EngineRequest:
-        """Of those that wait the first whose key has the fewest rows."""
+        """Take the first waiting request whose key has the fewest rows."""
         rows = Counter(key_of(one.owner) for one in (*self._prefilling, *self._decoding.values()))
         first = min(list(self._waiting), key=lambda one: rows[key_of(one.owner)])
         self._waiting.remove(first)
@@ -220,7 +207,7 @@ class Engine:
         self._counts["cached_tokens"] += request.cached
 
     def _is_ready(self, request: EngineRequest) -> bool:
-        """Whether a prompt needs no pass of its own: nothing is left of it, and no logits are
+        """Whether a prompt needs no separate pass: nothing is left of it, and no logits are
         wanted; or only its last token is, which a row's first round takes. That must give what
         the prefill would: an answer does not depend on what is cached."""
         left = len(request.ids) - self.cache.lengths[request.slot]
@@ -249,7 +236,7 @@ class Engine:
             if len(chunks) == 1:
                 self._fail_prefill(chunks[0][0], error)
                 return
-            for one in chunks:  # one of them is to blame, the others go on
+            for one in chunks:  # one of them is to blame, the others continue
                 self._prefill([one])
             return
         for (request, chunk), output in zip(chunks, outputs, strict=True):
@@ -298,7 +285,7 @@ class Engine:
             request.max_tokens,
             request.method,
             request.matcher,
-            answering=request.answering,
+            answering=not request.continuation.thinking,
             may_end=request.continuation.may_end,
         )
         accepted = None
@@ -319,7 +306,7 @@ class Engine:
         self._fail(request, error)
 
     def _decode(self) -> None:
-        """One step for each method group; where one fails, the rows of the others go on.
+        """One step for each method group; if one fails, the rows of the others continue.
 
         The cache commits the path of each draft that was accepted; what was rejected lies beyond
         the slot's length and is overwritten by later passes (`workers/model/cache.py`).

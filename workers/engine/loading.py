@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
@@ -18,12 +18,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import resolve
 from workers.engine import gguf_checkpoint
+from workers.engine.backend import BuiltinBackend
 from workers.engine.engine import Engine
 from workers.engine.memory import fitting_len, machine_memory, memory_need, reserve
-from workers.engine.worker import LocalWorker
 from workers.model.families import Computation, check_family, longest_text
 from workers.model.packed import Packing, can_pack, computes_in_bfloat16, pack, parameter_count
 from workers.model.target import Target
+from workers.options import LoadOptions
 from workers.reporting import first_line
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder
@@ -34,61 +35,67 @@ from workers.text.generation_config import sampling_defaults
 from workers.text.gguf_tokenizer import is_gguf
 from workers.text.thinking import AUTO, ThinkingFormat
 from workers.text.tokenizer import Tokenizer
+from workers.worker import EngineWorker
 
 log = logging.getLogger(__name__)
 
 INT8 = "int8"
-SHORTEST = 4096  # a text of so many tokens is tried even where it may not fit
+SHORTEST = 4096  # a text of this many tokens is tried even if it may not fit
 _SMALL_MODEL = 50_000_000  # parameters below which one CPU thread is as fast as several
 
 
-def load(
-    model: str | Path,
-    *,
-    device: str = "cpu",
-    dtype: str | torch.dtype | None = None,
-    speculation: Mapping[str, Any] | None = None,
-    also: Sequence[Mapping[str, Any]] = (),
-    rows: int = 8,
-    slots: int | None = None,
-    max_len: int | None = None,
-    queue: int = 64,
-    threads: int | None = None,
-    share: float = 1.0,
-    thinking: ThinkingFormat | str = AUTO,
-) -> LocalWorker:
-    """A worker over a checkpoint, its engine running; `worker.close()` stops it.
+class BuiltinOptions(LoadOptions, total=False):
+    """What the built-in engine may be loaded with.
 
-    Args:
-        model: a folder, a Hugging Face id, a GGUF file, or `embedded:NAME`.
-        device: a torch device.
+    Attributes:
         dtype: of the weights; None is float32 on the CPU whatever is stored, else bfloat16.
             "int8" and half precision are for CPUs what `workers.model.packed` says.
-        speculation: `{"method": NAME, **parameters}` of `METHODS`; None is plain decoding.
-        also: further methods in the same form, one of a name; a call may name any of them.
-        rows: most calls served at once; `slots` prefixes are cached (None: twice as many).
-        max_len: longest sequence (None: the checkpoint's own, as far as a cache of a sixteenth
-            of the machine's memory goes, or of half of what a GPU has beside the weights).
-        queue, threads: see `Engine`.
-        share: of the GPU's memory, which this process keeps to from here on.
-        thinking: how the model marks its thought; see `workers.text.tokenizer.Tokenizer`.
+        also: further methods in the form of `speculation`, one of a name; a call may name any.
+        slots: prefixes that are cached (None: twice as many as `rows`).
+    """
+
+    dtype: str | torch.dtype | None
+    also: Sequence[Mapping[str, Any]]
+    slots: int | None
+
+
+def load(model: str | Path, **options: Unpack[BuiltinOptions]) -> EngineWorker[BuiltinBackend]:
+    """A worker over a checkpoint, its engine running; `worker.close()` stops it.
+
+    `model` is a folder, a Hugging Face id, a GGUF file, or `embedded:NAME`. Without `max_len` the
+    longest sequence is the checkpoint's own, as far as a cache of a sixteenth of the machine's
+    memory goes, or of half of what a GPU has beside the weights.
 
     Raises:
         ConfigError: the checkpoint or a parameter cannot be used; the message says why.
     """
+    rows, slots = options.get("rows", 8), options.get("slots")
+    device, threads = options.get("device", "cpu"), options.get("threads")
     if rows < 1 or (slots is not None and slots < rows):
         raise ConfigError(f"rows must be at least 1, and slots at least rows: {rows=}, {slots=}")
     loaded = open_target(
         model,
         device=device,
-        dtype=dtype,
+        dtype=options.get("dtype"),
         slots=slots or 2 * rows,
-        max_len=max_len,
-        share=share,
-        thinking=thinking,
+        max_len=options.get("max_len"),
+        share=options.get("share", 1.0),
+        thinking=options.get("thinking", AUTO),
     )
+    methods = _build_methods(loaded, options.get("speculation") or {}, *options.get("also", ()))
+    decoder = Decoder(loaded.target, next(iter(methods.values())), methods)
+    if threads is None and device == "cpu" and loaded.is_small:
+        threads = 1
+    engine = Engine(decoder, rows=rows, queue=options.get("queue", 64), threads=threads)
+    sampling = sampling_defaults(resolve(model))
+    backend = BuiltinBackend(engine, loaded.tokenizer, loaded.stop_token_ids, sampling)
+    return EngineWorker(backend)
+
+
+def _build_methods(loaded: LoadedTarget, *wanted: Mapping[str, Any]) -> dict[str, Method]:
+    """Token-level methods by name."""
     named: dict[str, Method] = {}
-    for one in (speculation or {}, *also):
+    for one in wanted:
         options = dict(one)
         method = str(options.pop("method", "vanilla"))
         if method not in METHODS:
@@ -99,12 +106,7 @@ def load(
             named[method] = build(method, loaded.target, loaded.load_draft, **options)
         except (TypeError, ValueError, torch.OutOfMemoryError) as error:
             raise ConfigError(f"speculation {method}: {error}") from error
-    decoder = Decoder(loaded.target, next(iter(named.values())), named)
-    if threads is None and device == "cpu" and loaded.is_small:
-        threads = 1
-    engine = Engine(decoder, rows=rows, queue=queue, threads=threads)
-    sampling = sampling_defaults(resolve(model))
-    return LocalWorker(engine, loaded.tokenizer, loaded.stop_token_ids, sampling)
+    return named
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ def open_target(
     share: float = 1.0,
     thinking: ThinkingFormat | str = AUTO,
 ) -> LoadedTarget:
-    """A checkpoint ready for a speculation method; see `load` for the arguments.
+    """A checkpoint ready for a speculation method; see `BuiltinOptions` for the arguments.
 
     Raises:
         ConfigError: the checkpoint or a parameter cannot be used.

@@ -1,7 +1,7 @@
 """The requests an engine serves, and how each turns the model's output into its answer.
 
 A request is first prefilled (its prompt goes through the target), then either answered at once
-(classify, verify, prefill only) or made a live row that is decoded. These objects belong to the
+(scores, prefill only) or made a live row that is decoded. These objects belong to the
 engine's thread; only `RequestHandle` is touched from both sides.
 """
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from orchestrator.errors import WorkerError, WorkerUnavailable
 from orchestrator.types import Finish, Provenance, Sampling, Segment, Usage
 from orchestrator.worker import Delta
+from workers.backend import Scoring
 from workers.model.masking import TokenMatcher, mask_chain
 from workers.model.rng import uniform
 from workers.model.sampling import draw, nan_logits, warp
@@ -27,7 +28,7 @@ from workers.model.target import ModelOutput
 from workers.model.tree import Accepted, Row
 from workers.text.continuation import Continuation
 from workers.text.origins import Origins
-from workers.text.verification import ScoreOutput
+from workers.text.verification import Scores
 
 WAKE_S: Final = 0.004
 """Least time between two wake-ups of a caller for tokens: each costs the engine's thread about 0.1
@@ -43,7 +44,6 @@ class RequestHandle:
 
     def __init__(self, lease_s: float, *, stream: bool = False) -> None:
         self.stream, self.cancelled = stream, False
-        self.submitted = time.perf_counter()
         self._lease_s, self._expires = lease_s, time.monotonic() + lease_s
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
@@ -72,7 +72,7 @@ class RequestHandle:
             self.cancelled = True
 
     def is_abandoned(self, now: float) -> bool:
-        """Whether nobody waits for this request any more."""
+        """Whether no caller waits for this request any more."""
         return self.cancelled or now > self._expires
 
     async def items(self) -> list[Any]:
@@ -131,10 +131,6 @@ class EngineRequest:
     def usage(self) -> Usage:
         return Usage(self.prompt, self.cached, self.generated, self.passes)
 
-    @property
-    def ms(self) -> float:
-        return (time.perf_counter() - self.handle.submitted) * 1e3
-
     def take(self, result: ModelOutput) -> None:
         """Reduce the next of the logits that are wanted: those of a chunk of the prompt.
 
@@ -151,89 +147,63 @@ class EngineRequest:
 
 
 @dataclass(eq=False, slots=True)
-class ClassifyRequest(EngineRequest):
-    """Answers ([probability of each label], mass outside).
+class ScoreRequest(EngineRequest):
+    """Answers with the scores that are wanted of its last `num_logits` places."""
 
-    With `num_scored`, also the negative log-likelihood of each of that many ids before the side
-    conversation (their logits come first), and of any of `stop_token_ids` behind them.
-    """
-
-    labels: tuple[int, ...] = ()
-    num_scored: int | None = None
-    stop_token_ids: Collection[int] = ()
-    taken: int = 0  # places whose logits were reduced
-    nlls: list[float] = field(default_factory=list)
-    stop_nll: float = math.inf
-
-    def take(self, result: ModelOutput) -> None:
-        first, logits = self.taken, result.logits[0]
-        self.taken += len(logits)
-        if self.num_scored is None or first > self.num_scored:
-            return
-        assert self.kept_length is not None
-        log_probs = logits[: self.num_scored + 1 - first].float().log_softmax(-1)
-        scored = self.ids[self.kept_length - self.num_scored : self.kept_length][first:]
-        scored = scored[: len(log_probs)]
-        self.nlls += token_nlls(log_probs[: len(scored)], scored)
-        if self.taken > self.num_scored:
-            self.stop_nll = stop_nll(log_probs[-1], self.stop_token_ids)
-
-    def output(self, result: ModelOutput | None) -> tuple[Any, ...]:
-        assert result is not None
-        self.take(result)
-        probabilities = self._probabilities(result)
-        if self.num_scored is None:
-            return probabilities
-        return *probabilities, self.nlls, self.stop_nll
-
-    def _probabilities(self, result: ModelOutput) -> tuple[list[float], float]:
-        probs = result.logits[0, -1].double().softmax(-1)[list(self.labels)]
-        inside = float(probs.sum())
-        if not inside >= 0:
-            raise nan_logits()
-        if inside == 0:  # all labels underflow: compare them among themselves
-            probs = result.logits[0, -1, list(self.labels)].double().softmax(-1)
-            return probs.tolist(), 1.0
-        return (probs / inside).tolist(), max(0.0, 1.0 - inside)
-
-
-@dataclass(eq=False, slots=True)
-class VerifyRequest(EngineRequest):
-    """Answers a ScoreOutput on the last `num_logits - 1` ids."""
-
-    sampling: Sampling = field(default_factory=Sampling)
+    wanted: Scoring = field(kw_only=True)
     seed: int = 0
-    stop_token_ids: Collection[int] = ()
-    matcher: TokenMatcher | None = None  # of what the ids from `first` on must match
-    top: int = 0  # how many of the likeliest ids are wanted at each place
-    scores: ScoreOutput = field(default_factory=lambda: ScoreOutput([], [], [], math.inf, []))
+    matcher: TokenMatcher | None = None  # of what the scored ids must match
+    scores: Scores = field(default_factory=Scores)
+    place: int = -1  # of the token that the next of the logits are for
+
+    def __post_init__(self) -> None:
+        self.prompt = len(self.ids)
+        self.place = self.prompt + 1 - self.num_logits
 
     def take(self, result: ModelOutput) -> None:
-        logits = result.logits[0].float()
-        # The position of the first choice among these, and the ids that stand where they are.
-        first = len(self.ids) - self.num_logits + 1 + len(self.scores.choices)
-        given = self.ids[first : first + len(logits)]
+        logits, first, part = result.logits[0], self.place, self.wanted.part
+        self.place += len(logits)
+        if part is not None and first <= part.stop:
+            self._score(logits[: part.stop + 1 - first].float(), first, part)
+
+    def _score(self, logits: Tensor, first: int, part: range) -> None:
+        """Score the places of `part` and the one behind it, of which these are the next logits."""
+        scores, sampling = self.scores, self.wanted.sampling
+        given = self.ids[first : min(first + len(logits), part.stop)]
         if self.matcher is not None and not mask_chain(self.matcher, given, logits):
             self.matcher = None  # what follows is free
-        log_probs = own_log_probs = logits.log_softmax(-1)
-        if self.sampling.is_greedy:
-            choices = logits.argmax(-1)
-        else:
-            numbers = [uniform(self.seed, first + i) for i in range(len(logits))]
-            probs = warp(logits[None], [self.sampling])[0]
-            own_log_probs = probs.log()
-            choices = draw(probs, torch.tensor(numbers, dtype=torch.float64, device=probs.device))
-        self.scores.nll += token_nlls(log_probs[: len(given)], given)
-        self.scores.choices += choices.tolist()
-        self.scores.logprobs += own_log_probs.gather(1, choices[:, None]).squeeze(1).tolist()
-        self.scores.top += likeliest(log_probs, self.top) if self.top else []
-        self.scores.ending = stop_nll(log_probs[-1], self.stop_token_ids)  # of the last chunk's
+        log_probs = logits.log_softmax(-1)
+        scores.nll += token_nlls(log_probs[: len(given)], given)
+        if sampling is not None:
+            choices, own = self._choose(logits, log_probs, sampling, first)
+            scores.choices += choices.tolist()
+            scores.logprobs += own.gather(1, choices[:, None]).squeeze(1).tolist()
+            scores.top += likeliest(log_probs, self.wanted.top) if self.wanted.top else []
+        if first + len(logits) > part.stop:
+            scores.ending = stop_nll(log_probs[-1], self.wanted.ends)
         if not bool(log_probs.amax(-1).isfinite().all()):  # NaN where logits have one
             raise nan_logits()
 
-    def output(self, result: ModelOutput | None) -> ScoreOutput:
+    def _choose(
+        self, logits: Tensor, log_probs: Tensor, sampling: Sampling, first: int
+    ) -> tuple[Tensor, Tensor]:
+        """The choice at each place, and the log-probabilities it was drawn by."""
+        if sampling.is_greedy:
+            return logits.argmax(-1), log_probs
+        numbers = [uniform(self.seed, first + i) for i in range(len(logits))]
+        probs = warp(logits[None], [sampling])[0]
+        drawn = draw(probs, torch.tensor(numbers, dtype=torch.float64, device=probs.device))
+        return drawn, probs.log()
+
+    def output(self, result: ModelOutput | None) -> Scores:
         assert result is not None
         self.take(result)
+        if self.wanted.labels:
+            log_probs = result.logits[0, -1].double().log_softmax(-1)[list(self.wanted.labels)]
+            if bool(log_probs.isnan().any()):
+                raise nan_logits()
+            self.scores.labels = log_probs.tolist()
+        self.scores.usage = self.usage
         return self.scores
 
 
@@ -246,7 +216,6 @@ class GenerateRequest(EngineRequest):
     seed: int = 0
     method: str | None = None  # by which it is decoded; None: the decoder's default
     matcher: TokenMatcher | None = None  # of the grammar that the text must match
-    answering: bool = False  # the thought has ended, or there is none
     row: Row | None = None
     origins: Origins | None = None  # of its tokens, once something was drafted for it
 
@@ -317,4 +286,4 @@ def stop_nll(log_probs: Tensor, stop_token_ids: Collection[int]) -> float:
 
 
 def lease_expired() -> WorkerError:
-    return WorkerUnavailable("the call's lease ran out: nobody was waiting for it")
+    return WorkerUnavailable("the call's lease ran out: no caller was waiting for it")

@@ -39,13 +39,9 @@ from workers.remote.protocol import (
     shown_bytes,
 )
 from workers.remote.request_builder import RequestBuilder
-from workers.remote.response_parser import (
-    ParserOptions,
-    ResponseParser,
-    closing_marker,
-    marker_stop,
-    shown_markers,
-)
+from workers.remote.response_parser import ResponseParser
+from workers.remote.stops import marker_stop, shown_markers
+from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 
 log = logging.getLogger(__name__)
@@ -169,8 +165,12 @@ def _streamed(
         Unsupported: their ids are another tokenizer's.
     """
     tokenizer, criteria = prompts.tokenizer, StopCriteria(int(SEVERAL["max_tokens"]))
-    options = ParserOptions.of(TRACE, 0, criteria, None, prompts.ends(tokenizer.ends, TRACE))
-    parser = ResponseParser(tokenizer, capabilities, options)
+    text = Continuation(
+        Call("probe", TRACE), criteria, prompts, 0, stop_token_ids=tokenizer.ends, context=None
+    )
+    if not capabilities.reads_ids:
+        text.read_text()
+    parser = ResponseParser(text, prompts, capabilities)
     try:
         for chunk in chunks:
             if parser.push(chunk):
@@ -250,7 +250,8 @@ async def _ends(
         ids = [*requests.prompts.transcript(TRACE), *TIMES * [*again, tokenizer.close_id], *again]
         prompt = requests.body(capabilities.prompt, ids, TRACE)
     body = dict(prompt) | {"logit_bias": {str(tokenizer.close_id): SURELY}}
-    body |= marker_stop(closing_marker(tokenizer, True), tokenizer, capabilities)
+    assert tokenizer.format is not None
+    body |= marker_stop(tokenizer.format.close.strip(), tokenizer, capabilities)
     body |= shown_markers(tokenizer, capabilities)
 
     async def answered(size: Mapping[str, Any]) -> Chunk | None:

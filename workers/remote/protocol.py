@@ -23,17 +23,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import exp, inf
-from types import MappingProxyType
 from typing import Any, Literal
 
 from orchestrator.errors import Contradiction, Unsupported, WorkerError, WorkerUnavailable
 from orchestrator.grammar import holds, is_free
-from orchestrator.types import Classification, Constraint, Sampling, Usage
+from orchestrator.types import Constraint, Sampling, Usage
 from orchestrator.worker import Call
 from workers.remote.errors import NoLogprobs
 from workers.text.tokenizer import Tokenizer
-from workers.text.verification import ScoreOutput
-from workers.top_logprobs import choices, likeliest, probability
+from workers.top_logprobs import probability
 
 NEUTRAL = {
     "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
@@ -462,20 +460,16 @@ def prompt_logprobs(
     ]
 
 
-def label_probabilities(
-    answer: Mapping[str, Any], labels: Mapping[str, int], vocabulary: Vocabulary, echoed: int = 0
+def point_logprobs(
+    answer: Mapping[str, Any], labels: Mapping[str, int], vocabulary: Vocabulary
 ) -> list[float]:
-    """The probability of each label (text to id) as the first token made, behind an echoed prompt.
-
-    Without log-probabilities all of it is on the token that was made. A label that is not among
-    those shown counts as impossible.
-    """
-    if logprobs := first_logprobs(answer, vocabulary, echoed):
-        return [probability(logprobs[i]) if i in logprobs else 0.0 for i in labels.values()]
+    """The log-probability of each label (text to id) if all is on the one token that was made."""
     chunk = parse_chunk(answer, vocabulary)
     if chunk is not None and chunk.tokens:
-        return [float(i == chunk.tokens[0].id) for i in labels.values()]
-    return [float(chunk is not None and label == chunk.text.strip()) for label in labels]
+        made = [i == chunk.tokens[0].id for i in labels.values()]
+    else:
+        made = [chunk is not None and label == chunk.text.strip() for label in labels]
+    return [0.0 if one else -inf for one in made]
 
 
 def next_token(answer: Mapping[str, Any], length: int, vocabulary: Vocabulary) -> Token | None:
@@ -497,85 +491,23 @@ def next_token(answer: Mapping[str, Any], length: int, vocabulary: Vocabulary) -
     return Token(made, own, {made: own} | vocabulary.logprobs(tops[0]))
 
 
-def classification(
-    answer: Mapping[str, Any],
-    labels: Mapping[str, int],
-    vocabulary: Vocabulary,
-    spent: Usage,
-    ms: float,
-    echoed: int = 0,
-    looked_up: Mapping[int, float] = MappingProxyType({}),
-) -> Classification:
-    """The distribution of the first token over `labels` (text to id), after an echoed prompt;
-    `looked_up` are log-probabilities beside those shown."""
-    probabilities = [
-        probability(looked_up[i]) if i in looked_up else share
-        for i, share in zip(
-            labels.values(), label_probabilities(answer, labels, vocabulary, echoed), strict=True
-        )
-    ]
-    inside = sum(probabilities)
-    return Classification(
-        labels=tuple(labels),
-        probabilities=tuple(p / inside if inside else 1 / len(labels) for p in probabilities),
-        outside=max(0.0, 1.0 - inside),
-        usage=spent,
-        ms=ms,
-    )
-
-
-def prompt_nll(
-    answer: Mapping[str, Any],
-    ids: Sequence[int],
-    part: slice,
-    vocabulary: Vocabulary,
-) -> tuple[tuple[float, ...], dict[int, float]]:
-    """Negative log-likelihoods of a part of a prompt's ids, and the log-probabilities shown behind
-    it.
+def scored_places(
+    answer: Mapping[str, Any], ids: Sequence[int], part: range, vocabulary: Vocabulary
+) -> tuple[list[float], list[Mapping[int, float]], int | None]:
+    """The log-probability of each of the ids in a part of a prompt; those shown at their places and
+    behind them; and the token made, if it follows them.
 
     Raises:
         ValueError: the answer does not hold them.
     """
-    scored = prompt_logprobs(answer, ids, len(ids) - part.start, vocabulary)
-    if scored is None:
-        raise ValueError("no log-probabilities of the prompt")
-    (*judged, (_, behind)) = scored[: part.stop - part.start + 1]
-    return tuple(-logprob for logprob, _ in judged), behind
-
-
-def score_output(
-    answer: Mapping[str, Any],
-    ids: Sequence[int],
-    last: int,
-    sampling: Sampling,
-    vocabulary: Vocabulary,
-    top: int = 0,
-) -> tuple[ScoreOutput, Mapping[int, float]]:
-    """The scores of the `last` last ids of a prompt, with a choice at each and behind them, but for
-    their `ending`; and the log-probabilities shown behind them.
-
-    Of the `top` likeliest at each place those are given that the server shows.
-
-    Raises:
-        ValueError: the answer does not hold them.
-    """
-    scored = prompt_logprobs(answer, ids, last, vocabulary)
-    made = next_token(answer, len(ids), vocabulary)
-    if scored is None or made is None:
+    rows = prompt_logprobs(answer, ids, len(ids) - part.start, vocabulary)
+    made = next_token(answer, len(ids), vocabulary) if part.stop == len(ids) else None
+    if rows is None or (part.stop == len(ids) and made is None):
         raise ValueError("no log-probabilities of the prompt, or of the token behind it")
-    positions = [shown for _, shown in scored]
-    chosen = choices(positions, sampling, len(ids) - last)
-    output = ScoreOutput(
-        nll=[-logprob for logprob, _ in scored],
-        choices=[*chosen, made.id],
-        logprobs=[
-            *(shown[i] for i, shown in zip(chosen, positions, strict=True)),
-            made.top[made.id],
-        ],
-        ending=inf,
-        top=likeliest([*positions, made.top], top) if top else [],
-    )
-    return output, made.top
+    known: list[Mapping[int, float]] = [shown for _, shown in rows[: len(part) + 1]]
+    if made is not None:
+        known.append(made.top)
+    return [logprob for logprob, _ in rows[: len(part)]], known, None if made is None else made.id
 
 
 def context(models: Any, name: str) -> int | None:

@@ -42,7 +42,7 @@ class Hashed(Protocol):
     def hash(self) -> str: ...
 
 
-class EngineWorker(Worker, Protocol):
+class ServedWorker(Worker, Protocol):
     """What a replica serves: a worker over an engine in its own process."""
 
     @property
@@ -103,7 +103,7 @@ class ReplicaServer:
     """
 
     def __init__(
-        self, load: Callable[[], EngineWorker], exporter: Callable[[], Export] | None = None
+        self, load: Callable[[], ServedWorker], exporter: Callable[[], Export] | None = None
     ) -> None:
         self._worker, self._export = load(), exporter and exporter()
         self._progress, self._busy = list[int](), False
@@ -274,7 +274,7 @@ class ReplicaSize:
 
 def deployment(
     name: str,
-    load: Callable[[], EngineWorker],
+    load: Callable[[], ServedWorker],
     *,
     size: ReplicaSize | None = None,
     scaling: Mapping[str, Any] = MappingProxyType({"num_replicas": 1}),

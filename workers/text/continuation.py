@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import cast
 
 from orchestrator.types import Author, Finish, Provenance, Segment, StopCriteria
 from orchestrator.worker import Call, Delta
 from workers.text.boundaries import StepEnd, begun
 from workers.text.checks import answer_reserve, check_length
-from workers.text.detokenizer import Detokenizer, Stop
+from workers.text.detokenizer import Detokenizer, Ends, Stop
 from workers.text.origins import Origins
 from workers.text.prompt import PromptRenderer
+from workers.text.retokenizer import Retokenizer
 
 
 class Continuation:
@@ -22,7 +24,19 @@ class Continuation:
     Args:
         prompts: those of the model that writes.
         stop_token_ids: the ids that end any text of that model.
-        context: its context, in tokens.
+        context: its context, in tokens; None: not known.
+
+    Attributes:
+        call: the call, its transcript extended by what was given before a `resume`.
+        before: what was given before a `resume`.
+        criteria: those of the text behind that.
+        thinking: whether the text continues a thought.
+        closing: the text that ends a thought; empty in an answer, and if the model marks none.
+        ends: the ids that end this text.
+        bare: whether the log-probabilities of its tokens are not known.
+        late_ends: of these, those that may not come before `min_tokens` tokens.
+        max_tokens: those that fit both the criteria and the context; none if not above 0.
+        generated: tokens that were taken.
 
     Raises:
         ContextLengthExceeded: the prefix does not fit.
@@ -36,36 +50,75 @@ class Continuation:
         length: int,
         *,
         stop_token_ids: Collection[int],
-        context: int,
+        context: int | None,
     ) -> None:
         check_length(length + (criteria.max_tokens > 0), context)
         transcript, tokenizer = call.transcript, prompts.tokenizer
-        thinking = not transcript.closed
-        self._author, self._criteria, self._tokenizer = call.author, criteria, tokenizer
+        self._call, self._criteria, self._prompts = call, criteria, prompts
+        self._tokenizer, self.thinking = tokenizer, not transcript.closed
         self._stop_token_ids = prompts.ends(stop_token_ids, transcript)
         self._delimiters = [one.encode() for one in criteria.until if one]
-        self._close_id = tokenizer.close_id if thinking else None
+        self._close_id = tokenizer.close_id if self.thinking else None
+        marks = self.thinking and tokenizer.thinks
+        self.closing = tokenizer.format.close.strip() if marks and tokenizer.format else ""
         self.ends = self._stop_token_ids
-        """The ids that end this text."""
         if criteria.ignore_eos:
             self.ends &= {self._close_id}
         self.late_ends = self.ends - {self._close_id} if criteria.min_tokens > 0 else frozenset()
-        """Of these, those that may not come before `min_tokens` tokens."""
-        stops: list[Stop] = [(stop, "stop") for stop in criteria.stop]
-        self._detokenizer = Detokenizer(
+        self._most = criteria.max_tokens
+        if context is not None:
+            reserved = answer_reserve(context) if self.thinking else 0
+            self._most = min(self._most, context - length - reserved)
+        self.before = self._sign("", (), (), "length")
+        self.bare = False
+        self._begin(StepEnd(criteria.until, begun(transcript, criteria.until)))
+
+    def _begin(self, step: StepEnd) -> None:
+        """Begin the text behind `before`; `step` has read that."""
+        count = len(self.before.tokens)
+        self.call, self.criteria = self._call, self._criteria
+        if count:
+            extended = self._call.transcript.extend(self.before)
+            self.call = replace(self._call, transcript=extended)
+            self.criteria = self._criteria.behind(count)
+        self.max_tokens, self.generated = self._most - count, 0
+        transcript, tokenizer = self.call.transcript, self._tokenizer
+        stops: list[Stop] = [(stop, "stop") for stop in self.criteria.stop]
+        self._text_ends = Ends(
+            step,
+            stops + tokenizer.stops(self.thinking),
+            transcript.begins_answer,
+            self.criteria.min_tokens,
+            self._prompts.second_close(transcript, self.call.constraint),
+        )
+        self._source: Detokenizer | Retokenizer
+        self._source = self._detokenizer = Detokenizer(
             tokenizer.pieces,
             tokenizer.encode,
-            StepEnd(criteria.until, begun(transcript, criteria.until)),
-            stops + tokenizer.stops(thinking),
-            begins_answer=transcript.begins_answer,
-            min_tokens=criteria.min_tokens,
-            unfinished_bytes=prompts.unfinished(transcript),
-            second_close=prompts.second_close(transcript, call.constraint),
+            self._text_ends,
+            self._prompts.unfinished(transcript),
         )
-        reserved = answer_reserve(context) if thinking else 0
-        self.max_tokens = min(criteria.max_tokens, context - length - reserved)
-        """Those that fit both the criteria and the context; none if not above 0."""
-        self.generated = 0
+
+    def resume(self) -> Finish | None:
+        """Go on behind what was given, and forget what was not; why the text ends there, if it
+        does: only its end was lost."""
+        if (given := self._source.given).tokens:
+            logprobs = () if self.bare else given.logprobs
+            self.before += self._sign(given.text, given.tokens, logprobs, "length")
+        until = self._criteria.until
+        step = StepEnd(until, begun(self._call.transcript, until))
+        ended = step.feed(self.before.text) is not None
+        self._begin(step)
+        if ended:
+            return "until"
+        return "length" if self.before.tokens and not self.criteria.max_tokens else None
+
+    def read_text(self) -> None:
+        """Expect text without ids from here on, which is encoded."""
+        ends = self._text_ends
+        if self._close_id is not None and self.closing:
+            ends = replace(ends, stops=[*ends.stops, (self.closing, "think_end")])
+        self._source = self._retokenizer = Retokenizer(self._tokenizer.encode, ends)
 
     def may_end(self, token: int) -> bool:
         """Whether the text may end with a token, by itself."""
@@ -90,9 +143,28 @@ class Continuation:
             return finish
         return "length" if self.generated >= self.max_tokens else None
 
+    def push_text(self, text: str) -> Finish | None:
+        """Take text without ids; why the generation ends within it, if it does."""
+        return self._retokenizer.push(text)
+
+    def end_of_turn(self) -> Finish:
+        """Take the end of the turn, if no token says it."""
+        return "think_end" if self._source.closed() else "eos"
+
+    @property
+    def text(self) -> str:
+        """The text behind `before` so far."""
+        return self._source.text
+
+    @property
+    def count(self) -> int:
+        """How many tokens that text has so far."""
+        return len(self._source.tokens)
+
     def delta(self, *, ended: bool) -> Delta | None:
         """The text that has become final since the last time, if anything."""
-        return self._detokenizer.end() if ended else self._detokenizer.take()
+        delta = self._source.end() if ended else self._source.take()
+        return Delta(delta.text, delta.tokens) if delta and self.bare else delta
 
     def provenance(self, origins: Origins) -> Provenance:
         """Where the tokens of the segment came from; `origins` of all that were pushed."""
@@ -106,12 +178,12 @@ class Continuation:
 
     def segment(self, finish: Finish) -> Segment:
         """All of it."""
-        self._detokenizer.end()
-        return Segment(
-            cast("Author", self._author),
-            self._detokenizer.text,
-            tuple(self._detokenizer.tokens),
-            tuple(self._detokenizer.logprobs),
-            self._tokenizer.hash,
-            finish,
-        )
+        self._source.end()
+        logprobs = () if self.bare else self._detokenizer.logprobs
+        return self.before + self._sign(self.text, self._source.tokens, logprobs, finish)
+
+    def _sign(
+        self, text: str, tokens: Sequence[int], logprobs: Sequence[float], finish: Finish
+    ) -> Segment:
+        author = cast("Author", self._call.author)
+        return Segment(author, text, tuple(tokens), tuple(logprobs), self._tokenizer.hash, finish)

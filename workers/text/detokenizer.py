@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from orchestrator.types import Finish
 from orchestrator.worker import Delta
@@ -30,48 +31,58 @@ def held_back(text: str, stops: Sequence[Stop]) -> int:
     return held
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What ends a text.
+
+    Attributes:
+        until: finds the delimiter that ends the text and is kept.
+        stops: strings that end it and are cut off, each with the reason to report.
+        begins_answer: whether the text begins an answer: the white space before it is never shown,
+            so no stop string is looked for there.
+        min_tokens: in the text of this many tokens only a stop string that ends a thought begins.
+        second_close: finds the end of the thought in what was to be the answer; cut off as well.
+    """
+
+    until: StepEnd = field(default_factory=lambda: StepEnd(()))
+    stops: Sequence[Stop] = ()
+    begins_answer: bool = False
+    min_tokens: int = 0
+    second_close: SecondClose | None = None
+
+
 class Detokenizer:
     """One generation's text.
 
     Args:
         pieces: bytes of each token id.
         encode: ids of a plain text, for what is left of a token that a stop string cuts.
-        until: finds the delimiter that ends the text and is kept.
-        stops: strings that end it and are cut off, each with the reason to report.
-        begins_answer: whether the text begins an answer: the white space before it is never shown,
-            so no stop string is looked for there.
-        min_tokens: in the text of so many tokens no stop string begins but one that ends a thought.
+        ends: what ends the text.
         unfinished_bytes: bytes of a character that the text before this one left unfinished.
-        second_close: finds where the thought ends in what was to be the answer; cut off as well.
     """
 
     def __init__(
         self,
         pieces: Sequence[bytes],
         encode: Callable[[str], tuple[int, ...]],
-        until: StepEnd | None = None,
-        stops: Sequence[Stop] = (),
-        *,
-        begins_answer: bool = False,
-        min_tokens: int = 0,
+        ends: Ends | None = None,
         unfinished_bytes: bytes = b"",
-        second_close: SecondClose | None = None,
     ) -> None:
-        self._second_close = second_close
-        self._pieces, self._encode, self._min_tokens = pieces, encode, min_tokens
-        self._until = until or StepEnd(())
-        self._stops = tuple(stop for stop in stops if stop[0])
+        ends = ends or Ends()
+        self._second_close, self._until = ends.second_close, ends.until
+        self._pieces, self._encode, self._min_tokens = pieces, encode, ends.min_tokens
+        self._stops = tuple(stop for stop in ends.stops if stop[0])
         self._longest = max((len(stop) for stop, _ in self._stops), default=0)
         self._decoder = _decoder(unfinished_bytes)
         self._texts: list[str] = []  # what each token adds to the text
         self._length, self._tail = 0, ""  # of the text; its end, where a stop may have begun
         self._borders = [(0, 0)]  # (tokens, characters) where both are whole
         self._sent = 0  # tokens
-        self._blank = begins_answer  # whether it is white space so far,
+        self._blank = ends.begins_answer  # whether it is white space so far,
         self._begin = self._late = 0  # and where that ends; where the text of `min_tokens` ends
         self._ending = False  # a delimiter was seen, its token still lacks a byte
         self.cut_at: int | None = None
-        """The first token, if any, that was encoded anew since a stop string cut its text."""
+        """The first token, if any, that was encoded again since a stop string cut its text."""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
 
@@ -128,6 +139,14 @@ class Detokenizer:
         if self._second_close is not None:
             held = max(held, self._second_close.held)
         return self._give(self._length - held)
+
+    @property
+    def given(self) -> Delta:
+        """All that was given so far."""
+        sent = self._sent
+        return Delta(
+            "".join(self._texts[:sent]), tuple(self.tokens[:sent]), tuple(self.logprobs[:sent])
+        )
 
     def closed(self) -> bool:
         """Whether a thought ends with the text; its marker is cut off."""

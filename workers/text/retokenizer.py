@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.types import Finish
 from orchestrator.worker import Delta
-from workers.text.boundaries import StepEnd
-from workers.text.detokenizer import Stop, held_back
-from workers.text.second_close import SecondClose
+from workers.text.detokenizer import Ends, held_back
 
 # A word, the space before it and the newlines behind it (tokenizers take those together with
 # punctuation), once something follows; or a word too long to wait for its end.
@@ -26,26 +24,14 @@ class Retokenizer:
 
     Args:
         encode: ids of a plain text.
-        until: finds the delimiter that ends the text and is kept.
-        stops: strings that end it and are cut off, each with the reason to report.
-        begins_answer: whether the text begins an answer: no stop string is looked for in the white
-            space before it.
-        second_close: finds where the thought ends in what was to be the answer; cut off as well.
+        ends: what ends the text, but for `min_tokens`.
     """
 
-    def __init__(
-        self,
-        encode: Callable[[str], tuple[int, ...]],
-        until: StepEnd | None = None,
-        stops: Sequence[Stop] = (),
-        *,
-        begins_answer: bool = False,
-        second_close: SecondClose | None = None,
-    ) -> None:
-        self._second_close = second_close
-        self._encode, self._begins_answer = encode, begins_answer
-        self._until = until or StepEnd(())
-        self._stops = tuple(stop for stop in stops if stop[0])
+    def __init__(self, encode: Callable[[str], tuple[int, ...]], ends: Ends | None = None) -> None:
+        ends = ends or Ends()
+        self._second_close, self._until = ends.second_close, ends.until
+        self._encode, self._begins_answer = encode, ends.begins_answer
+        self._stops = tuple(stop for stop in ends.stops if stop[0])
         self._given: list[str] = []  # what was encoded,
         self._rest = ""  # and what follows it
         self.tokens: list[int] = []
@@ -94,6 +80,11 @@ class Retokenizer:
         """The rest, once nothing more comes."""
         rest, self._rest = self._rest, ""
         return self._give([rest] if rest else [])
+
+    @property
+    def given(self) -> Delta:
+        """All that was given so far."""
+        return Delta("".join(self._given), tuple(self.tokens))
 
     def closed(self) -> bool:
         """Whether a thought ends with the text; its marker is cut off."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from math import inf
 from typing import cast
 
 from orchestrator.types import (
@@ -22,18 +23,33 @@ from workers.text.prompt import PromptRenderer
 
 
 @dataclass(eq=False, slots=True)
-class ScoreOutput:
-    """A pass over k ids: the negative log-likelihood of each, k + 1 choices with log-probabilities.
+class Scores:
+    """What a backend found out about a prompt; `workers.backend.Scoring` says what was wanted.
 
-    `ending` is the negative log-likelihood of the ids, taken together, that end the text there.
-    `top`: where they were asked for, the likeliest ids at each place and their log-probabilities.
+    Attributes:
+        nll: the negative log-likelihood (natural log) of each of k ids.
+        choices: the model's own at the places of the ids and behind them, k + 1.
+        logprobs: natural logs of their probabilities under the distribution they were drawn from.
+        ending: the negative log-likelihood of the ids, taken together, that end the text there.
+        top: the likeliest ids at each place of a choice, and their log-probabilities.
+        labels: log-probabilities behind the prompt.
     """
 
-    nll: list[float]
-    choices: list[int]
-    logprobs: list[float]
-    ending: float
+    nll: list[float] = field(default_factory=list)
+    choices: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ending: float = inf
     top: list[list[tuple[int, float]]] = field(default_factory=list)
+    labels: list[float] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+
+    def give(self, token: int) -> None:
+        """Put a token before the others that is certain: nothing precedes it."""
+        self.nll.insert(0, 0.0)
+        self.choices.insert(0, token)
+        self.logprobs.insert(0, 0.0)
+        if self.top:
+            self.top.insert(0, [(token, 0.0)])
 
 
 def finish_token_ids(
@@ -42,7 +58,7 @@ def finish_token_ids(
     transcript: Transcript,
     segment: Segment | None,
 ) -> frozenset[int]:
-    """Those of a model's `stop_token_ids` that stand for the finish of `segment`.
+    """Those of a model's `stop_token_ids` that mean the finish of `segment`.
 
     Empty where a model did not end it, or where there is no segment.
     """
@@ -57,12 +73,11 @@ def finish_token_ids(
 
 
 def verification(
-    output: ScoreOutput,
+    output: Scores,
     call: Call,
     segment: Segment,
     prompts: PromptRenderer,
     stop_token_ids: Collection[int],
-    usage: Usage,
     ms: float,
 ) -> Verification:
     """The scores on `segment` behind the transcript of `call`, with its texts.
@@ -98,7 +113,7 @@ def verification(
     return Verification(
         tuple(output.nll),
         tuple(output.choices),
-        usage,
+        output.usage,
         ms,
         tuple(pieces),
         tuple(options),

@@ -1,12 +1,12 @@
-"""Workers over vLLM's engine, run in the worker's own process; the only room that imports vllm.
+"""vLLM's engine, run in the worker's own process; the only room that imports vllm.
 
-- `worker`: the `Worker` port over the engine.
+- `backend`: calls as requests to the engine.
 - `requests`: parameters of vLLM's requests, and its outputs.
 - `counter`: what its engine reports.
 - `arguments`: `engine_args` and parameters of speculation, checked.
 - `loading`: from a checkpoint and `engine_args` to a worker.
 - `output`: what its engine process writes where it does not start.
-- `scheduler`: vLLM's scheduler, which here may be told how much of a prompt to read anew.
+- `scheduler`: vLLM's scheduler; here a request may say how much of a prompt to read again.
 - `lifeline`: vLLM's process ends where the worker's has died.
 
 vLLM is no dependency of Baton: an environment has it or has not, and its own pins go before ours.

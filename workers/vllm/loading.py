@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import Any, Unpack
 
 from pydantic import ValidationError
 from transformers import GenerationConfig
@@ -23,94 +23,64 @@ from vllm.v1.executor import Executor
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load_tokenizer
+from workers.options import LoadOptions
 from workers.text.generation_config import sampling_defaults
-from workers.text.thinking import AUTO, ThinkingFormat
+from workers.text.prompt import PromptRenderer
+from workers.text.thinking import AUTO
 from workers.text.tokenizer import Tokenizer
 from workers.vllm import is_lossy
 from workers.vllm.arguments import check_engine_args, check_speculation
+from workers.vllm.backend import Capacity, VllmBackend
 from workers.vllm.counter import EngineCounter
 from workers.vllm.lifeline import announce
 from workers.vllm.output import EngineOutput
 from workers.vllm.requests import SHOWN
 from workers.vllm.scheduler import AsyncJudgeScheduler, JudgeScheduler
-from workers.vllm.worker import Capacity, VllmWorker
+from workers.worker import EngineWorker
 
 log = logging.getLogger(__name__)
 
 TRIED = "0.32"
 """vLLM's release whose scheduler `workers.vllm.scheduler` was written for."""
 CPU_BLOCK = 32
-"""Tokens of a block of the cache on CPUs: vLLM's 128 would have a judge read 127 tokens anew."""
+"""Tokens of a block of the cache on CPUs: vLLM's 128 would have a judge read 127 tokens again."""
 CPU_CHUNK = 512
 """Tokens of a pass on CPUs: of a large model vLLM's 2,048 take longer than a health check waits."""
 
 
-def load(
-    model: str | Path,
-    *,
-    device: str = "cuda",
-    dtype: str | None = None,
-    speculation: Mapping[str, Any] | None = None,
-    rows: int = 8,
-    max_len: int | None = None,
-    queue: int = 64,
-    threads: int | None = None,
-    share: float = 1.0,
-    thinking: ThinkingFormat | str = AUTO,
-    tensor_parallel: int = 1,
-    pipeline_parallel: int = 1,
-    engine_args: Mapping[str, Any] | None = None,
-) -> VllmWorker:
-    """A worker over a checkpoint, its engine running; `worker.close()` stops it.
+class VllmOptions(LoadOptions, total=False):
+    """What vLLM may be loaded with.
 
-    Args:
-        model: a folder, a Hugging Face id, or `embedded:NAME`.
-        device: "cuda", or "cpu" where vLLM is its build for CPUs.
+    Attributes:
         dtype: of the weights; None is float32 on the CPU, else what the checkpoint says.
-        speculation: `{"method": NAME, **parameters}` of vLLM's `speculative_config`; None or
-            vanilla: plain decoding.
-        rows: most calls served at once; `queue` more may wait, then `Overloaded`.
-        max_len: longest sequence (None: the checkpoint's own).
-        threads: of the CPU (None: vLLM's choice).
-        share: of the GPU's memory.
-        thinking: how the model marks its thought; see `workers.text.tokenizer.Tokenizer`.
         tensor_parallel, pipeline_parallel: over how many GPUs the model is spread.
         engine_args: further fields of vLLM's `AsyncEngineArgs`.
+    """
+
+    dtype: str | None
+    tensor_parallel: int
+    pipeline_parallel: int
+    engine_args: Mapping[str, Any]
+
+
+def load(model: str | Path, **options: Unpack[VllmOptions]) -> EngineWorker[VllmBackend]:
+    """A worker over a checkpoint, its engine running; `worker.close()` stops it.
+
+    `model` is a folder, a Hugging Face id, or `embedded:NAME`; `device` is "cuda" if left out.
 
     Raises:
         ConfigError: the checkpoint or a parameter cannot be used; the message says why.
     """
     check_version(vllm_version)
-    extra = check_engine_args(engine_args or {})
-    check_speculation(speculation or {})
+    rows, method = options.get("rows", 8), dict(options.get("speculation") or {})
+    device, threads = options.get("device", "cuda"), options.get("threads")
+    extra = check_engine_args(options.get("engine_args") or {})
+    check_speculation(method)
     path = str(resolve(model))
-    tokenizer, sampling = load_tokenizer(path, thinking), sampling_defaults(path)
+    tokenizer = load_tokenizer(path, options.get("thinking", AUTO))
+    sampling = sampling_defaults(path)
     _prepare_environment(device)
-    arguments: dict[str, Any] = {
-        "model": path,
-        # Its tokenizer serves its grammars alone: prompts and texts are made and read by ours.
-        "structured_outputs_config": {"backend": "guidance"},
-        "dtype": dtype or ("float32" if device == "cpu" else "auto"),
-        "max_model_len": max_len,
-        "max_num_seqs": rows,
-        "tensor_parallel_size": tensor_parallel,
-        "pipeline_parallel_size": pipeline_parallel,
-        "enable_prefix_caching": True,
-        "scheduling_policy": "priority",
-        "max_logprobs": SHOWN,
-        "generation_config": "vllm",
-        "disable_log_stats": True,
-        "trust_remote_code": False,
-    }
-    if share < 1:
-        arguments["gpu_memory_utilization"] = share
-    if tensor_parallel * pipeline_parallel > 1 and device == "cuda":
-        arguments["distributed_executor_backend"] = "ray"  # in the replica's placement group
-    if device == "cpu":
-        arguments |= {"block_size": CPU_BLOCK, "enforce_eager": True}
-        arguments["max_num_batched_tokens"] = max(CPU_CHUNK, 16 * rows)
-    if (method := dict(speculation or {})) and method.get("method") != "vanilla":
-        arguments["speculative_config"] = method
+    arguments = _engine_arguments(path, device, rows, options)
     output = EngineOutput()
     try:
         with _threads(device, threads):
@@ -140,17 +110,49 @@ def load(
             summary = output.explain()
         raise ConfigError(f"vLLM cannot load {model}: {summary}") from error
     tokens = (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size
-    return VllmWorker(
+    vocabulary = config.model_config.get_vocab_size()
+    ends = tokenizer.ends | _stop_token_ids(config.model_config, tokenizer)
+    backend = VllmBackend(
         engine,
-        tokenizer,
-        context=context,
-        capacity=Capacity(rows, queue, tokens),
-        stop_token_ids=_stop_token_ids(config.model_config, tokenizer),
-        vocabulary=config.model_config.get_vocab_size(),
-        counter=counter,
+        PromptRenderer(tokenizer, vocabulary),
+        frozenset(token for token in ends if token < vocabulary),
+        Capacity(rows, options.get("queue", 64), tokens, context),
+        counter,
         sampling=sampling,
         lossy=is_lossy(method),
     )
+    return EngineWorker(backend)
+
+
+def _engine_arguments(path: str, device: str, rows: int, options: VllmOptions) -> dict[str, Any]:
+    """The fields of vLLM's `AsyncEngineArgs`, but for those that the deployment file names."""
+    tensor, pipeline = options.get("tensor_parallel", 1), options.get("pipeline_parallel", 1)
+    arguments: dict[str, Any] = {
+        "model": path,
+        # Its tokenizer serves its grammars alone: prompts and texts are made and read by ours.
+        "structured_outputs_config": {"backend": "guidance"},
+        "dtype": options.get("dtype") or ("float32" if device == "cpu" else "auto"),
+        "max_model_len": options.get("max_len"),
+        "max_num_seqs": rows,
+        "tensor_parallel_size": tensor,
+        "pipeline_parallel_size": pipeline,
+        "enable_prefix_caching": True,
+        "scheduling_policy": "priority",
+        "max_logprobs": SHOWN,
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "trust_remote_code": False,
+    }
+    if (share := options.get("share", 1.0)) < 1:
+        arguments["gpu_memory_utilization"] = share
+    if tensor * pipeline > 1 and device == "cuda":
+        arguments["distributed_executor_backend"] = "ray"  # in the replica's placement group
+    if device == "cpu":
+        arguments |= {"block_size": CPU_BLOCK, "enforce_eager": True}
+        arguments["max_num_batched_tokens"] = max(CPU_CHUNK, 16 * rows)
+    if (method := dict(options.get("speculation") or {})) and method.get("method") != "vanilla":
+        arguments["speculative_config"] = method
+    return arguments
 
 
 def check_version(version: str) -> None:
@@ -185,7 +187,7 @@ def _prepare_environment(device: str) -> None:
 
 @contextmanager
 def _threads(device: str, threads: int | None) -> Iterator[None]:
-    """The engine's process starts with so many threads; this one's environment stays as it is."""
+    """The engine's process starts with this many threads; this one's environment stays as it is."""
     if device != "cpu" or threads is None:
         yield
         return

@@ -28,11 +28,12 @@ from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message
 from orchestrator.worker import Worker
 from policies import POLICIES
+from workers.remote.backend import RemoteBackend
 from workers.remote.protocol import ServerCapabilities
 from workers.remote.server import Server
-from workers.remote.worker import RemoteWorker
 from workers.replica.client import ReplicaWorker
 from workers.text.tokenizer import Tokenizer
+from workers.worker import ModelWorker
 
 WAYS: Final = ("loop", "replica", "http")
 """The step loop alone; with each call pickled to a replica and back; over the HTTP surface."""
@@ -149,8 +150,8 @@ async def post(app: Any, path: str, body: Any) -> bytes:
 # --- a remote server's deltas --------------------------------------------------------------------
 
 
-class _KnownServer(RemoteWorker):
-    """A worker that need not probe its server."""
+class _KnownServer(RemoteBackend):
+    """A server that need not be probed."""
 
     async def capabilities(self) -> ServerCapabilities:
         return ServerCapabilities("ids", ids=True, top=1)
@@ -183,9 +184,9 @@ async def _deltas(tokenizer: Tokenizer, size: int) -> None:
     thought = [*[_event(word, " and")] * size, _event(think_end, "")]
     answers = iter([thought, [_event(word, " and"), _event(eos, "", "stop")]])
     with _serving(lambda: next(answers)) as url:
-        worker = _KnownServer(Server(url), "model", tokenizer)
+        worker = ModelWorker(_KnownServer(Server(url), "model", tokenizer))
         await _through_http("large-only", {"small": worker, "large": worker}, size + 128)
-        await worker.aclose()
+        await worker.backend.aclose()
 
 
 def _event(token: int, text: str, finish: str | None = None) -> bytes:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from orchestrator.types import Generation, Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
+from workers.engine.backend import BuiltinBackend
 from workers.engine.loading import load
-from workers.engine.worker import LocalWorker
+from workers.worker import EngineWorker
 
 PROMPT = "Start with 12. Add 7. Multiply by 3. Subtract 4. What is the result?"
 
@@ -39,7 +40,7 @@ async def _measure(folder: Path, rounds: int, tokens: int) -> dict[str, float]:
     return cost | {"ratio": cost["large_ms_per_token"] / cost["small_ms_per_token"]}
 
 
-async def _per_token(worker: LocalWorker, tokens: int, seed: int) -> float:
+async def _per_token(worker: EngineWorker[BuiltinBackend], tokens: int, seed: int) -> float:
     """Cost of the tokens after the first, over generations that may end early."""
     total_ms, generated, attempt = 0.0, 0, 0
     while generated < tokens:
@@ -54,7 +55,7 @@ async def _per_token(worker: LocalWorker, tokens: int, seed: int) -> float:
 
 
 async def _generate(
-    worker: LocalWorker, call: Call, criteria: StopCriteria, sampling: Sampling
+    worker: EngineWorker[BuiltinBackend], call: Call, criteria: StopCriteria, sampling: Sampling
 ) -> Generation:
     async for item in worker.generate(call, criteria, sampling, stream=False):
         if isinstance(item, Generation):

@@ -19,13 +19,13 @@ from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.config import LimitsSpec
 from orchestrator.errors import ConfigError, WorkerUnavailable
 from tests.deploy.conftest import free_port
-from workers.engine.worker import LocalWorker
 from workers.scripted import Scripted
+from workers.worker import EngineWorker
 
 
 def test_a_model_in_this_process_lets_its_prefix_cache_be_emptied() -> None:
     """By the method's name, which nothing else checks."""
-    assert issubclass(LocalWorker, PrefixCacheOwner)
+    assert issubclass(EngineWorker, PrefixCacheOwner)
 
 
 async def test_the_deadline_of_a_service_does_not_end_answers_of_an_evaluation() -> None:

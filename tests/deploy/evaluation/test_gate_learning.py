@@ -34,7 +34,7 @@ from orchestrator.errors import (
 )
 from orchestrator.experiments.answer_equality import compare
 from policies.gate import DraftSignal, LogisticModel, ReadingSignal, probability
-from workers.engine.worker import LocalWorker
+from workers.worker import EngineWorker
 
 ARGS = load(DEFAULT_FILE).args
 SPECREASON = Candidate("s", "specreason", {"scoring": "likelihood", "threshold": 5})
@@ -45,7 +45,7 @@ def pair() -> Iterator[dict[Any, Any]]:
     workers = load_pair(ARGS.workers)
     yield workers
     for worker in workers.values():
-        assert isinstance(worker, LocalWorker)
+        assert isinstance(worker, EngineWorker)
         worker.close()
 
 

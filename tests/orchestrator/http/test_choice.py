@@ -26,21 +26,21 @@ from tests.orchestrator.serving import (
     serving,
     until,
 )
-from workers.engine.worker import LocalWorker
 from workers.scripted import Scripted
+from workers.worker import EngineWorker
 
 SAMPLED = {"model": "large-only", "temperature": 1.5, "max_tokens": 40}
 
 
 @pytest.fixture(scope="module")
-def large() -> Iterator[LocalWorker]:
+def large() -> Iterator[EngineWorker]:
     worker = load_worker(load(DEFAULT_FILE).args.workers.large)
     yield worker
     worker.close()
 
 
 @pytest.fixture(scope="module")
-def url(large: LocalWorker) -> Iterator[str]:
+def url(large: EngineWorker) -> Iterator[str]:
     with serving(service(large=large)) as url:
         yield url
 

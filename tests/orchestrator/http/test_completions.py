@@ -19,21 +19,21 @@ from orchestrator.http.limits import ServiceLimits
 from orchestrator.types import Message, Segment, Transcript, Verification
 from orchestrator.worker import Call
 from tests.orchestrator.serving import HTTP, STORY, client, service, serving
-from workers.engine.worker import LocalWorker
 from workers.scripted import Scripted
+from workers.worker import EngineWorker
 
 TEXT = "12+30=42.\n\n42-2="
 
 
 @pytest.fixture(scope="module")
-def large() -> Iterator[LocalWorker]:
+def large() -> Iterator[EngineWorker]:
     worker = load_worker(load(DEFAULT_FILE).args.workers.large)
     yield worker
     worker.close()
 
 
 @pytest.fixture(scope="module")
-def url(large: LocalWorker) -> Iterator[str]:
+def url(large: EngineWorker) -> Iterator[str]:
     with serving(service(large=large)) as url:
         yield url
 
@@ -61,7 +61,7 @@ def test_a_text_is_continued(url: str) -> None:
     assert reply.model_extra["baton"]["policy"] == "large-only"
 
 
-def test_ids_say_what_the_text_says(url: str, large: LocalWorker) -> None:
+def test_ids_say_what_the_text_says(url: str, large: EngineWorker) -> None:
     tokenizer = large.tokenizer
     ids = [*tokenizer.begin, *tokenizer.encode(TEXT)]
     text, numbers, listed = (
@@ -112,7 +112,7 @@ def test_stream_on_the_wire(url: str) -> None:
 
 @pytest.mark.parametrize("kind", ["text", "ids"])
 def test_log_likelihoods_as_evaluations_ask_for_them(
-    url: str, large: LocalWorker, kind: str
+    url: str, large: EngineWorker, kind: str
 ) -> None:
     ids = [*large.tokenizer.begin, *large.tokenizer.encode(TEXT)]
     prompt = TEXT if kind == "text" else ids
@@ -141,7 +141,7 @@ PROMPTS = [TEXT, "12+30=", "The answer is"]
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_of_several_prompts_each_is_answered_as_by_itself(
-    url: str, large: LocalWorker, n: int
+    url: str, large: EngineWorker, n: int
 ) -> None:
     body: dict[str, Any] = {"n": n, "temperature": 0.9, "seed": 5, "max_tokens": 6}
     whole = complete(url, prompt=PROMPTS, **body)
@@ -171,7 +171,7 @@ def test_of_several_prompts_each_is_answered_as_by_itself(
 
 
 @pytest.mark.parametrize("kind", ["text", "ids"])
-def test_a_prompt_alone_is_scored(url: str, large: LocalWorker, kind: str) -> None:
+def test_a_prompt_alone_is_scored(url: str, large: EngineWorker, kind: str) -> None:
     ids = [*large.tokenizer.begin, *large.tokenizer.encode(TEXT)]
     prompt: Any = TEXT if kind == "text" else ids
     body: dict[str, Any] = {"prompt": [prompt, prompt], "echo": True, "logprobs": 2}
@@ -203,7 +203,7 @@ def test_several_prompts_are_scored_each_by_itself(url: str) -> None:
         )
 
 
-def test_the_models_own_end_has_a_row_too(url: str, large: LocalWorker) -> None:
+def test_the_models_own_end_has_a_row_too(url: str, large: EngineWorker) -> None:
     tokenizer = large.tokenizer
     question = Transcript((Message("user", "What is 37+12?"),))
     ids = list(large.prompts.transcript(question))
@@ -263,7 +263,7 @@ def test_scoring_is_within_the_deadline_and_the_metrics(body: dict[str, Any]) ->
         assert counted(url, "stop") == 0
 
 
-def test_echo_and_log_probabilities_each_alone(url: str, large: LocalWorker) -> None:
+def test_echo_and_log_probabilities_each_alone(url: str, large: EngineWorker) -> None:
     assert complete(url, echo=True, max_tokens=2).choices[0].text == TEXT + "40"
     ids = list(large.tokenizer.encode(TEXT))
     assert complete(url, prompt=ids, echo=True, max_tokens=2).choices[0].text.startswith(TEXT)
@@ -305,7 +305,7 @@ def test_as_many_of_the_likeliest_as_are_asked_for(url: str) -> None:
 
 
 def test_markup_that_no_text_shows_has_rows_and_shifts_nothing(
-    url: str, large: LocalWorker
+    url: str, large: EngineWorker
 ) -> None:
     ids = list(large.prompts.transcript(Transcript((Message("user", "What is 37+12?"),))))
     more = {"ignore_eos": True}
@@ -325,7 +325,7 @@ def test_load_tools_get_as_many_tokens_as_they_want(url: str) -> None:
     assert (reply.usage.completion_tokens, reply.choices[0].finish_reason) == (80, "length")
 
 
-def test_a_text_does_not_end_before_min_tokens(url: str, large: LocalWorker) -> None:
+def test_a_text_does_not_end_before_min_tokens(url: str, large: EngineWorker) -> None:
     ids = list(large.prompts.transcript(Transcript((Message("user", "What is 37+12?"),))))
     plain = complete(url, prompt=ids, max_tokens=200)
     assert plain.choices[0].finish_reason == "stop"

@@ -38,15 +38,15 @@ from tests.orchestrator.serving import (
     service,
     serving,
 )
-from workers.engine.worker import LocalWorker
 from workers.scripted import Scripted, segment
+from workers.worker import EngineWorker
 
 ARGS = load(DEFAULT_FILE).args
 QUESTION: Any = [{"role": "user", "content": "What is 37+12?"}]
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[dict[str, LocalWorker]]:
+def pair() -> Iterator[dict[str, EngineWorker]]:
     workers = {name: load_worker(spec) for name, spec in ARGS.workers.by_name().items()}
     yield workers  # type: ignore[misc]
     for worker in workers.values():
@@ -54,7 +54,7 @@ def pair() -> Iterator[dict[str, LocalWorker]]:
 
 
 @pytest.fixture(scope="module")
-def url(pair: dict[str, LocalWorker]) -> Iterator[str]:
+def url(pair: dict[str, EngineWorker]) -> Iterator[str]:
     made = service(pair["small"], pair["large"], defaults=ARGS.policy.params)
     with serving(made) as url:
         yield url
@@ -85,7 +85,7 @@ def test_greedy_tokens_are_the_likeliest_and_drawn_ones_are_not_always(url: str)
     assert any(row.logprob < row.top_logprobs[0].logprob for row in rows)
 
 
-def test_they_are_what_the_worker_says(url: str, pair: dict[str, LocalWorker]) -> None:
+def test_they_are_what_the_worker_says(url: str, pair: dict[str, EngineWorker]) -> None:
     """Against `/v1/completions`, which scores a prompt of the same ids in one pass."""
     large = pair["large"]
     choice = ask(url, extra_body={"chat_template_kwargs": {"enable_thinking": False}})

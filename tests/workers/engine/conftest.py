@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from workers.engine.loading import load
-from workers.engine.worker import LocalWorker
+from workers.worker import EngineWorker
 
 
 @pytest.fixture
-def worker(checkpoint: Path) -> Iterator[LocalWorker]:
+def worker(checkpoint: Path) -> Iterator[EngineWorker]:
     worker = load(checkpoint, rows=2, slots=3, max_len=300, queue=2)
     yield worker
     worker.close()

@@ -13,7 +13,7 @@ from orchestrator.types import (
     Transcript,
 )
 from orchestrator.worker import Call
-from workers.engine.worker import LocalWorker
+from workers.worker import EngineWorker
 
 
 def ask(text: str = "What is 12 + 34?") -> Call:
@@ -21,7 +21,7 @@ def ask(text: str = "What is 12 + 34?") -> Call:
 
 
 async def run(
-    worker: LocalWorker, call: Call, criteria: StopCriteria, sampling: Sampling | None = None
+    worker: EngineWorker, call: Call, criteria: StopCriteria, sampling: Sampling | None = None
 ) -> Generation:
     stream = worker.generate(call, criteria, sampling or Sampling(), stream=False)
     (answer,) = [item async for item in stream]
@@ -29,23 +29,23 @@ async def run(
     return answer
 
 
-def slow(worker: LocalWorker, seconds: float) -> None:
+def slow(worker: EngineWorker, seconds: float) -> None:
     """Make every iteration take that much longer."""
-    decode = worker.engine.decoder.step
+    decode = worker.backend.engine.decoder.step
 
     def slower(rows: Any) -> Any:
         time.sleep(seconds)
         return decode(rows)
 
-    worker.engine.decoder.step = slower  # type: ignore[method-assign]
+    worker.backend.engine.decoder.step = slower  # type: ignore[method-assign]
 
 
-def force(worker: LocalWorker, *texts: str | int) -> None:
+def force(worker: EngineWorker, *texts: str | int) -> None:
     """Make the model say given tokens: texts in plain tokens, ids as they are."""
     ids: list[int] = []
     for text in texts:
         ids += [text] if isinstance(text, int) else worker.tokenizer.encode(text)
-    target = worker.engine.decoder.target
+    target = worker.backend.engine.decoder.target
     forward = target.forward
     said = 0
 

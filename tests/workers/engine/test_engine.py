@@ -29,12 +29,12 @@ from orchestrator.types import (
 from orchestrator.worker import Call
 from tests.workers.engine.local import ask, run, slow
 from workers.engine.loading import load
-from workers.engine.worker import LocalWorker
 from workers.replica.server import ReplicaServer
 from workers.text.detokenizer import Detokenizer
+from workers.worker import EngineWorker
 
 
-async def test_more_calls_than_rows_wait_and_then_are_refused(worker: LocalWorker) -> None:
+async def test_more_calls_than_rows_wait_and_then_are_refused(worker: EngineWorker) -> None:
     slow(worker, 0.05)
     running = [asyncio.create_task(run(worker, ask(str(i)), StopCriteria(60))) for i in range(2)]
     async with asyncio.timeout(10):
@@ -50,9 +50,11 @@ async def test_more_calls_than_rows_wait_and_then_are_refused(worker: LocalWorke
     assert all(len(answer.segment.tokens) > 0 for answer in answers)
 
 
-async def test_rows_that_become_free_go_to_the_key_that_has_the_fewest(worker: LocalWorker) -> None:
+async def test_rows_that_become_free_go_to_the_key_that_has_the_fewest(
+    worker: EngineWorker,
+) -> None:
     slow(worker, 0.02)
-    worker.engine.queue = 20
+    worker.backend.engine.queue = 20
     ended: list[str] = []
 
     async def one(owner: str) -> None:
@@ -68,12 +70,12 @@ async def test_rows_that_become_free_go_to_the_key_that_has_the_fewest(worker: L
     assert len(ended) == 10
 
 
-async def test_a_burst_into_free_rows_is_no_overload(worker: LocalWorker) -> None:
+async def test_a_burst_into_free_rows_is_no_overload(worker: EngineWorker) -> None:
     await asyncio.gather(*(run(worker, ask(str(i)), StopCriteria(2)) for i in range(4)))
 
 
-async def test_an_abandoned_call_ends_with_its_lease(worker: LocalWorker) -> None:
-    worker.engine.lease_s = 0.5
+async def test_an_abandoned_call_ends_with_its_lease(worker: EngineWorker) -> None:
+    worker.backend.engine.lease_s = 0.5
     slow(worker, 0.02)
     stream = worker.generate(ask(), StopCriteria(200), Sampling())
     await anext(stream)
@@ -88,8 +90,8 @@ async def test_an_abandoned_call_ends_with_its_lease(worker: LocalWorker) -> Non
             pass
 
 
-async def test_a_waiting_caller_keeps_its_lease(worker: LocalWorker) -> None:
-    worker.engine.lease_s = 0.9
+async def test_a_waiting_caller_keeps_its_lease(worker: EngineWorker) -> None:
+    worker.backend.engine.lease_s = 0.9
     slow(worker, 0.05)
     answer = await run(worker, ask(), StopCriteria(30))
     assert answer.ms > 900
@@ -110,22 +112,22 @@ async def test_closing_the_engine_fails_its_calls(checkpoint: Path) -> None:
 
 
 async def test_a_prompt_longer_than_a_chunk(
-    worker: LocalWorker, monkeypatch: pytest.MonkeyPatch
+    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = ask("Several chunks are needed for this one. " * 3)
     whole = await run(worker, call, StopCriteria(6))
     for slot in range(3):
-        worker.engine.cache.reset(slot)
-    target = worker.engine.decoder.target
+        worker.backend.engine.cache.reset(slot)
+    target = worker.backend.engine.decoder.target
     monkeypatch.setattr(target, "next_chunk", partial(target.next_chunk, most=16))
     pieces = await run(worker, call, StopCriteria(6))
     assert pieces.segment.tokens == whole.segment.tokens
     assert pieces.usage.passes > whole.usage.passes
 
 
-async def test_nan_logits_are_an_error_and_harm_no_other_call(worker: LocalWorker) -> None:
+async def test_nan_logits_are_an_error_and_harm_no_other_call(worker: EngineWorker) -> None:
     good = await run(worker, ask(), StopCriteria(6))
-    target = worker.engine.decoder.target
+    target = worker.backend.engine.decoder.target
     forward = target.forward
 
     def broken(*args: Any, **options: Any) -> Any:
@@ -147,9 +149,9 @@ async def test_nan_logits_are_an_error_and_harm_no_other_call(worker: LocalWorke
     assert worker.stats()["live_rows"] == 0
 
 
-async def test_a_prompt_that_makes_nans_is_an_error_and_leaves_none(worker: LocalWorker) -> None:
+async def test_a_prompt_that_makes_nans_is_an_error_and_leaves_none(worker: EngineWorker) -> None:
     """A prefill wants no logits, and what it caches is read by later calls."""
-    target = worker.engine.decoder.target
+    target = worker.backend.engine.decoder.target
     target.embedding[worker.tokenizer.encode("#")[0]] = nan
     for criteria in (StopCriteria(0), StopCriteria(5)):
         for question in ("#", "# and 2"):
@@ -161,20 +163,20 @@ async def test_a_prompt_that_makes_nans_is_an_error_and_leaves_none(worker: Loca
     assert all(answer.segment.tokens for answer in answers)
 
 
-async def test_a_crash_in_the_model_fails_its_calls_only(worker: LocalWorker) -> None:
+async def test_a_crash_in_the_model_fails_its_calls_only(worker: EngineWorker) -> None:
     def crash(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no memory left")
 
-    forward = worker.engine.decoder.target.forward
-    worker.engine.decoder.target.forward = crash  # type: ignore[method-assign]
+    forward = worker.backend.engine.decoder.target.forward
+    worker.backend.engine.decoder.target.forward = crash  # type: ignore[method-assign]
     with pytest.raises(WorkerError, match="no memory left"):
         await run(worker, ask(), StopCriteria(6))
-    worker.engine.decoder.target.forward = forward  # type: ignore[method-assign]
+    worker.backend.engine.decoder.target.forward = forward  # type: ignore[method-assign]
     assert (await run(worker, ask(), StopCriteria(3))).segment.tokens
 
 
 async def test_a_crash_in_the_handling_of_a_token_fails_that_call_only(
-    worker: LocalWorker, monkeypatch: pytest.MonkeyPatch
+    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push = Detokenizer.push
 
@@ -194,12 +196,12 @@ async def test_a_crash_in_the_handling_of_a_token_fails_that_call_only(
 
 
 async def test_an_engine_that_dies_fails_its_waiting_calls(
-    worker: LocalWorker, monkeypatch: pytest.MonkeyPatch
+    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(worker.engine.cache, "allocate", crash)
+    monkeypatch.setattr(worker.backend.engine.cache, "allocate", crash)
     calls = (run(worker, ask(str(i)), StopCriteria(6)) for i in range(2))
     answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
     assert [type(answer) for answer in answers] == [WorkerUnavailable] * 2
@@ -209,10 +211,10 @@ async def test_an_engine_that_dies_fails_its_waiting_calls(
 
 @pytest.mark.parametrize("working", [0, 3])
 async def test_an_accelerator_past_use_fails_its_calls_and_the_health_check(
-    worker: LocalWorker, monkeypatch: pytest.MonkeyPatch, working: int
+    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch, working: int
 ) -> None:
     """Every operation on it fails, from the first prompt on or amid decoding."""
-    target = worker.engine.decoder.target
+    target = worker.backend.engine.decoder.target
     forward, passes = target.forward, 0
 
     def sticky(*_: Any, **__: Any) -> Any:
@@ -224,7 +226,7 @@ async def test_an_accelerator_past_use_fails_its_calls_and_the_health_check(
         return forward(*args, **options) if passes <= working else sticky()
 
     monkeypatch.setattr(target, "forward", breaking)
-    monkeypatch.setattr(worker.engine.cache, "reset", sticky)
+    monkeypatch.setattr(worker.backend.engine.cache, "reset", sticky)
     replica = ReplicaServer(lambda: worker)
     await replica.check_health()
     calls = (run(worker, ask(str(i)), StopCriteria(50)) for i in range(2))
@@ -234,13 +236,13 @@ async def test_an_accelerator_past_use_fails_its_calls_and_the_health_check(
         await replica.check_health()
 
 
-async def test_a_call_that_comes_while_the_engine_stops_is_refused(worker: LocalWorker) -> None:
+async def test_a_call_that_comes_while_the_engine_stops_is_refused(worker: EngineWorker) -> None:
     class Late(deque[Any]):
         def append(self, request: Any) -> None:
             worker.close()
             super().append(request)
 
-    worker.engine._waiting = Late()
+    worker.backend.engine._waiting = Late()
     with pytest.raises(WorkerUnavailable):
         await asyncio.wait_for(run(worker, ask(), StopCriteria(1)), 5)
 
@@ -253,7 +255,7 @@ async def test_a_method_that_fails_fails_its_own_rows_only(checkpoint: Path) -> 
 
     try:
         expected = (await run(worker, ask(), StopCriteria(20))).segment.tokens
-        worker.engine.decoder.named["lookup"].draft = broken  # type: ignore[method-assign]
+        worker.backend.engine.decoder.named["lookup"].draft = broken  # type: ignore[method-assign]
         good = [run(worker, ask(), StopCriteria(20)) for _ in range(2)]
         bad = [
             run(worker, replace(ask(), speculation="lookup"), StopCriteria(20)) for _ in range(2)
@@ -266,7 +268,7 @@ async def test_a_method_that_fails_fails_its_own_rows_only(checkpoint: Path) -> 
         worker.close()
 
 
-def drafting(method: str, **more: Any) -> LocalWorker:
+def drafting(method: str, **more: Any) -> EngineWorker:
     """The embedded large model, with its weak draft model as `method` wants it."""
     speculation = {"method": method, "draft": "embedded:draft"}
     return load("embedded:large", rows=2, max_len=512, threads=1, speculation=speculation, **more)
@@ -279,7 +281,7 @@ async def test_a_draft_that_is_nan_fails_its_own_row_only(
     worker = load(checkpoint, speculation=chain, rows=4, max_len=200)
     try:
         expected = (await run(worker, ask(), StopCriteria(20))).segment.tokens
-        drafter = worker.engine.decoder.method.drafter  # type: ignore[attr-defined]
+        drafter = worker.backend.engine.decoder.method.drafter  # type: ignore[attr-defined]
         bad = worker.tokenizer.encode("#")[0]
         drafter.model.embedding[bad] = nan
         for sampling in (Sampling(), Sampling(0.8, seed=1)):
@@ -320,7 +322,7 @@ async def test_what_a_method_drafted_and_the_model_accepted_is_counted(method: s
 async def test_each_token_says_whether_it_was_drafted(method: str, temperature: float) -> None:
     large = drafting(method, also=[{"method": "vanilla"}])
     rounds: list[tuple[int, list[int], list[int]]] = []  # depth, tokens, rejected drafts
-    verify = large.engine.decoder.method.verify
+    verify = large.backend.engine.decoder.method.verify
 
     def noting(plan: Any, scores: Any) -> Any:
         accepted = verify(plan, scores)
@@ -330,7 +332,7 @@ async def test_each_token_says_whether_it_was_drafted(method: str, temperature: 
             rounds.append((tree.depth, one.tokens, here))
         return accepted
 
-    large.engine.decoder.method.verify = noting  # type: ignore[method-assign]
+    large.backend.engine.decoder.method.verify = noting  # type: ignore[method-assign]
     try:
         call = Call("r", Transcript((Message("user", "What is 12 + 34?"),)), "large")
         sampling = Sampling(temperature, seed=3)

@@ -159,7 +159,7 @@ async def test_every_call_has_the_method_that_it_names(
     block = {"method": "recursive-s", "draft": str(draft_checkpoint)}
     plain = load(checkpoint, rows=1, max_len=200)
     several = load(checkpoint, also=[chain, block, {"method": "lookup"}], rows=4, max_len=200)
-    named = several.engine.decoder.named
+    named = several.backend.engine.decoder.named
     assert list(named) == ["vanilla", "chain", "recursive-s", "lookup"]
     models = [named[name].drafter.model.model for name in ("chain", "recursive-s")]  # type: ignore[attr-defined]
     assert models[0] is models[1]  # loaded once
@@ -219,7 +219,7 @@ async def test_the_draft_of_a_packed_target_is_in_8_bits(
     for speculation in ({"method": "vanilla"}, chain):
         worker = load(checkpoint, dtype=dtype, speculation=speculation, rows=2, max_len=200)
         tokens.append((await run(worker, ask(), StopCriteria(12))).segment.tokens)
-        method = worker.engine.decoder.method
+        method = worker.backend.engine.decoder.method
         worker.close()
     if dtype == "int8":  # its sums are exact; in bfloat16 a wider pass may break a tie otherwise
         assert tokens[0] == tokens[1]

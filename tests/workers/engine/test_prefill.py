@@ -16,7 +16,7 @@ from orchestrator.types import LabelQuery, Message, Sampling, StopCriteria
 from tests.workers.engine.local import ask, run
 from workers.engine.loading import load
 from workers.engine.prefill import fitting
-from workers.engine.worker import LocalWorker
+from workers.worker import EngineWorker
 
 ROOM = 10_000
 QUERY = LabelQuery((Message("user", "Good?"),), "Score: ", ("1", "2"))
@@ -42,18 +42,22 @@ def test_what_fits_into_a_pass(
 
 
 @pytest.fixture
-def wide(checkpoint: Path) -> Iterator[LocalWorker]:
+def wide(checkpoint: Path) -> Iterator[EngineWorker]:
     worker = load(checkpoint, rows=8, max_len=500)
     yield worker
     worker.close()
 
 
-async def together(worker: LocalWorker, *calls: Awaitable[Any]) -> tuple[list[Any], list[Any]]:
+async def together(worker: EngineWorker, *calls: Awaitable[Any]) -> tuple[list[Any], list[Any]]:
     """What calls answer that all come during one long pass, and the passes behind that one.
 
     A pass is listed as the tokens of its rows, by slot.
     """
-    target, go, passes = worker.engine.decoder.target, threading.Event(), list[dict[int, int]]()
+    target, go, passes = (
+        worker.backend.engine.decoder.target,
+        threading.Event(),
+        list[dict[int, int]](),
+    )
     forward = target.forward
 
     def held(slots: Any, trees: Any, **options: Any) -> Any:
@@ -79,7 +83,7 @@ async def together(worker: LocalWorker, *calls: Awaitable[Any]) -> tuple[list[An
 QUESTIONS = [ask(f"What is {number} and {number * 7}?" + "?" * number) for number in range(6)]
 
 
-async def test_judges_that_wait_share_one_pass(wide: LocalWorker) -> None:
+async def test_judges_that_wait_share_one_pass(wide: EngineWorker) -> None:
     alone = [await wide.classify(one, QUERY) for one in QUESTIONS]
     wide.reset_prefix_cache()
     answers, passes = await together(wide, *(wide.classify(one, QUERY) for one in QUESTIONS))
@@ -89,7 +93,7 @@ async def test_judges_that_wait_share_one_pass(wide: LocalWorker) -> None:
         assert (answer.usage.prompt, answer.usage.passes) == (known.usage.prompt, 1)
 
 
-async def test_calls_of_each_kind_share_one_pass(wide: LocalWorker) -> None:
+async def test_calls_of_each_kind_share_one_pass(wide: EngineWorker) -> None:
     segment = (await run(wide, QUESTIONS[0], StopCriteria(3))).segment
 
     def calls() -> list[Any]:
@@ -112,9 +116,9 @@ async def test_calls_of_each_kind_share_one_pass(wide: LocalWorker) -> None:
 
 
 async def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(
-    wide: LocalWorker, monkeypatch: pytest.MonkeyPatch
+    wide: EngineWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = wide.engine.decoder.target
+    target = wide.backend.engine.decoder.target
     monkeypatch.setattr(target, "next_chunk", partial(target.next_chunk, most=50))
     long, short = ask("A long story. " * 15), ask("Short.")
     known = await run(wide, long, StopCriteria(3)), await run(wide, short, StopCriteria(3))
@@ -153,7 +157,7 @@ async def test_the_last_token_of_a_cached_prompt_is_read_with_the_first_draft(
     worker = load("embedded:large", rows=2, max_len=200, speculation=speculation)
     try:
         known = await run(worker, QUESTIONS[0], StopCriteria(8), sampling)
-        target, counted = worker.engine.decoder.target, list[Any]()
+        target, counted = worker.backend.engine.decoder.target, list[Any]()
         extend = target.extend_all
         monkeypatch.setattr(
             target, "extend_all", lambda chunks: counted.append(chunks) or extend(chunks)
@@ -172,9 +176,9 @@ async def test_the_last_token_of_a_cached_prompt_is_read_with_the_first_draft(
 
 
 async def test_a_prompt_that_fails_takes_no_other_with_it(
-    wide: LocalWorker, monkeypatch: pytest.MonkeyPatch
+    wide: EngineWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = wide.engine.decoder.target
+    target = wide.backend.engine.decoder.target
     extend, poison = target.extend_all, wide.prompts.transcript(QUESTIONS[2].transcript)
 
     shared: list[int] = []

@@ -16,10 +16,10 @@ from orchestrator.types import (
 from tests.workers.engine.local import ask, run, slow
 from workers.engine import engine
 from workers.engine.loading import load
-from workers.engine.worker import LocalWorker
+from workers.worker import EngineWorker
 
 
-async def test_the_prefix_cache_can_be_reset(worker: LocalWorker) -> None:
+async def test_the_prefix_cache_can_be_reset(worker: EngineWorker) -> None:
     first = await run(worker, ask(), StopCriteria(4))
     again = await run(worker, ask(), StopCriteria(4))
     assert (first.usage.cached, again.usage.cached) == (0, again.usage.prompt - 1)
@@ -29,7 +29,7 @@ async def test_the_prefix_cache_can_be_reset(worker: LocalWorker) -> None:
     assert fresh.segment == first.segment
 
 
-async def test_prefixes_stay_cached_beside_each_other(worker: LocalWorker) -> None:
+async def test_prefixes_stay_cached_beside_each_other(worker: EngineWorker) -> None:
     first, second = ask("A long question about apples"), ask("Bananas are another matter")
     await run(worker, first, StopCriteria(5))
     await run(worker, second, StopCriteria(5))
@@ -39,7 +39,7 @@ async def test_prefixes_stay_cached_beside_each_other(worker: LocalWorker) -> No
     assert again.usage.cached == again.usage.prompt - 1
 
 
-async def test_a_common_beginning_is_copied_and_both_texts_live(worker: LocalWorker) -> None:
+async def test_a_common_beginning_is_copied_and_both_texts_live(worker: EngineWorker) -> None:
     common = "One and the same long beginning of two different questions: "
     alone = [await run(worker, ask(common + end), StopCriteria(8)) for end in "ab"]
     fresh = await run(worker, ask("x"), StopCriteria(1))
@@ -51,7 +51,7 @@ async def test_a_common_beginning_is_copied_and_both_texts_live(worker: LocalWor
     assert [t.segment.tokens for t in together] == [a.segment.tokens for a in alone]
 
 
-async def test_a_classification_leaves_the_prefix_and_nothing_else(worker: LocalWorker) -> None:
+async def test_a_classification_leaves_the_prefix_and_nothing_else(worker: EngineWorker) -> None:
     call = ask("Judge this")
     answer = await worker.classify(
         call, LabelQuery((Message("user", "Good?"),), "Score: ", ("1", "2"))
@@ -62,7 +62,7 @@ async def test_a_classification_leaves_the_prefix_and_nothing_else(worker: Local
     assert worker.stats()["lossy"] == 0
 
 
-async def test_a_stranger_finds_nothing_of_what_others_asked(worker: LocalWorker) -> None:
+async def test_a_stranger_finds_nothing_of_what_others_asked(worker: EngineWorker) -> None:
     secret = replace(ask("The code is 123456 and nobody else knows it"), owner="one")
     first = await run(worker, secret, StopCriteria(4))
     for guess in (secret, ask("The code is 123456"), ask("The code is 654321")):
@@ -77,7 +77,7 @@ async def test_a_stranger_finds_nothing_of_what_others_asked(worker: LocalWorker
     assert again.segment.tokens == first.segment.tokens
 
 
-async def test_a_slot_that_changes_hands_begins_empty(worker: LocalWorker) -> None:
+async def test_a_slot_that_changes_hands_begins_empty(worker: EngineWorker) -> None:
     slots = worker.stats()["slots"]
     for number in range(2 * slots):  # every slot is taken over from somebody else
         answer = await run(worker, replace(ask(), owner=f"owner {number}"), StopCriteria(2))
@@ -89,12 +89,12 @@ async def test_a_reset_clears_the_caches_of_drafts_too(checkpoint: Path) -> None
     worker = load(checkpoint, speculation=chain, rows=1, max_len=200)
     try:
         await run(worker, ask(), StopCriteria(8))
-        [method] = worker.engine.decoder.methods
+        [method] = worker.backend.engine.decoder.methods
         drafted = method.drafter.cache  # type: ignore[attr-defined]
         assert any(drafted.lengths)
-        worker.engine._prefixes.reset()
+        worker.backend.engine._prefixes.reset()
         assert not any(drafted.lengths)
-        assert not any(worker.engine.cache.lengths)
+        assert not any(worker.backend.engine.cache.lengths)
     finally:
         worker.close()
 
@@ -105,14 +105,18 @@ async def test_judges_of_one_long_thought_do_not_copy_it_all_at_once(
     monkeypatch.setattr(engine, "COPIED", 10)
     worker = load(checkpoint, rows=4, max_len=200)
     alone = await run(worker, ask("A question " * 5), StopCriteria(4))
-    prefixes, iterate, copies = worker.engine._prefixes, worker.engine._iterate, list[int]()
+    prefixes, iterate, copies = (
+        worker.backend.engine._prefixes,
+        worker.backend.engine._iterate,
+        list[int](),
+    )
 
     def watched() -> None:
         before = prefixes.copied
         iterate()
         copies.append(prefixes.copied - before)
 
-    monkeypatch.setattr(worker.engine, "_iterate", watched)
+    monkeypatch.setattr(worker.backend.engine, "_iterate", watched)
     slow(worker, 0.01)
     calls = (run(worker, ask("A question " * 5), StopCriteria(4)) for _ in range(3))
     answers = await asyncio.gather(*calls)

@@ -31,7 +31,7 @@ from tests.workers.conftest import make_model, make_tokenizer, save
 from tests.workers.engine.local import ask, force, run
 from workers.engine.loading import load
 from workers.engine.requests import RequestHandle, stop_nll
-from workers.engine.worker import LocalWorker
+from workers.worker import EngineWorker
 
 
 async def test_what_came_before_an_error_is_not_lost() -> None:
@@ -80,7 +80,7 @@ async def test_tokens_that_come_fast_wake_their_reader_once(monkeypatch: Any) ->
         assert await slow.items() == [one]
 
 
-async def test_control_tokens_end_a_generation(worker: LocalWorker) -> None:
+async def test_control_tokens_end_a_generation(worker: EngineWorker) -> None:
     close = worker.tokenizer.close_id
     assert close is not None
     force(worker, "So 46", close)
@@ -92,7 +92,7 @@ async def test_control_tokens_end_a_generation(worker: LocalWorker) -> None:
     assert (answer.segment.finish, answer.segment.text) == ("eos", "So 46")
 
 
-async def test_a_stop_string_over_several_tokens(worker: LocalWorker) -> None:
+async def test_a_stop_string_over_several_tokens(worker: EngineWorker) -> None:
     force(worker, "46 and STOP more")
     answer = await run(worker, ask(), StopCriteria(50, until=("more",), stop=("and STOP",)))
     assert (answer.segment.finish, answer.segment.text) == ("stop", "46 ")
@@ -101,7 +101,7 @@ async def test_a_stop_string_over_several_tokens(worker: LocalWorker) -> None:
 
 
 async def test_a_stop_string_is_not_looked_for_before_the_answer_begins(
-    worker: LocalWorker,
+    worker: EngineWorker,
 ) -> None:
     force(worker, "\n\n46\nmore")
     transcript = replace(ask().transcript, closed=True)
@@ -109,7 +109,7 @@ async def test_a_stop_string_is_not_looked_for_before_the_answer_begins(
     assert (answer.segment.finish, answer.segment.text) == ("stop", "\n\n46")
 
 
-async def test_low_confidence_ends_before_the_token(worker: LocalWorker) -> None:
+async def test_low_confidence_ends_before_the_token(worker: EngineWorker) -> None:
     answer = await run(worker, ask(), StopCriteria(20, min_confidence=1.1))
     assert (answer.segment.finish, answer.segment.tokens) == ("doubt", ())
     assert (
@@ -117,7 +117,7 @@ async def test_low_confidence_ends_before_the_token(worker: LocalWorker) -> None
     ).segment.finish != "doubt"
 
 
-async def test_a_character_lies_across_segments(worker: LocalWorker) -> None:
+async def test_a_character_lies_across_segments(worker: EngineWorker) -> None:
     tokens = worker.tokenizer.encode("a😀é!")
     assert len(tokens) > 5  # bytes, mostly
     for at in range(1, len(tokens)):
@@ -126,12 +126,12 @@ async def test_a_character_lies_across_segments(worker: LocalWorker) -> None:
         assert "".join(answer.pieces) == draft.text
         kept, _ = answer.split(draft, at)
         transcript = ask().transcript.extend(kept)
-        forward = worker.engine.decoder.target.forward
+        forward = worker.backend.engine.decoder.target.forward
         force(worker, *tokens[at:])
         answer = await run(worker, Call("r", transcript), StopCriteria(len(tokens) - at))
         assert kept.text + answer.segment.text == draft.text
         assert kept.tokens + answer.segment.tokens == tokens
-        worker.engine.decoder.target.forward = forward  # type: ignore[method-assign]
+        worker.backend.engine.decoder.target.forward = forward  # type: ignore[method-assign]
         option = (
             await worker.verify(Call("r", transcript), Segment("small", ""), Sampling())
         ).options
@@ -140,7 +140,7 @@ async def test_a_character_lies_across_segments(worker: LocalWorker) -> None:
 
 
 @pytest.mark.parametrize("closed", [False, True])
-async def test_choices_that_end_a_phase(worker: LocalWorker, closed: bool) -> None:
+async def test_choices_that_end_a_phase(worker: EngineWorker, closed: bool) -> None:
     end, finish, other = worker.tokenizer.close_id, "think_end", "eos"
     if closed:
         end, finish, other = worker.tokenizer.eos_id, other, finish
@@ -160,7 +160,7 @@ async def test_choices_that_end_a_phase(worker: LocalWorker, closed: bool) -> No
 
 
 async def test_a_thought_leaves_room_for_an_answer_and_the_answer_fills_it(
-    worker: LocalWorker,
+    worker: EngineWorker,
 ) -> None:
     force(worker, "a")
     call = ask()
@@ -180,7 +180,7 @@ async def test_a_thought_leaves_room_for_an_answer_and_the_answer_fills_it(
 
 @pytest.mark.parametrize("policy", [LargeOnly(), SpecReason(threshold=0)])
 async def test_a_thought_that_never_ends_is_answered_all_the_same(
-    worker: LocalWorker, policy: Any
+    worker: EngineWorker, policy: Any
 ) -> None:
     force(worker, "a")  # as far as the context goes, which is less than max_tokens
     request = Request("r", ask().transcript.messages, limits=Limits(max_tokens=10_000))
@@ -194,7 +194,7 @@ async def test_a_thought_that_never_ends_is_answered_all_the_same(
 @pytest.mark.parametrize("size", [1, 5, 16])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_p=0.9, seed=3)])
 async def test_what_is_scored_in_chunks_is_scored_alike(
-    worker: LocalWorker, monkeypatch: pytest.MonkeyPatch, size: int, sampling: Sampling
+    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch, size: int, sampling: Sampling
 ) -> None:
     made = await run(worker, ask(), StopCriteria(24))
     text, query = made.segment, LabelQuery((Message("user", "Good?"),), "Score: ", ("1", "2"))
@@ -206,7 +206,7 @@ async def test_what_is_scored_in_chunks_is_scored_alike(
         return verified, await worker.classify(judged, replace(query, nll=True))
 
     whole, graded = await scores()
-    target = worker.engine.decoder.target
+    target = worker.backend.engine.decoder.target
     next_chunk, widths = target.next_chunk, list[int]()
 
     def in_chunks(slot: int, ids: Any, **options: Any) -> Any:

@@ -34,10 +34,10 @@ from tests.workers.remote.corruptions import (
 )
 from tests.workers.remote.test_worker import CHAT, MODEL, PLAIN, QUESTIONS, SGLANG
 from tests.workers.remote.vllm_like import PAIR, ServerBehavior, VllmLike, serving
-from workers.engine.worker import LocalWorker
+from workers.remote.backend import RemoteBackend
 from workers.remote.protocol import ServerCapabilities
 from workers.remote.server import Server
-from workers.remote.worker import RemoteWorker
+from workers.worker import EngineWorker, ModelWorker
 
 BEHAVIORS = {
     "vllm": ServerBehavior(),
@@ -85,7 +85,7 @@ CASES = ALL if os.environ.get("CORRUPTIONS") == "all" else SOME
 
 @pytest.fixture(scope="module")
 def proxies(
-    pair: dict[Any, LocalWorker], tmp_path_factory: pytest.TempPathFactory
+    pair: dict[Any, EngineWorker], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, dict[str, tuple[str, Corrupting]]]]:
     """By dialect and worker: the address of a proxy, and the proxy."""
     with ExitStack() as stack:
@@ -111,17 +111,19 @@ async def test_an_answer_is_what_the_models_wrote_or_an_error_by_name(
     how: str,
     policy: str,
     when: str,
-    pair: dict[Any, LocalWorker],
+    pair: dict[Any, EngineWorker],
     proxies: dict[str, dict[str, tuple[str, Corrupting]]],
 ) -> None:
-    workers: dict[Any, RemoteWorker] = {}
+    workers: dict[Any, ModelWorker] = {}
     for name, (url, proxy) in proxies[dialect].items():
-        workers[name] = RemoteWorker(Server(url, retries=0), MODEL, pair[name].tokenizer)
+        workers[name] = ModelWorker(
+            RemoteBackend(Server(url, retries=0), MODEL, pair[name].tokenizer)
+        )
         proxy.how, proxy.every = None, 1
         if when != "at once":
             if (dialect, name) not in CAPABLE:
-                CAPABLE[dialect, name] = await workers[name].capabilities()
-            workers[name]._capabilities = CAPABLE[dialect, name]
+                CAPABLE[dialect, name] = await workers[name].backend.capabilities()
+            workers[name].backend._capabilities = CAPABLE[dialect, name]
         proxy.how, proxy.every = how, 2 if when == "at times" else 1
     done: RequestCompleted | None = None
     failed: Exception | None = None
@@ -131,12 +133,12 @@ async def test_an_answer_is_what_the_models_wrote_or_an_error_by_name(
         failed = error
     finally:
         for worker in workers.values():
-            await worker.aclose()
+            await worker.backend.aclose()
     if done is not None:
         await check_written(done, pair)
         return
     assert failed is not None
-    names = [worker.server.name for worker in workers.values()]
+    names = [worker.backend.server.name for worker in workers.values()]
     assert isinstance(failed, Unsupported) or any(name in str(failed) for name in names)
     seen = http_error(failed)
     assert seen.status in (400, 503)
@@ -153,7 +155,7 @@ async def solved(policy: str, workers: dict[Any, Any]) -> RequestCompleted:
     return last
 
 
-async def check_written(done: RequestCompleted, pair: dict[Any, LocalWorker]) -> None:
+async def check_written(done: RequestCompleted, pair: dict[Any, EngineWorker]) -> None:
     """Each segment is what its author writes there; the answer ends where its author ends it."""
     before = Transcript(done.transcript.messages)
     for phase in (done.transcript.thought, done.transcript.answer):
@@ -170,7 +172,7 @@ async def check_written(done: RequestCompleted, pair: dict[Any, LocalWorker]) ->
         before = replace(before, closed=True)
 
 
-async def written(worker: LocalWorker, transcript: Transcript) -> str:
+async def written(worker: EngineWorker, transcript: Transcript) -> str:
     key = id(worker), transcript.thought.text(), transcript.answer.text(), transcript.closed
     if key not in WRITTEN:
         call = Call("check", transcript, "large")

@@ -35,13 +35,14 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Delta
 from workers.embedded.checkpoints import resolve
+from workers.remote.backend import RemoteBackend
 from workers.remote.errors import Absent, Declined
 from workers.remote.protocol import ServerCapabilities
 from workers.remote.response_parser import LEFT_OUT
 from workers.remote.server import Server
-from workers.remote.worker import RemoteWorker
 from workers.retry import CircuitBreaker
 from workers.text.tokenizer_files import load_tokenizer
+from workers.worker import ModelWorker
 
 TOKENIZER = load_tokenizer(resolve("embedded:small"))
 TEXT = "14*3=42."
@@ -143,23 +144,23 @@ class Odd:
 @asynccontextmanager
 async def odd(
     *replies: Reply, tls: ssl.SSLContext | None = None, **options: Any
-) -> AsyncIterator[tuple[Odd, RemoteWorker]]:
+) -> AsyncIterator[tuple[Odd, ModelWorker]]:
     """An odd server, and a remote worker that knows already what it can do."""
     behind = Odd(*replies)
     listening = await asyncio.start_server(behind.serve, "127.0.0.1", 0, ssl=tls)
     behind.port = listening.sockets[0].getsockname()[1]
     url = f"http{'s' if tls else ''}://127.0.0.1:{behind.port}"
-    worker = RemoteWorker(Server(url, **options), "m", TOKENIZER)
-    worker._capabilities = ServerCapabilities("ids", ids=True, top=20)
+    worker = ModelWorker(RemoteBackend(Server(url, **options), "m", TOKENIZER))
+    worker.backend._capabilities = ServerCapabilities("ids", ids=True, top=20)
     well.start = len(worker.prompts.transcript(QUESTION.transcript))  # type: ignore[attr-defined]
     try:
         yield behind, worker
     finally:
-        await worker.aclose()
+        await worker.backend.aclose()
         listening.close()
 
 
-async def write(worker: RemoteWorker, criteria: StopCriteria = SPAN) -> list[Delta | Generation]:
+async def write(worker: ModelWorker, criteria: StopCriteria = SPAN) -> list[Delta | Generation]:
     return [item async for item in worker.generate(QUESTION, criteria, Sampling())]
 
 
@@ -296,11 +297,11 @@ async def test_silence_counts_as_a_loss() -> None:
 
 
 async def test_nobody_listens() -> None:
-    worker = RemoteWorker(Server("http://127.0.0.1:9", retries=1), "m", TOKENIZER)
+    worker = ModelWorker(RemoteBackend(Server("http://127.0.0.1:9", retries=1), "m", TOKENIZER))
     with pytest.raises(WorkerUnavailable, match=r"127.0.0.1:9"):
         await write(worker)
-    assert not await worker.is_available()
-    await worker.aclose()
+    assert not await worker.backend.is_available()
+    await worker.backend.aclose()
 
 
 async def test_a_redirect_is_not_followed() -> None:
@@ -405,7 +406,7 @@ async def test_line_separators_inside_a_text_do_not_end_a_line() -> None:
         {"choices": [{"text": odd_text, "finish_reason": "stop"}]}, ensure_ascii=False
     )
     async with odd(events(f"data: {data}\n\n", "data: [DONE]\n\n")) as (_, worker):
-        worker._capabilities = ServerCapabilities("ids")
+        worker.backend._capabilities = ServerCapabilities("ids")
         assert whole(await write(worker)).segment.text == odd_text
 
 
@@ -468,11 +469,13 @@ async def test_refusals_do_not_open_the_breaker() -> None:
 
 async def test_a_probe_that_failed_is_made_again() -> None:
     async with odd(refusal(500, "starting"), retries=0) as (behind, worker):
-        worker._capabilities = None
+        worker.backend._capabilities = None
         with pytest.raises(WorkerUnavailable):
             await write(worker)
         behind.replies = [http(200, '{"choices": [{"text": "x", "finish_reason": "length"}]}')]
-        assert await worker.capabilities() == ServerCapabilities("ids", draws=None, extras=True)
+        assert await worker.backend.capabilities() == ServerCapabilities(
+            "ids", draws=None, extras=True
+        )
 
 
 @pytest.mark.parametrize(
@@ -587,10 +590,10 @@ LIES: dict[str, tuple[ServerCapabilities | None, Reply]] = {
 async def test_what_contradicts_itself_is_an_error_that_names_the_server(name: str) -> None:
     able, reply = LIES[name]
     async with odd(reply, retries=0) as (_, worker):
-        worker._capabilities = able or worker._capabilities
+        worker.backend._capabilities = able or worker.backend._capabilities
         with pytest.raises(WorkerError) as caught:
             await write(worker)
-        assert worker.server.name in str(caught.value)
+        assert worker.backend.server.name in str(caught.value)
 
 
 @pytest.mark.parametrize("off", [-3, 2])
@@ -601,9 +604,11 @@ async def test_tokens_that_are_lost_or_come_twice_do_not_fit_the_usage(off: int)
         shown = [IDS[0]] * off + IDS[max(0, -off) :]
         parts = [json.loads(chunk([i]).removeprefix("data: "))["choices"][0] for i in shown]
         behind.replies = [stream(*parts, said("", "stop"), usage=usage)]
-        with pytest.raises(Contradiction, match=f"{worker.server.name}: expected the {len(IDS)}"):
+        with pytest.raises(
+            Contradiction, match=f"{worker.backend.server.name}: expected the {len(IDS)}"
+        ):
             await write(worker)
-        worker._capabilities = TEXT_ONLY
+        worker.backend._capabilities = TEXT_ONLY
         usage["completion_tokens"] = 40
         behind.replies = [stream(said("", "stop"), usage=usage)]
         with pytest.raises(Contradiction, match="expected the 40 tokens"):
@@ -626,7 +631,7 @@ async def test_the_token_that_ends_a_text_is_counted_and_not_sent(lost: int) -> 
     )
     criteria = StopCriteria(50, stop=(" =",))  # which an answer may begin with, so it is not sent
     async with odd(well) as (behind, worker):
-        worker._capabilities = numbered
+        worker.backend._capabilities = numbered
         length = len(worker.prompts.transcript(call.transcript))
         usage = {"prompt_tokens": length, "completion_tokens": len(ids) + 1 + lost}
         behind.replies = [stream(*map(token, ids), said("", "stop"), usage=usage)]
@@ -646,7 +651,7 @@ async def test_a_stream_is_utf8_with_or_without_a_mark_whatever_its_headers_say(
             for end in ("\n", "\r\n", "\r"):
                 body = f"{mark}data: {data}{end}{end}data: [DONE]{end}{end}"
                 async with odd(http(200, body, kind), retries=0) as (_, worker):
-                    worker._capabilities = TEXT_ONLY
+                    worker.backend._capabilities = TEXT_ONLY
                     assert whole(await write(worker)).segment.text == "é → 42"
 
 
@@ -659,7 +664,7 @@ async def test_an_event_without_data_keeps_a_connection_alive(ping: str) -> None
         _,
         worker,
     ):
-        worker._capabilities = TEXT_ONLY
+        worker.backend._capabilities = TEXT_ONLY
         assert whole(await write(worker)).segment.text == "It is 42."
 
 
@@ -668,7 +673,7 @@ async def test_a_content_encoding_that_compresses_nothing_is_left_aside(coding: 
     data = f"data: {json.dumps({'choices': [said('It is 42.', 'stop')]})}\n\n"
     reply = http(200, data, "text/event-stream", f"content-encoding: {coding}")
     async with odd(reply, retries=0) as (_, worker):
-        worker._capabilities = TEXT_ONLY
+        worker.backend._capabilities = TEXT_ONLY
         assert whole(await write(worker)).segment.text == "It is 42."
 
 
@@ -685,14 +690,14 @@ async def test_what_is_compressed_is_refused_by_name(coding: str) -> None:
 async def test_a_server_that_does_not_stream_is_read() -> None:
     body = "\ufeff" + json.dumps({"choices": [said("It is 42.", "stop")]})
     async with odd(http(200, body), retries=0) as (_, worker):
-        worker._capabilities = TEXT_ONLY
+        worker.backend._capabilities = TEXT_ONLY
         assert whole(await write(worker)).segment.text == "It is 42."
 
 
 async def test_choices_beside_the_first_are_left_aside() -> None:
     choices = [{**said("no"), "index": 1}, said("yes"), {**said("no", "stop"), "index": 1}]
     async with odd(stream(*choices, said("", "stop")), retries=0) as (_, worker):
-        worker._capabilities = TEXT_ONLY
+        worker.backend._capabilities = TEXT_ONLY
         assert whole(await write(worker)).segment.text == "yes"
 
 

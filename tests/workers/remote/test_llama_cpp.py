@@ -23,7 +23,14 @@ from orchestrator.types import (
 )
 from policies import POLICIES
 from policies.specreason import SpecReason
-from tests.workers.conftest import CONTROLS, chain_checkpoint, make_model, make_tokenizer, save
+from tests.workers.conftest import (
+    CONTROLS,
+    chain_checkpoint,
+    continuation,
+    make_model,
+    make_tokenizer,
+    save,
+)
 from tests.workers.remote.corruptions import Corrupting
 from tests.workers.remote.test_worker import (
     GREEDY,
@@ -36,12 +43,13 @@ from tests.workers.remote.test_worker import (
 )
 from tests.workers.remote.vllm_like import PAIR, serving
 from workers.engine.loading import load
-from workers.engine.worker import LocalWorker
+from workers.remote.backend import RemoteBackend
 from workers.remote.protocol import Chunk, ServerCapabilities, Token
-from workers.remote.response_parser import ParserOptions, ResponseParser
+from workers.remote.response_parser import ResponseParser
 from workers.remote.server import Server
-from workers.remote.worker import RemoteWorker
+from workers.remote.stops import stop_fields
 from workers.text.prompt import PromptRenderer
+from workers.worker import EngineWorker, ModelWorker
 
 MODEL = "any name"  # a server of one model does not mind
 ABLE = ServerCapabilities(
@@ -65,20 +73,21 @@ def urls(files: dict[str, Path]) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def served(urls: dict[str, str], pair: dict[Any, LocalWorker]) -> dict[Any, RemoteWorker]:
+def served(urls: dict[str, str], pair: dict[Any, EngineWorker]) -> dict[Any, ModelWorker]:
     return {
-        name: RemoteWorker(Server(url), MODEL, pair[name].tokenizer) for name, url in urls.items()
+        name: ModelWorker(RemoteBackend(Server(url), MODEL, pair[name].tokenizer))
+        for name, url in urls.items()
     }
 
 
-async def test_what_it_can_do_is_seen(served: dict[Any, RemoteWorker]) -> None:
+async def test_what_it_can_do_is_seen(served: dict[Any, ModelWorker]) -> None:
     for worker in served.values():
-        assert await worker.capabilities() == ABLE
+        assert await worker.backend.capabilities() == ABLE
         assert worker.context == 1024
 
 
 async def test_texts_are_those_of_the_model(
-    served: dict[Any, RemoteWorker], pair: dict[Any, LocalWorker]
+    served: dict[Any, ModelWorker], pair: dict[Any, EngineWorker]
 ) -> None:
     """The same text with the same ends, the same ids, and their log-probabilities."""
     for question in QUESTIONS:
@@ -103,13 +112,13 @@ async def test_texts_are_those_of_the_model(
 
 
 async def test_texts_with_a_draft_model_are_those_of_the_model(
-    files: dict[str, Path], pair: dict[Any, LocalWorker]
+    files: dict[str, Path], pair: dict[Any, EngineWorker]
 ) -> None:
     """For tokens that its draft model drafted it sends neither ids nor log-probabilities, and for
     the end of a thought not even a text."""
     with serving_gguf(files["large"], 1024, draft=files["small"]) as url:
-        worker = RemoteWorker(Server(url), MODEL, pair["large"].tokenizer)
-        assert await worker.capabilities() == replace(ABLE, missing="ids")
+        worker = ModelWorker(RemoteBackend(Server(url), MODEL, pair["large"].tokenizer))
+        assert await worker.backend.capabilities() == replace(ABLE, missing="ids")
         for question in QUESTIONS:
             transcript = ask(question)
             whole = await write(pair["large"], transcript, StopCriteria(200))
@@ -134,12 +143,12 @@ async def test_texts_with_a_draft_model_are_those_of_the_model(
 
 
 async def test_ids_that_stop_coming_in_mid_answer(
-    files: dict[str, Path], pair: dict[Any, LocalWorker], caplog: pytest.LogCaptureFixture
+    files: dict[str, Path], pair: dict[Any, EngineWorker], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Drafts that are copied from what was written come late, or never: the probe saw all ids."""
     with serving_gguf(files["large"], 1024, draft="ngram") as url:
-        worker = RemoteWorker(Server(url), MODEL, pair["large"].tokenizer)
-        assert await worker.capabilities() == ABLE
+        worker = ModelWorker(RemoteBackend(Server(url), MODEL, pair["large"].tokenizer))
+        assert await worker.backend.capabilities() == ABLE
         for question in QUESTIONS:
             ours, theirs = [
                 (await write(one, ask(question), StopCriteria(200))).segment
@@ -150,19 +159,21 @@ async def test_ids_that_stop_coming_in_mid_answer(
                 ours.tokens,
                 ours.finish,
             )
-    assert f"{worker.server.name} leaves out ids of some tokens" in caplog.text
+    assert f"{worker.backend.server.name} leaves out ids of some tokens" in caplog.text
 
 
 async def test_a_thought_ends_where_a_proxy_drops_all_ids(
-    files: dict[str, Path], pair: dict[Any, LocalWorker]
+    files: dict[str, Path], pair: dict[Any, EngineWorker]
 ) -> None:
     """The server hides the marker unless `preserved_tokens` names it."""
     with (
         serving_gguf(files["small"], 1024) as url,
         serving(Corrupting(url, "ids are dropped").app) as proxy,
     ):
-        worker = RemoteWorker(Server(proxy, retries=0), MODEL, pair["small"].tokenizer)
-        assert await worker.capabilities() == ServerCapabilities("ids", extras=True)
+        worker = ModelWorker(
+            RemoteBackend(Server(proxy, retries=0), MODEL, pair["small"].tokenizer)
+        )
+        assert await worker.backend.capabilities() == ServerCapabilities("ids", extras=True)
         for question in QUESTIONS:
             ours, theirs = [
                 (await write(one, ask(question), StopCriteria(200))).segment
@@ -197,7 +208,7 @@ async def test_a_thought_that_is_closed_twice(
             serving_gguf(write_gguf(folder, tmp_path / "chain.gguf"), 300) as url,
             serving(Corrupting(url, drops).app) as proxy,
         ):
-            worker = RemoteWorker(Server(proxy, retries=0), MODEL, here.tokenizer)
+            worker = ModelWorker(RemoteBackend(Server(proxy, retries=0), MODEL, here.tokenizer))
             for where, written, finish in [
                 (named, f"1</think>{text}", "eos"),
                 (forced, "1", "think_end"),
@@ -213,7 +224,7 @@ async def test_a_thought_that_is_closed_twice(
 
 
 async def test_a_block_stays_whole(
-    served: dict[Any, RemoteWorker], pair: dict[Any, LocalWorker]
+    served: dict[Any, ModelWorker], pair: dict[Any, EngineWorker]
 ) -> None:
     fence, criteria = Segment("policy", "```\n"), StopCriteria(200, until=("\n\n",))
     for question in QUESTIONS:
@@ -228,14 +239,13 @@ async def test_a_block_stays_whole(
 def test_a_delimiter_that_ends_no_step_is_not_the_end(prompts: PromptRenderer) -> None:
     """The server stops at it, and does not say at what it stopped."""
     tokenizer, criteria = prompts.tokenizer, StopCriteria(50, until=("\n\n",))
-    options = ParserOptions.of(ask("2 + 2?"), 9, criteria, None, tokenizer.controls)
     ends = []
     for text in ("We compute:\n\n", "It is 4.", "```\nx = 1\n\n"):
-        parser = ResponseParser(tokenizer, ABLE, options)
+        parser = ResponseParser(continuation(prompts, ask("2 + 2?"), criteria), prompts, ABLE)
         tokens = tuple(Token(i, -0.5, {}) for i in tokenizer.encode(text))
         assert parser.push(Chunk(text, tokens, None, None)) is None
-        ends.append(parser.push(Chunk("", (), "stop", None)))
-    assert ends == ["until", "eos", "until"]
+        ends.append((parser.push(Chunk("", (), "stop", None)), parser.inside))
+    assert ends == [("until", True), ("eos", False), ("until", True)]
 
 
 def test_a_delimiter_that_the_server_is_not_told_of_is_not_where_it_stopped(
@@ -244,16 +254,16 @@ def test_a_delimiter_that_the_server_is_not_told_of_is_not_where_it_stopped(
     """Where an answer begins it may write blank lines first: none of them is a stop string."""
     tokenizer, criteria = prompts.tokenizer, StopCriteria(50, until=("\n\n",))
     answer = replace(ask("2 + 2?"), closed=True)
-    options = ParserOptions.of(answer, 9, criteria, None, tokenizer.controls)
-    assert "stop" not in options.stop_fields(tokenizer, ABLE)
-    parser, text = ResponseParser(tokenizer, ABLE, options), "```\nx = 1\n\ny = 2\n```"
+    going_on = continuation(prompts, answer, criteria)
+    assert "stop" not in stop_fields(going_on, tokenizer, ABLE)
+    parser, text = ResponseParser(going_on, prompts, ABLE), "```\nx = 1\n\ny = 2\n```"
     tokens = tuple(Token(i, -0.5, {}) for i in tokenizer.encode(text))
     assert parser.push(Chunk(text, tokens, None, None)) is None
     assert parser.push(Chunk("", (), "stop", None)) == "eos"
 
 
 async def test_distributions_are_those_of_the_model(
-    served: dict[Any, RemoteWorker], pair: dict[Any, LocalWorker]
+    served: dict[Any, ModelWorker], pair: dict[Any, EngineWorker]
 ) -> None:
     for question in QUESTIONS:
         drafted = await write(pair["small"], ask(question), StopCriteria(200, until=("\n\n",)))
@@ -264,7 +274,7 @@ async def test_distributions_are_those_of_the_model(
 
 
 async def test_sampling_draws_from_the_whole_distribution(
-    served: dict[Any, RemoteWorker],
+    served: dict[Any, ModelWorker],
 ) -> None:
     """The server's own cuts (40 likeliest, `min_p`) are off, and `top_k` is honoured."""
     small, transcript = served["small"], ask(QUESTIONS[0])
@@ -279,7 +289,7 @@ async def test_sampling_draws_from_the_whole_distribution(
     assert await drawn(Sampling(50.0, top_k=1, seed=3)) == await drawn(GREEDY)
 
 
-async def test_an_answer_is_held_to_a_schema(served: dict[Any, RemoteWorker]) -> None:
+async def test_an_answer_is_held_to_a_schema(served: dict[Any, ModelWorker]) -> None:
     answer = replace(ask(QUESTIONS[0]), closed=True)
     schema = Constraint("json_schema", '{"enum": ["yes", "no"]}')
     held = replace(call(answer), constraint=schema)
@@ -293,7 +303,7 @@ async def test_an_answer_is_held_to_a_schema(served: dict[Any, RemoteWorker]) ->
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 async def test_every_policy_answers_or_is_refused_by_name(
-    name: str, served: dict[Any, RemoteWorker], pair: dict[Any, LocalWorker]
+    name: str, served: dict[Any, ModelWorker], pair: dict[Any, EngineWorker]
 ) -> None:
     fields = POLICIES[name].model_fields
     policy = POLICIES[name](**({"judge": "short"} if "judge" in fields else {}))
@@ -310,13 +320,13 @@ async def test_every_policy_answers_or_is_refused_by_name(
 
 @pytest.mark.parametrize("scoring", ["likelihood", "both"])
 async def test_a_score_that_needs_the_prompt_is_refused_by_name(
-    scoring: Any, served: dict[Any, RemoteWorker]
+    scoring: Any, served: dict[Any, ModelWorker]
 ) -> None:
     with pytest.raises(Unsupported, match="log-probabilities of the prompt"):
         await answer(SpecReason(scoring=scoring, judge="short"), served, QUESTIONS[0])
 
 
-async def test_what_it_costs_is_what_the_server_says(served: dict[Any, RemoteWorker]) -> None:
+async def test_what_it_costs_is_what_the_server_says(served: dict[Any, ModelWorker]) -> None:
     small = served["small"]
     transcript = ask("A question of its own: what is 31 + 17?")
     length = len(small.prompts.transcript(transcript))
@@ -331,15 +341,15 @@ async def test_what_it_costs_is_what_the_server_says(served: dict[Any, RemoteWor
 
 
 async def test_a_full_context_ends_a_text_and_refuses_a_prompt(
-    served: dict[Any, RemoteWorker],
+    served: dict[Any, ModelWorker],
 ) -> None:
     """By the context that it tells, and where that is not known by its own refusal."""
     small = served["small"]
-    await small.capabilities()
+    await small.backend.capabilities()
     length = len(small.prompts.transcript(ask("1+1?")))
     closed = replace(ask("1+1?"), closed=True)
     for context in (1024, None):
-        small.context = context
+        small.backend.context = context
         with pytest.raises(ContextLengthExceeded) as caught:
             await write(small, ask("1+1=2 " * 400), StopCriteria(4))
         assert caught.value.code == "context_length_exceeded"
@@ -352,7 +362,7 @@ async def test_a_full_context_ends_a_text_and_refuses_a_prompt(
 async def test_a_tokenizer_that_is_not_the_models_is_refused(
     urls: dict[str, str], prompts: Any
 ) -> None:
-    stranger = RemoteWorker(Server(urls["small"]), MODEL, prompts.tokenizer)
+    stranger = ModelWorker(RemoteBackend(Server(urls["small"]), MODEL, prompts.tokenizer))
     with pytest.raises(Unsupported, match="not the served model's: token"):
         await write(stranger, Transcript((Message("user", "1"),)), StopCriteria(4))
 
@@ -367,7 +377,7 @@ async def test_ids_of_broken_characters_are_found(tmp_path: Path) -> None:
     here = load(tmp_path, max_len=400)
     try:
         with serving_gguf(write_gguf(tmp_path, tmp_path / "tiny.gguf"), 512) as url:
-            worker = RemoteWorker(Server(url), MODEL, here.tokenizer, context=400)
+            worker = ModelWorker(RemoteBackend(Server(url), MODEL, here.tokenizer, context=400))
             broken = 0
             for question in QUESTIONS:
                 for criteria in (StopCriteria(60), StopCriteria(60, stop=("is", "a"))):

@@ -14,10 +14,10 @@ from orchestrator.types import Constraint, Sampling, StopCriteria
 from tests.workers.remote.test_worker import GREEDY, MUTE, QUESTIONS, ask, call, write
 from tests.workers.remote.vllm_like import MODEL, ServerBehavior, VllmLike, serving
 from workers.engine.loading import load
-from workers.engine.worker import LocalWorker
+from workers.remote.backend import RemoteBackend
 from workers.remote.protocol import ServerCapabilities
 from workers.remote.server import Server
-from workers.remote.worker import RemoteWorker
+from workers.worker import EngineWorker, ModelWorker
 
 # transformers 5.23.0, `transformers serve --continuous-batching`: text alone, no stop strings, and
 # all requests of a process sampled as its first one asked.
@@ -30,24 +30,24 @@ HOSTED = ServerBehavior(prompt_ids=False, breaks=True)
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[LocalWorker]:
+def local() -> Iterator[EngineWorker]:
     worker = load("embedded:small", rows=4)
     yield worker
     worker.close()
 
 
 @contextmanager
-def served(local: LocalWorker, behavior: ServerBehavior) -> Iterator[RemoteWorker]:
+def served(local: EngineWorker, behavior: ServerBehavior) -> Iterator[ModelWorker]:
     with serving(VllmLike(local, behavior).app) as url:
-        yield RemoteWorker(Server(url, retries=0), MODEL, local.tokenizer)
+        yield ModelWorker(RemoteBackend(Server(url, retries=0), MODEL, local.tokenizer))
 
 
-async def test_a_thought_needs_a_server_that_reads_stop_strings(local: LocalWorker) -> None:
+async def test_a_thought_needs_a_server_that_reads_stop_strings(local: EngineWorker) -> None:
     """Its end is a control token, which no text shows: what follows it would be thought, too."""
     question = ask(QUESTIONS[0])
     with served(local, BATCHING) as worker:
         able = ServerCapabilities("text", draws=None, extras=True, stops=False)
-        assert await worker.capabilities() == able
+        assert await worker.backend.capabilities() == able
         with pytest.raises(Unsupported, match="a sign of the end of a thought"):
             await write(worker, question, StopCriteria(200))
         closed = replace(question.extend((await write(local, question, StopCriteria(200))).segment))
@@ -66,7 +66,7 @@ async def test_a_thought_needs_a_server_that_reads_stop_strings(local: LocalWork
 @pytest.mark.parametrize("stop_ids", [False, True])
 @pytest.mark.parametrize("strict", [False, True])
 async def test_a_hidden_end_of_a_thought_is_where_a_server_stops_or_thoughts_are_refused(
-    strict: bool, stop_ids: bool, completions: bool, top: int, repeats: bool, local: LocalWorker
+    strict: bool, stop_ids: bool, completions: bool, top: int, repeats: bool, local: EngineWorker
 ) -> None:
     """No ids, no marker in the text, and stop strings are looked for in the text."""
     behavior = ServerBehavior(
@@ -77,10 +77,10 @@ async def test_a_hidden_end_of_a_thought_is_where_a_server_stops_or_thoughts_are
     with served(local, behavior) as worker:
         if not completions and (strict or (repeats and not top)):
             with pytest.raises(Unsupported, match="cannot continue a text"):
-                await worker.capabilities()
+                await worker.backend.capabilities()
             return
         seen = stop_ids and not strict
-        assert (await worker.capabilities()).stops == seen
+        assert (await worker.backend.capabilities()).stops == seen
         if not seen:
             with pytest.raises(Unsupported, match="a sign of the end of a thought"):
                 await write(worker, question, StopCriteria(200))
@@ -95,7 +95,7 @@ async def test_a_hidden_end_of_a_thought_is_where_a_server_stops_or_thoughts_are
 @pytest.mark.parametrize("prompt_ids", [False, True])
 @pytest.mark.parametrize("completions", [False, True])
 async def test_a_server_that_reads_no_logit_bias_is_seen_to_write_on_behind_a_hidden_marker(
-    completions: bool, prompt_ids: bool, local: LocalWorker
+    completions: bool, prompt_ids: bool, local: EngineWorker
 ) -> None:
     """It copies the marker from the prompt; a chat has no place for that, so nothing shows it."""
     behavior = ServerBehavior(
@@ -103,7 +103,7 @@ async def test_a_server_that_reads_no_logit_bias_is_seen_to_write_on_behind_a_hi
         max_logprobs=0, stop_ids=False, biases=False,
     )  # fmt: skip
     with served(local, behavior) as worker:
-        assert (await worker.capabilities()).stops != completions
+        assert (await worker.backend.capabilities()).stops != completions
         if completions:
             with pytest.raises(Unsupported, match="a sign of the end of a thought"):
                 await write(worker, ask(QUESTIONS[0]), StopCriteria(200))
@@ -112,12 +112,12 @@ async def test_a_server_that_reads_no_logit_bias_is_seen_to_write_on_behind_a_hi
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("prompt_ids", [False, True])
 async def test_a_thought_is_not_refused_where_a_server_stops_at_its_marker(
-    prompt_ids: bool, biases: bool, local: LocalWorker
+    prompt_ids: bool, biases: bool, local: EngineWorker
 ) -> None:
     """Without `stop_token_ids`."""
     behavior = replace(MUTE, prompt_ids=prompt_ids, stop_ids=False, biases=biases)
     with served(local, behavior) as worker:
-        assert (await worker.capabilities()).stops
+        assert (await worker.backend.capabilities()).stops
 
 
 @pytest.mark.parametrize(
@@ -131,33 +131,33 @@ async def test_a_thought_is_not_refused_where_a_server_stops_at_its_marker(
     ],
 )
 async def test_sampling_is_seen_as_requests_ask_for_it(
-    changes: dict[str, Any], draws: str | None, local: LocalWorker
+    changes: dict[str, Any], draws: str | None, local: EngineWorker
 ) -> None:
     with served(local, ServerBehavior(**changes)) as worker:
-        assert (await worker.capabilities()).draws == draws
+        assert (await worker.backend.capabilities()).draws == draws
 
 
-async def test_a_server_that_samples_greedy_requests_is_refused(local: LocalWorker) -> None:
+async def test_a_server_that_samples_greedy_requests_is_refused(local: EngineWorker) -> None:
     with (
         served(local, replace(BATCHING, samples="always")) as worker,
         pytest.raises(Unsupported, match="other texts each time at temperature 0"),
     ):
-        await worker.capabilities()
+        await worker.backend.capabilities()
 
 
-async def test_a_field_that_breaks_a_server_is_not_why_it_is_refused(local: LocalWorker) -> None:
+async def test_a_field_that_breaks_a_server_is_not_why_it_is_refused(local: EngineWorker) -> None:
     """It answers a text, so it is not out of order: why that cannot be used is what counts."""
     with served(local, replace(HOSTED, wraps=True, continues=False)) as worker:
         with pytest.raises(Unsupported) as caught:
-            await worker.capabilities()
+            await worker.backend.capabilities()
         assert "template of its own around a text" in str(caught.value)
         assert "does not continue the last message of a chat" in str(caught.value)
     with served(local, HOSTED) as worker:
-        assert (await worker.capabilities()).prompt == "text"
+        assert (await worker.backend.capabilities()).prompt == "text"
 
 
 async def test_a_chat_that_repeats_its_message_shows_no_choice_of_a_judge(
-    local: LocalWorker,
+    local: EngineWorker,
 ) -> None:
     """llama.cpp's whole answers do; with log-probabilities a judge reads those."""
     mute = ServerBehavior(completions=False, max_logprobs=0, token_ids=False, repeats=True)
@@ -165,10 +165,10 @@ async def test_a_chat_that_repeats_its_message_shows_no_choice_of_a_judge(
         served(local, mute) as worker,
         pytest.raises(Unsupported, match="repeats the message of a chat"),
     ):
-        await worker.capabilities()
+        await worker.backend.capabilities()
 
 
-async def test_a_form_needs_a_server_that_holds_answers_to_it(local: LocalWorker) -> None:
+async def test_a_form_needs_a_server_that_holds_answers_to_it(local: EngineWorker) -> None:
     """mlx_lm.server 0.32.2 ignores the field: nothing is generated for such a request."""
     question = ask(QUESTIONS[0])
     thought = (await write(local, question, StopCriteria(200))).segment
@@ -176,8 +176,8 @@ async def test_a_form_needs_a_server_that_holds_answers_to_it(local: LocalWorker
     form = Constraint("json_schema", '{"enum": ["yes", "no"]}')
     app = VllmLike(local, ServerBehavior())
     with serving(app.app) as url:
-        worker = RemoteWorker(Server(url, retries=0), MODEL, local.tokenizer)
-        assert not (await worker.capabilities()).forms
+        worker = ModelWorker(RemoteBackend(Server(url, retries=0), MODEL, local.tokenizer))
+        assert not (await worker.backend.capabilities()).forms
         before = len(app.requests)
         with pytest.raises(Unsupported, match="held to a form"):
             async for _ in worker.generate(

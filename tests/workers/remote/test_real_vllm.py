@@ -23,10 +23,11 @@ from tests.workers.remote.test_worker import DIGITS, GREEDY, JUDGE, QUESTIONS, a
 from tests.workers.remote.vllm_like import serving
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load
+from workers.remote.backend import RemoteBackend
 from workers.remote.protocol import ServerCapabilities
 from workers.remote.server import Server
-from workers.remote.worker import RemoteWorker
 from workers.text.tokenizer_files import load_tokenizer
+from workers.worker import ModelWorker
 
 if find_spec("vllm") is None:
     pytest.skip("needs vLLM: make test-vllm", allow_module_level=True)
@@ -79,9 +80,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 async def served(address: str) -> Any:
-    worker = RemoteWorker(Server(f"{address}/v1"), "large", load_tokenizer(FOLDER), context=1024)
+    worker = ModelWorker(
+        RemoteBackend(Server(f"{address}/v1"), "large", load_tokenizer(FOLDER), context=1024)
+    )
     yield worker
-    await worker.aclose()
+    await worker.backend.aclose()
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +95,8 @@ def builtin() -> Iterator[Any]:
     worker.close()
 
 
-async def test_what_it_can_do_is_found(served: RemoteWorker) -> None:
-    assert await served.capabilities() == ServerCapabilities(
+async def test_what_it_can_do_is_found(served: ModelWorker) -> None:
+    assert await served.backend.capabilities() == ServerCapabilities(
         "ids",
         ids=True,
         top=20,
@@ -108,8 +111,8 @@ async def test_what_it_can_do_is_found(served: RemoteWorker) -> None:
 async def test_a_thought_ends_where_a_proxy_drops_all_ids(address: str, builtin: Any) -> None:
     """The text hides the marker, and stop strings are looked for in the text."""
     with serving(Corrupting(address, "ids are dropped").app) as url:
-        worker = RemoteWorker(Server(url, retries=0), "large", load_tokenizer(FOLDER))
-        capabilities = await worker.capabilities()
+        worker = ModelWorker(RemoteBackend(Server(url, retries=0), "large", load_tokenizer(FOLDER)))
+        capabilities = await worker.backend.capabilities()
         assert not capabilities.ids
         assert capabilities.stops
         for question in QUESTIONS:
@@ -119,7 +122,7 @@ async def test_a_thought_ends_where_a_proxy_drops_all_ids(address: str, builtin:
         assert theirs.finish == "think_end"
 
 
-async def test_it_generates_as_our_own_engine(served: RemoteWorker, builtin: Any) -> None:
+async def test_it_generates_as_our_own_engine(served: ModelWorker, builtin: Any) -> None:
     for question in QUESTIONS:
         for criteria in (StopCriteria(120), StopCriteria(120, until=("\n\n",)), StopCriteria(5)):
             ours = (await write(builtin, ask(question), criteria)).segment
@@ -132,7 +135,7 @@ async def test_it_generates_as_our_own_engine(served: RemoteWorker, builtin: Any
             assert theirs.logprobs == pytest.approx(ours.logprobs, abs=2e-3)
 
 
-async def test_it_judges_as_our_own_engine(served: RemoteWorker, builtin: Any) -> None:
+async def test_it_judges_as_our_own_engine(served: ModelWorker, builtin: Any) -> None:
     for question in QUESTIONS:
         step = (await write(builtin, ask(question), StopCriteria(120, until=("\n\n",)))).segment
         query = LabelQuery(JUDGE, "Score: ", DIGITS, nll=True)

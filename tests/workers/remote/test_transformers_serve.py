@@ -21,10 +21,11 @@ from tests.deploy.conftest import free_port
 from tests.workers.remote.test_worker import JUDGE, QUESTIONS, answer, ask, call, write
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load
+from workers.remote.backend import RemoteBackend
 from workers.remote.protocol import ServerCapabilities
 from workers.remote.server import Server
-from workers.remote.worker import RemoteWorker
 from workers.text.tokenizer_files import load_tokenizer
+from workers.worker import ModelWorker
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -72,18 +73,22 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
 
 
 @pytest.fixture
-def served(addresses: dict[str, str]) -> dict[Any, RemoteWorker]:
+def served(addresses: dict[str, str]) -> dict[Any, ModelWorker]:
     workers = {}
     for name, url in addresses.items():
         folder = str(resolve(f"embedded:{name}"))
         server = Server(url, silence_s=120.0)
-        workers[name] = RemoteWorker(server, folder, load_tokenizer(folder), context=1024)
+        workers[name] = ModelWorker(
+            RemoteBackend(server, folder, load_tokenizer(folder), context=1024)
+        )
     return workers
 
 
-async def test_it_generates_as_in_process(served: dict[Any, RemoteWorker]) -> None:
+async def test_it_generates_as_in_process(served: dict[Any, ModelWorker]) -> None:
     small = served["small"]
-    assert await small.capabilities() == ServerCapabilities("text", draws="generation_config")
+    assert await small.backend.capabilities() == ServerCapabilities(
+        "text", draws="generation_config"
+    )
     here = load("embedded:small")
     try:
         for question in QUESTIONS[:2]:
@@ -103,7 +108,7 @@ async def test_it_generates_as_in_process(served: dict[Any, RemoteWorker]) -> No
         here.close()
 
 
-async def test_greedy_specreason_as_in_process(served: dict[Any, RemoteWorker]) -> None:
+async def test_greedy_specreason_as_in_process(served: dict[Any, ModelWorker]) -> None:
     """And with one local worker beside a remote one."""
     here: dict[Any, Any] = {name: load(f"embedded:{name}") for name in PAIR}
     policy = SpecReason(scoring="greedy", judge="short", threshold=5)
@@ -120,7 +125,7 @@ async def test_greedy_specreason_as_in_process(served: dict[Any, RemoteWorker]) 
             worker.close()
 
 
-async def test_what_it_lacks_is_refused_by_name(served: dict[Any, RemoteWorker]) -> None:
+async def test_what_it_lacks_is_refused_by_name(served: dict[Any, ModelWorker]) -> None:
     transcript = Transcript((Message("user", "1+1?"),))
     with pytest.raises(
         Unsupported, match="log-probabilities, which a distribution over labels needs"
@@ -131,7 +136,7 @@ async def test_what_it_lacks_is_refused_by_name(served: dict[Any, RemoteWorker])
         await served["large"].verify(call(transcript), drafted, Sampling())
 
 
-async def test_hanging_up_stops_it(served: dict[Any, RemoteWorker]) -> None:
+async def test_hanging_up_stops_it(served: dict[Any, ModelWorker]) -> None:
     """It serves one at a time: the next call is answered although the first asked for much."""
     small = served["small"]
     async with aclosing(
@@ -141,7 +146,7 @@ async def test_hanging_up_stops_it(served: dict[Any, RemoteWorker]) -> None:
     assert (await write(small, ask(QUESTIONS[1]), StopCriteria(4))).segment.text
 
 
-async def test_it_samples_at_a_temperature(served: dict[Any, RemoteWorker]) -> None:
+async def test_it_samples_at_a_temperature(served: dict[Any, ModelWorker]) -> None:
     """Though the checkpoint's `generation_config` does not say `do_sample`; seeds are kept."""
     small, where = served["small"], ask(QUESTIONS[0])
     texts = [

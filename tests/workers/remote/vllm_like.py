@@ -26,9 +26,9 @@ from transformers import PreTrainedTokenizerFast
 
 from orchestrator.types import GREEDY, Sampling
 from workers.engine.requests import EngineRequest, RequestHandle
-from workers.engine.worker import LocalWorker
 from workers.model.rng import uniform
 from workers.model.sampling import draw, warp
+from workers.worker import EngineWorker
 
 MODEL = "served"
 PAIR = ("small", "large")
@@ -104,7 +104,7 @@ class Made:
 class VllmLike:
     """The application over one local worker's engine."""
 
-    def __init__(self, worker: LocalWorker, behavior: ServerBehavior | None = None) -> None:
+    def __init__(self, worker: EngineWorker, behavior: ServerBehavior | None = None) -> None:
         self.worker, self.behavior = worker, behavior or ServerBehavior()
         self.hf = PreTrainedTokenizerFast(
             tokenizer_object=worker.tokenizer._markup,
@@ -177,9 +177,9 @@ class VllmLike:
         start = body["logprob_start_len"]
         first = len(ids) - 1 if start == -1 else start
         # What stands before `first` may come from the cache, and nothing after it.
-        handle = RequestHandle(self.worker.engine.lease_s)
+        handle = RequestHandle(self.worker.backend.engine.lease_s)
         asked = LogProbsRequest(handle, ids, num_logits=len(ids) - first)
-        rows = await self.worker.engine.answer(asked)
+        rows = await self.worker.backend.engine.answer(asked)
         made = int(rows[-1].argmax())
         scored = [] if start == -1 else list(zip(rows[:-1], ids[first + 1 :], strict=True))
 
@@ -315,10 +315,12 @@ class VllmLike:
             sampling = Sampling(9.0)
         stops = (body.get("stop") or []) if behavior.stops else []
         while made.finish is None:
-            request = LogProbsRequest(RequestHandle(self.worker.engine.lease_s), prompt + made.ids)
+            request = LogProbsRequest(
+                RequestHandle(self.worker.backend.engine.lease_s), prompt + made.ids
+            )
             logprobs = self.known.get(tuple(request.ids))
             if logprobs is None:
-                logprobs = (await self.worker.engine.answer(request))[-1]
+                logprobs = (await self.worker.backend.engine.answer(request))[-1]
             if self.remembers:
                 self.known[tuple(request.ids)] = logprobs
             if behavior.min_tokens and len(made.ids) < body.get("min_tokens", 0):
@@ -428,9 +430,9 @@ class VllmLike:
         return lambda i: self.hf.decode([i])
 
     async def prompt_rows(self, prompt: list[int]) -> Any:
-        return await self.worker.engine.answer(
+        return await self.worker.backend.engine.answer(
             LogProbsRequest(
-                RequestHandle(self.worker.engine.lease_s), prompt, num_logits=len(prompt)
+                RequestHandle(self.worker.backend.engine.lease_s), prompt, num_logits=len(prompt)
             )
         )
 

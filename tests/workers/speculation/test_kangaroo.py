@@ -295,7 +295,7 @@ def test_an_adapter_beside_the_weights_is_found(checkpoint: Path, tmp_path: Path
     TrainableAdapter.load(Path(make_adapter()), model).save(tmp_path / "kangaroo")
     worker = load(tmp_path, speculation={"method": "kangaroo", "exit_layer": 1})
     worker.close()
-    assert worker.engine.decoder.target.exit_layer == 1
+    assert worker.backend.engine.decoder.target.exit_layer == 1
 
 
 def test_methods_share_the_one_early_exit_of_a_model() -> None:

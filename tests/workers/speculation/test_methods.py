@@ -23,7 +23,6 @@ from tests.workers.conftest import head_folder, make_adapter, make_model, save_h
 from tests.workers.speculation.exact import agrees
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load, load_model
-from workers.engine.worker import LocalWorker
 from workers.model.early_exit import Adapter
 from workers.model.sampling import warp
 from workers.model.target import ModelOutput, Target
@@ -32,6 +31,7 @@ from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder
 from workers.speculation.drafter import DrafterMethod
 from workers.text.tokenizer_files import load_tokenizer
+from workers.worker import EngineWorker
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("vanilla", {}),
@@ -347,7 +347,7 @@ BESIDE_VANILLA = pytest.mark.parametrize(
 )
 
 
-async def answers(worker: LocalWorker) -> list[Any]:
+async def answers(worker: EngineWorker) -> list[Any]:
     """Spans that end inside a block in every way there is, and calls that meet."""
     spans = [
         StopCriteria(23),
@@ -414,7 +414,7 @@ async def test_spans_end_where_they_end_without_speculation(
 
 def open_worker(
     method: str, options: dict[str, Any], checkpoint: Path, draft_checkpoint: Path, folder: Path
-) -> LocalWorker:
+) -> EngineWorker:
     """A worker that decodes with the method, its draft model and head among `options` filled in."""
     if "draft" in options:
         options = {**options, "draft": str(draft_checkpoint)}
@@ -436,7 +436,7 @@ async def test_nan_logits_are_an_error_and_poison_nobody(
         return [item.segment.tokens async for item in stream]
 
     good = await tokens(Sampling())
-    loop = worker.engine.decoder
+    loop = worker.backend.engine.decoder
     score = loop.method.score
 
     def broken(target: Target, plan: Any) -> Any:
@@ -472,7 +472,7 @@ async def test_a_draft_of_nan_is_an_error_and_no_later_call_meets_it(
         return [item.segment.tokens async for item in stream if isinstance(item, Generation)]
 
     good = await tokens()
-    model = worker.engine.decoder.method
+    model = worker.backend.engine.decoder.method
     model = getattr(model, "base", model)
     model = model.drafter.model if isinstance(model, DrafterMethod) else model.target
     name = "_early_logits" if method == "kangaroo" else "forward"

@@ -446,7 +446,7 @@ async def test_nan_logits_are_an_error_and_poison_nobody(
         return [item.segment.tokens async for item in stream if isinstance(item, Generation)]
 
     good = await tokens(Sampling())
-    target = worker.engine.decoder.target
+    target = worker.backend.engine.decoder.target
     forward = target.forward
 
     def broken(slots: Any, trees: Any, **more: Any) -> Any:

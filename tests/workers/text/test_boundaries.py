@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.types import Message, Segment, Segments, Transcript
 from workers.text.boundaries import StepEnd, begun
-from workers.text.detokenizer import Detokenizer
+from workers.text.detokenizer import Detokenizer, Ends
 
 BLANK = ("\n\n",)
 STEP = "So it is 4.\n\n"
@@ -130,7 +130,7 @@ def test_a_step_is_begun_by_what_was_written_before() -> None:
 def test_token_by_token_it_is_the_same() -> None:
     text = "Code:\n\n```\na\n\nb\n```\n\nNext"
     writer = Detokenizer(
-        [bytes([b]) for b in range(256)], lambda t: tuple(t.encode()), StepEnd(BLANK)
+        [bytes([b]) for b in range(256)], lambda t: tuple(t.encode()), Ends(StepEnd(BLANK))
     )
     for byte in text.encode():
         if writer.push(byte, -1.0):

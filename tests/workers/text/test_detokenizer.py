@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.types import Finish
 from workers.text.boundaries import StepEnd
-from workers.text.detokenizer import Detokenizer, Stop, token_texts, unfinished
+from workers.text.detokenizer import Detokenizer, Ends, Stop, token_texts, unfinished
 
 BYTES = [bytes([b]) for b in range(256)]
 
@@ -19,7 +19,7 @@ def run(
     data: bytes, *, until: tuple[str, ...] = (), stop: tuple[str, ...] = ()
 ) -> tuple[str, list[str], Finish | None, Detokenizer]:
     """Feed bytes one token each; returns the text, the deltas' texts and the finish."""
-    writer = Detokenizer(BYTES, encode, StepEnd(until), [(s, "stop") for s in stop])
+    writer = Detokenizer(BYTES, encode, Ends(StepEnd(until), [(s, "stop") for s in stop]))
     deltas, finish = [], None
     for byte in data:
         finish = writer.push(byte, -1.0)
@@ -66,11 +66,11 @@ def test_stop_is_cut_off_and_never_streamed() -> None:
 
 
 def test_what_a_stop_leaves_of_a_token_is_encoded_anew() -> None:
-    writer = Detokenizer([b"abSTOPcd", b"xS", b"TOPy"], encode, None, [("STOP", "stop")])
+    writer = Detokenizer([b"abSTOPcd", b"xS", b"TOPy"], encode, Ends(stops=[("STOP", "stop")]))
     assert writer.push(0, -0.5) == "stop"
     writer.end()
     assert (writer.text, writer.tokens, writer.logprobs) == ("ab", [97, 98], [-0.5, -0.5])
-    writer = Detokenizer([b"abSTOPcd", b"xS", b"TOPy"], encode, None, [("STOP", "stop")])
+    writer = Detokenizer([b"abSTOPcd", b"xS", b"TOPy"], encode, Ends(stops=[("STOP", "stop")]))
     assert writer.push(1, -1.0) is None
     assert writer.take() is None
     assert writer.push(2, -2.0) == "stop"
@@ -79,30 +79,30 @@ def test_what_a_stop_leaves_of_a_token_is_encoded_anew() -> None:
 
 
 def test_a_delimiter_inside_a_token_keeps_the_token() -> None:
-    writer = Detokenizer([b".\n\nSo"], encode, StepEnd(["\n\n"]))
+    writer = Detokenizer([b".\n\nSo"], encode, Ends(StepEnd(["\n\n"])))
     assert writer.push(0, 0.0) == "until"
     assert writer.text == ".\n\nSo"
 
 
 def test_a_stop_wins_over_a_delimiter() -> None:
-    writer = Detokenizer([b"a\n\nEND"], encode, StepEnd(["\n\n"]), [("END", "stop")])
+    writer = Detokenizer([b"a\n\nEND"], encode, Ends(StepEnd(["\n\n"]), [("END", "stop")]))
     assert writer.push(0, 0.0) == "stop"
     assert writer.text == "a\n\n"
 
 
 def test_white_space_before_an_answer_holds_no_stop_string() -> None:
-    writer = Detokenizer(BYTES, encode, None, [("\n", "stop")], begins_answer=True)
+    writer = Detokenizer(BYTES, encode, Ends(stops=[("\n", "stop")], begins_answer=True))
     ends = [writer.push(byte, -1.0) for byte in b"\n\nso 4\n"]
     assert ends == [None] * 6 + ["stop"]
     writer.end()
     assert (writer.text, writer.tokens) == ("\n\nso 4", list(b"\n\nso 4"))
-    assert Detokenizer(BYTES, encode, None, [("\n", "stop")]).push(10, -1.0) == "stop"
+    assert Detokenizer(BYTES, encode, Ends(stops=[("\n", "stop")])).push(10, -1.0) == "stop"
 
 
 def test_no_stop_string_begins_before_min_tokens_but_the_end_of_a_thought() -> None:
     def ends(data: bytes, min_tokens: int) -> tuple[list[str | None], str]:
         stops: list[Stop] = [("ab", "stop"), ("//", "think_end")]
-        writer = Detokenizer(BYTES, encode, None, stops, min_tokens=min_tokens)
+        writer = Detokenizer(BYTES, encode, Ends(stops=stops, min_tokens=min_tokens))
         found = [writer.push(byte, -1.0) for byte in data]
         writer.end()
         return found, writer.text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.types import Provenance, Segment, joined_provenance
-from workers.text.detokenizer import Detokenizer
+from workers.text.detokenizer import Detokenizer, Ends
 from workers.text.origins import Origins
 
 PIECES = [b"a", b"b", b"c", b"de", b"\xc3"]
@@ -32,7 +32,7 @@ def test_tokens_that_the_text_lost_are_left_out_and_new_ones_are_not_known() -> 
     assert (made.origins, made.rejected) == ("ar", ((1, ("a",)),))
     text = Detokenizer(PIECES, lambda text: tuple(b"abc".index(c) for c in text.encode()))
     assert (text.cut_at, text.lengths) == (None, ())
-    text = Detokenizer(PIECES, lambda _: (9, 9), stops=[("e", "stop")])
+    text = Detokenizer(PIECES, lambda _: (9, 9), Ends(stops=[("e", "stop")]))
     assert [text.push(token, 0.0) for token in (0, 1, 3)] == [None, None, "stop"]
     assert (text.cut_at, text.lengths) == (2, (1, 1, 1, 0))  # "d" is two other tokens now
     cut = origins.provenance(text.lengths, text.cut_at, PIECES)

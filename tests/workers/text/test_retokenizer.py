@@ -8,6 +8,7 @@ import pytest
 
 from workers.embedded.checkpoints import resolve
 from workers.text.boundaries import StepEnd
+from workers.text.detokenizer import Ends
 from workers.text.retokenizer import Retokenizer
 from workers.text.tokenizer_files import load_tokenizer
 
@@ -24,7 +25,7 @@ TEXTS = [
 
 
 def run(text: str, cuts: random.Random, **options: object) -> tuple[Retokenizer, str | None]:
-    made = Retokenizer(TOKENIZER.encode, **options)  # type: ignore[arg-type]
+    made = Retokenizer(TOKENIZER.encode, Ends(**options))  # type: ignore[arg-type]
     deltas, finish, at = [], None, 0
     while at < len(text) and finish is None:
         size = cuts.randint(1, 9)

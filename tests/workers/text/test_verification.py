@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from orchestrator.http.scores import ScoredSegment
-from orchestrator.types import Message, Segment, Transcript, Usage, Verification
+from orchestrator.types import Message, Segment, Transcript, Verification
 from orchestrator.worker import Call
 from workers.text.prompt import PromptRenderer
-from workers.text.verification import ScoreOutput, verification
+from workers.text.verification import Scores, verification
 
 TRANSCRIPT = Transcript((Message("user", "What is 12 + 34?"),)).without_thought()
 
 
 def scored(prompts: PromptRenderer, choice: int, likely: list[tuple[int, float]]) -> Verification:
     """Scores of an empty answer, behind which the model chose `choice`."""
-    output = ScoreOutput([], [choice], [-0.5], 0.0, [likely])
+    output = Scores([], [choice], [-0.5], 0.0, [likely])
     call = Call("request", TRANSCRIPT, "small")
     stop_token_ids = prompts.tokenizer.ends
-    return verification(output, call, Segment("small", ""), prompts, stop_token_ids, Usage(), 1.0)
+    return verification(output, call, Segment("small", ""), prompts, stop_token_ids, 1.0)
 
 
 def test_rows_of_a_padded_head_are_no_tokens(prompts: PromptRenderer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from math import nan
 from typing import Any
 
@@ -25,9 +26,9 @@ from orchestrator.types import (
     Transcript,
 )
 from orchestrator.worker import Call
+from workers.vllm.backend import _Cost
 from workers.vllm.loading import CPU_CHUNK, load
 from workers.vllm.requests import made_tokens, prompt_logprobs
-from workers.vllm.worker import _Cost
 
 QUESTION = Transcript((Message("user", "What is 12 + 34?"),))
 GREEDY = Sampling()
@@ -208,7 +209,7 @@ async def test_a_judge_goes_before_generations_that_wait(large: Any) -> None:
         await large.classify(call(long_thought(large, 3)), LabelQuery((), "", DIGITS))
         began.append("judge")
 
-    rows = large._capacity.rows
+    rows = large.backend._capacity.rows
     tasks = [asyncio.create_task(write_one(f"live {n}")) for n in range(rows)]
     while len(began) < rows:
         await asyncio.sleep(0.01)
@@ -220,8 +221,8 @@ async def test_a_judge_goes_before_generations_that_wait(large: Any) -> None:
 
 
 async def test_more_calls_than_rows_and_queue_are_refused(large: Any) -> None:
-    room = large._capacity
-    large._capacity = type(room)(rows=1, queue=0, tokens=room.tokens)
+    room = large.backend._capacity
+    large.backend._capacity = replace(room, rows=1, queue=0)
     try:
         first = large.generate(call(), StopCriteria(200), Sampling(1.5, seed=1))
         await anext(first)
@@ -229,7 +230,7 @@ async def test_more_calls_than_rows_and_queue_are_refused(large: Any) -> None:
             await written(large, QUESTION, StopCriteria(4))
         await first.aclose()
     finally:
-        large._capacity = room
+        large.backend._capacity = room
 
 
 async def test_a_method_for_one_request_is_refused(large: Any) -> None:
@@ -248,7 +249,7 @@ async def test_a_temperature_that_vllm_does_not_take_is_refused(large: Any) -> N
 async def test_what_vllm_refuses_of_the_workers_own_is_not_the_callers_fault(large: Any) -> None:
     parameters = SamplingParams(max_tokens=1, stop_token_ids=[10**6])
     with pytest.raises(WorkerError, match=r"what the worker asks of it: .*; look at engine_args"):
-        await large._answer([1, 2, 3], parameters, 0, _Cost(3))
+        await large.backend._answer([1, 2, 3], parameters, 0, _Cost(3))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +269,7 @@ async def test_whose_fault_a_refusal_is(
         raise refusal
         yield
 
-    monkeypatch.setattr(large.engine, "generate", refuse)
+    monkeypatch.setattr(large.backend.engine, "generate", refuse)
     with pytest.raises(error) as caught:
         await written(large, QUESTION, StopCriteria(4))
     assert caught.type is error
@@ -321,7 +322,7 @@ def test_a_log_probability_that_is_nan_is_an_error() -> None:
 async def test_an_id_that_the_tokenizer_does_not_have_is_an_error(
     large: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.vllm.worker.made_tokens", lambda output: [(10**6, {10**6: 0.0})])
+    monkeypatch.setattr("workers.vllm.backend.made_tokens", lambda output: [(10**6, {10**6: 0.0})])
     with pytest.raises(WorkerError, match="the model wrote id 1000000"):
         await written(large, QUESTION, StopCriteria(4))
 

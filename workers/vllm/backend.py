@@ -1,16 +1,14 @@
-"""A `Worker` over vLLM's engine in this process (its core is a process of its own, vLLM's).
+"""vLLM's engine in this process as a `Backend` (its core is a separate process).
 
-Prompts are token ids that our own tokenizer and templates made, so no text reaches a control
-token, and vLLM's text side is off. What it answers is cut here, token by token, as the builtin
-engine's is.
+vLLM gets token ids and gives token ids: its text side is off.
 
-Differences from the builtin engine, all of them vLLM's:
+Differences from the built-in engine, all of them vLLM's:
 
 - log-probabilities are those at temperature 1, whatever the request's; choices drawn at a
-  temperature (`verify`, but for the last) are taken from the `SHOWN` likeliest tokens
+  temperature (but for the last) are taken from the `SHOWN` likeliest tokens
   (`workers.top_logprobs` says within what bounds);
 - prefill (a generation of no tokens) makes it generate one, which is dropped;
-- a seed draws the same tokens in the same call, and others where its text is made by two.
+- a seed draws the same tokens in the same call, and others if its text is made by two.
 """
 
 from __future__ import annotations
@@ -18,11 +16,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from math import exp
-from time import perf_counter
+from functools import partial
 from typing import Any
 
 from vllm import SamplingParams
@@ -46,28 +43,15 @@ from orchestrator.errors import (
     WorkerUnavailable,
 )
 from orchestrator.grammar import is_free, lark
-from orchestrator.types import (
-    ENDED,
-    GREEDY,
-    Classification,
-    Finish,
-    Generation,
-    LabelQuery,
-    Sampling,
-    Segment,
-    StopCriteria,
-    Usage,
-    Verification,
-)
-from orchestrator.worker import Call, Delta, check_method
+from orchestrator.types import GREEDY, Finish, Generation, Sampling, Usage
+from orchestrator.worker import Call, Delta
+from workers.backend import Decoding, Prompt, Scoring
 from workers.model.rng import reseeded
-from workers.reporting import first_line, ms_since
-from workers.text.checks import check_length, check_sampling, label_ids
-from workers.text.continuation import Continuation
+from workers.reporting import first_line
+from workers.text.checks import check_length
 from workers.text.prompt import PromptRenderer
-from workers.text.tokenizer import Tokenizer
-from workers.text.verification import ScoreOutput, finish_token_ids, verification
-from workers.top_logprobs import choices, likeliest, probability, whole_stop_nll
+from workers.text.verification import Scores
+from workers.top_logprobs import Known, estimate, probability
 from workers.vllm.counter import EngineCounter
 from workers.vllm.requests import (
     SHOWN,
@@ -88,22 +72,22 @@ JUDGE, WRITER = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an engine holds: live sequences, waiting ones, and tokens in its cache."""
+    """What an engine holds: live sequences, waiting ones, tokens in its cache and in a sequence."""
 
     rows: int
     queue: int
     tokens: int
+    context: int
 
 
-class VllmWorker:
-    """The port over an `AsyncLLM`.
+class VllmBackend:
+    """Requests to an `AsyncLLM`.
 
     Args:
         engine: vLLM's, with `workers.vllm.scheduler` for its scheduler.
-        tokenizer: the checkpoint's.
-        context: its longest sequence, in tokens.
-        stop_token_ids: end-of-turn ids of the checkpoint.
-        vocabulary: how many ids the model has: vLLM refuses others, which a tokenizer may name.
+        prompts: those of the checkpoint.
+        ends: the ids that end any text of the model; vLLM refuses those that the model lacks.
+        capacity: what the engine holds.
         counter: what the engine reports to.
         sampling: the checkpoint's own, for requests that say nothing of it.
         lossy: whether its speculation changes the text.
@@ -112,179 +96,125 @@ class VllmWorker:
     def __init__(
         self,
         engine: AsyncLLM,
-        tokenizer: Tokenizer,
-        *,
-        context: int,
+        prompts: PromptRenderer,
+        ends: frozenset[int],
         capacity: Capacity,
-        stop_token_ids: Iterable[int],
-        vocabulary: int,
         counter: EngineCounter,
+        *,
         sampling: Sampling = GREEDY,
         lossy: bool = False,
     ) -> None:
-        self.engine, self.tokenizer, self.context = engine, tokenizer, context
+        self.engine, self.prompts, self.ends = engine, prompts, ends
         self.sampling, self.lossy = sampling, lossy
-        self.prompts = PromptRenderer(tokenizer, vocabulary)
-        ends = tokenizer.ends | frozenset(stop_token_ids)
-        self._stop_token_ids = frozenset(token for token in ends if token < vocabulary)
         self._capacity, self._counter = capacity, counter
         self._live, self._closed = 0, False
         self._counts = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens"), 0)
         self._resetting: asyncio.Task[Any] | None = None
 
-    async def generate(
-        self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
+    @property
+    def context(self) -> int:
+        """The longest text, in tokens."""
+        return self._capacity.context
+
+    @property
+    def methods(self) -> Collection[str]:
+        """None: vLLM is loaded with one, for all calls."""
+        return ()
+
+    async def ready(self) -> None:
+        """Return at once."""
+
+    async def decode(
+        self, prompt: Prompt, wanted: Decoding
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Continue the transcript; see `orchestrator.worker.Worker.generate`."""
-        began = perf_counter()
-        check_sampling(sampling)
-        check_method(call.speculation, ())
-        ids = await self.prompts.prepare(call.transcript, self.context, call.owner)
-        text = Continuation(
-            call,
-            criteria,
-            self.prompts,
-            len(ids),
-            stop_token_ids=self._stop_token_ids,
-            context=self.context,
-        )
+        """Continue the prompt; see `workers.backend.Backend.decode`."""
+        ids, text = prompt.ids, wanted.text
         finish: Finish | None = None
-        cost = _Cost(len(ids), call.owner)
+        cost = _Cost(len(ids), prompt.call.owner)
         if text.max_tokens > 0:
-            limits: dict[str, Any] = {"max_tokens": text.max_tokens}
-            if text.late_ends:  # the end of a thought, which may come, is found here
-                limits["stop_token_ids"] = sorted(text.late_ends)
-                limits["min_tokens"] = min(criteria.min_tokens, text.max_tokens)
-            else:
-                limits["stop_token_ids"] = sorted(text.ends)
-            drawn = reseeded(sampling, len(ids))
-            parameters = request_parameters(drawn, logprobs=1, **limits, **self._held(call))
+            parameters = self._parameters(prompt, wanted)
             async with aclosing(self._outputs(ids, parameters, WRITER, cost)) as outputs:
                 async for output in outputs:
                     for token, logprobs in made_tokens(output):
-                        if token >= len(self.tokenizer.pieces):
+                        if token >= len(self.prompts.tokenizer.pieces):
                             raise WorkerError(
                                 f"the model wrote id {token}, and its tokenizer has "
-                                f"{len(self.tokenizer.pieces)}: give the tokenizer it belongs to"
+                                f"{len(self.prompts.tokenizer.pieces)}: give the tokenizer it "
+                                "belongs to"
                             )
                         confidence = probability(max(logprobs.values()))
                         finish = text.push(token, logprobs[token], confidence)
                         if finish is not None:
                             break
-                    if stream and (delta := text.delta(ended=finish is not None)):
+                    if wanted.stream and (delta := text.delta(ended=finish is not None)):
                         yield delta
                     if finish is not None:
                         break
                 else:
                     raise WorkerUnavailable("vLLM ended a generation that was not at its end")
-        elif criteria.max_tokens == 0 and len(ids) < self.context:
+        elif text.criteria.max_tokens == 0 and len(ids) < self.context:
             await self._answer(ids, request_parameters(Sampling(), max_tokens=1), WRITER, cost)
-        usage, drafts = replace(cost.usage(), generated=text.generated), cost.drafts
+        drafts = cost.drafts
         yield Generation(
             text.segment(finish or "length"),
-            usage,
-            ms_since(began),
-            self.prompts.thinks(call.transcript, call.owner),
-            self.prompts.calls_of(call.transcript),
-            None if drafts is None else text.counted(drafts.drafted_at, drafts.accepted_at),
+            replace(cost.usage(), generated=text.generated),
+            provenance=None
+            if drafts is None
+            else text.counted(drafts.drafted_at, drafts.accepted_at),
         )
 
-    async def classify(self, call: Call, query: LabelQuery) -> Classification:
-        """The distribution over the query's labels after its side conversation."""
-        began = perf_counter()
-        labels = label_ids(self.tokenizer, query.labels)
-        last = call.transcript.last if query.nll else None
-        scored = self.prompts.verified(last)
-        prefix = await self.prompts.prepare(call.transcript, self.context, call.owner)
-        ids = prefix + self.prompts.side(query.turns, query.lead_in)
-        check_length(len(ids) + 1, self.context)
-        cost = _Cost(len(ids), call.owner)
-        stop_token_ids = finish_token_ids(self.prompts, self._stop_token_ids, call.transcript, last)
-        scores: dict[str, Any] = {}
-        if query.nll:
-            scores = prompt_scores(len(prefix) - len(scored), SHOWN if stop_token_ids else 1)
-        parameters = request_parameters(Sampling(), max_tokens=1, logprobs=SHOWN, **scores)
-        output = await self._answer(ids, parameters, JUDGE, cost)
-        ((_, logprobs),) = made_tokens(output)
-        known = dict(logprobs)
-        for label in labels:
-            if label not in known:
-                _, known[label] = await self._logprob(ids, [label], cost)
-        shares = [exp(known[label]) for label in labels]
-        inside = sum(shares)
-        if not inside > 0:  # all labels underflow: compare them among themselves
-            best = max(known[label] for label in labels)
-            shares = [exp(known[label] - best) for label in labels]
-        probabilities = tuple(share / sum(shares) for share in shares)
-        outside = max(0.0, 1.0 - inside)
-        answer = Classification(query.labels, probabilities, outside, cost.usage(), ms_since(began))
-        if not query.nll:
-            return answer
-        part = slice(len(prefix) - len(scored), len(prefix))
-        nll = tuple(-value for value, _ in prompt_logprobs(output, ids, part))
-        ending = None
-        if last is not None and last.finish in ENDED:
-            ((_, behind),) = prompt_logprobs(output, ids, slice(len(prefix), len(prefix) + 1))
-            ending = await whole_stop_nll(
-                behind, stop_token_ids, lambda rest: self._logprob(prefix, rest, cost)
-            )
-        return replace(answer, nll=nll, ending=ending)
+    def _parameters(self, prompt: Prompt, wanted: Decoding) -> SamplingParams:
+        """vLLM's parameters of a generation."""
+        text, criteria = wanted.text, wanted.text.criteria
+        limits: dict[str, Any] = {"max_tokens": text.max_tokens}
+        if text.late_ends:  # the end of a thought, which may come, is found here
+            limits["stop_token_ids"] = sorted(text.late_ends)
+            limits["min_tokens"] = min(criteria.min_tokens, text.max_tokens)
+        else:
+            limits["stop_token_ids"] = sorted(text.ends)
+        drawn = reseeded(wanted.sampling, len(prompt.ids))
+        return request_parameters(drawn, logprobs=1, **limits, **self._held(prompt.call))
 
-    async def verify(
-        self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
-    ) -> Verification:
-        """The negative log-likelihood of a segment's k tokens, and k + 1 choices of this model."""
-        began = perf_counter()
-        check_sampling(sampling)
-        if top > SHOWN:
+    async def score(self, prompt: Prompt, wanted: Scoring) -> Scores:
+        """Find out about the prompt: in one request, and one for each id that it does not show."""
+        ids, part, sampling = prompt.ids, wanted.part, wanted.sampling
+        if wanted.top > SHOWN:
             raise Unsupported(f"more than the {SHOWN} likeliest tokens")
-        if call.constraint is not None:
+        if sampling is not None and prompt.call.constraint is not None:
             raise Unsupported("choices at the places of a text that is held to a grammar")
-        tokens = self.prompts.verified(segment)
-        prefix = await self.prompts.prepare(call.transcript, self.context, call.owner)
-        ids = prefix + list(tokens)
-        given = 0 if prefix else 1  # nothing precedes the first token, so it is given
         check_length(len(ids) + 1, self.context)
-        cost = _Cost(len(ids), call.owner)
-        stop_token_ids = finish_token_ids(
-            self.prompts, self._stop_token_ids, call.transcript, segment
-        )
-        first = len(prefix) + given
-        shown = max(1, top) if sampling.is_greedy else SHOWN
-        scores = prompt_scores(first, shown) if first < len(ids) else {}
-        drawn = reseeded(sampling, len(ids))
-        parameters = request_parameters(drawn, max_tokens=1, logprobs=SHOWN, **scores)
+        cost = _Cost(len(ids), prompt.call.owner)
+        fields: dict[str, Any] = {}
+        if part is not None and part.start < len(ids):
+            if sampling is None:
+                most = SHOWN if wanted.ends else 1
+            else:
+                most = max(1, wanted.top) if sampling.is_greedy else SHOWN
+            fields = prompt_scores(part.start, most)
+        drawn = Sampling() if sampling is None else reseeded(sampling, len(ids))
+        parameters = request_parameters(drawn, max_tokens=1, logprobs=SHOWN, **fields)
         output = await self._answer(ids, parameters, JUDGE, cost)
         ((made, behind),) = made_tokens(output)
-        positions = prompt_logprobs(output, ids, slice(first, len(ids)))
-        known = [logprobs for _, logprobs in positions]
-        chosen = choices(known, sampling, first)
-        logprobs = [here[i] for i, here in zip(chosen, known, strict=True)]
-        likely = [[(token, 0.0)] for token in tokens[:given]] + likeliest([*known, behind], top)
-        score = ScoreOutput(
-            nll=[*[0.0] * given, *(-logprob for logprob, _ in positions)],
-            choices=[*tokens[:given], *chosen, made],
-            logprobs=[*[0.0] * given, *logprobs, behind[made]],
-            ending=await whole_stop_nll(
-                behind, stop_token_ids, lambda rest: self._logprob(ids, rest, cost)
-            ),
-            top=likely if top else [],
-        )
-        return verification(
-            score,
-            call,
-            segment,
-            self.prompts,
-            self._stop_token_ids,
-            cost.usage(),
-            ms_since(began),
-        )
+        scores = Scores()
+        if part is not None:
+            rows = prompt_logprobs(output, ids, slice(part.start, min(part.stop + 1, len(ids))))
+            shown = [*(here for _, here in rows), behind][: len(part) + 1]
+            own = [logprob for logprob, _ in rows[: len(part)]]
+            lookup = partial(self._logprob, cost, ids[: part.stop])
+            scores = await estimate(Known(own, shown, made), wanted, lookup)
+        labels = {token: behind[token] for token in wanted.labels if token in behind}
+        for token in wanted.labels:
+            if token not in labels:
+                _, labels[token] = await self._logprob(cost, ids, [token])
+        scores.labels = [labels[token] for token in wanted.labels]
+        scores.usage = cost.usage()
+        return scores
 
     def _held(self, call: Call) -> dict[str, Any]:
         """The field that holds a text to the call's grammar.
 
         vLLM reads a grammar from the beginning of what it writes, so an answer that has begun can
-        go on only where the grammar would begin again: behind free text before calls of tools.
+        continue only if the grammar would begin again: after free text before calls of tools.
         """
         constraint = call.constraint
         if constraint is None:
@@ -414,7 +344,7 @@ class VllmWorker:
         raise WorkerUnavailable("vLLM gave no answer")
 
     async def _logprob(
-        self, ids: Sequence[int], allowed: Iterable[int], cost: _Cost
+        self, cost: _Cost, ids: Sequence[int], allowed: Iterable[int]
     ) -> tuple[int, float]:
         """The likeliest of the `allowed` tokens behind a prompt, and its log-probability, for
         tokens that are not among those shown."""

@@ -1,0 +1,31 @@
+"""What a worker over a checkpoint may be loaded with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from workers.text.thinking import ThinkingFormat
+
+
+class LoadOptions(TypedDict, total=False):
+    """What every engine has.
+
+    Attributes:
+        device: a torch device ("cpu"); for vLLM "cuda", or "cpu" if it is its build for CPUs.
+        speculation: `{"method": NAME, **parameters}`; None or vanilla: plain decoding.
+        rows: most calls served at once (8); `queue` more (64) may wait, then `Overloaded`.
+        max_len: longest sequence, in tokens (None: the checkpoint's own).
+        threads: of the CPU (None: the engine's choice).
+        share: of the GPU's memory, which the process keeps to (1).
+        thinking: how the model marks its thought; see `workers.text.tokenizer.Tokenizer`.
+    """
+
+    device: str
+    speculation: Mapping[str, Any] | None
+    rows: int
+    max_len: int | None
+    queue: int
+    threads: int | None
+    share: float
+    thinking: ThinkingFormat | str

@@ -1,0 +1,401 @@
+"""Any OpenAI-compatible server as a `Backend`: vLLM, SGLang, `transformers serve` and the like.
+
+A prompt is continued at `/completions`, by token ids if the server takes them; if there is no such
+endpoint, by a chat whose last message is continued, if the server is seen to do that. What a server
+can do is probed once, with a few calls of one token; what it cannot do is refused (`Unsupported`,
+which names it).
+
+A call is made again after a failure, up to `retries` times; a generation continues where its stream
+broke off. Closing an iterator closes its HTTP stream, by which servers stop working on it.
+
+Differences from a local backend, all of them the servers':
+
+- log-probabilities are those at temperature 1, whatever the request's;
+- choices drawn at a temperature come from the likeliest tokens that the server shows;
+- the likelihood of an end is estimated from those, as a bound if tokens that are not shown count
+  (see `workers.top_logprobs`);
+- prefill (a generation of no tokens) makes it generate one, which is dropped;
+- a server that returns no ids must show the end of the thought in its text, or stop at it;
+- llama.cpp's gives no log-probabilities of the prompt, and no ids of tokens that end inside a
+  character: those are found by encoding it (see `response_parser`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Any
+
+from orchestrator.errors import (
+    Overloaded,
+    Unsupported,
+    WorkerError,
+    WorkerUnavailable,
+)
+from orchestrator.grammar import is_free
+from orchestrator.types import GREEDY, Generation, Usage
+from orchestrator.worker import Delta
+from workers.backend import Decoding, Prompt, Scoring
+from workers.model.rng import reseeded
+from workers.remote import protocol, sglang
+from workers.remote.errors import Gap
+from workers.remote.gaps import Gaps, Missing, lacking
+from workers.remote.probe import probe
+from workers.remote.protocol import ServerCapabilities, Vocabulary, checked_answer
+from workers.remote.request_builder import RequestBuilder
+from workers.remote.response_parser import ResponseParser
+from workers.remote.server import Server
+from workers.remote.stops import stop_fields
+from workers.text.checks import check_length
+from workers.text.prompt import PromptRenderer
+from workers.text.tokenizer import Tokenizer
+from workers.text.verification import Scores
+from workers.top_logprobs import Known, estimate, negligible
+
+log = logging.getLogger(__name__)
+
+
+class RemoteBackend:
+    """Requests to a `Server`.
+
+    Args:
+        server: where the model is served.
+        model: its name there.
+        tokenizer: that of the served model.
+        context: tokens of its context; None asks the server, and if it does not say, leaves it to
+            refuse what is too long.
+    """
+
+    methods = ()
+    """None that a call may name: the server decides."""
+    sampling = GREEDY
+
+    def __init__(
+        self, server: Server, model: str, tokenizer: Tokenizer, *, context: int | None = None
+    ) -> None:
+        self.server, self.model = server, model
+        self.prompts, self.vocabulary = PromptRenderer(tokenizer), Vocabulary(tokenizer)
+        self.context = context
+        self._requests = RequestBuilder(self.prompts)
+        eos = tokenizer.eos_id
+        self.ends = tokenizer.ends | (set() if eos is None else {eos})
+        self._capabilities: ServerCapabilities | None = None
+        self._gaps = Gaps()
+        self._probing: asyncio.Task[ServerCapabilities] | None = None
+
+    async def ready(self) -> None:
+        """Wait until it is known what the server can do."""
+        await self.capabilities()
+
+    async def decode(
+        self, prompt: Prompt, wanted: Decoding
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        """Continue the prompt; see `workers.backend.Backend.decode`."""
+        text, retries = wanted.text, self.server.tries()
+        gap: Missing = None  # found in a stream of this call
+        spent: list[Usage] = []
+        while True:
+            try:
+                if (finish := text.resume()) is not None:
+                    segment = text.segment(finish)
+                    spent.append(Usage(len(prompt.ids), generated=len(segment.tokens)))
+                    yield Generation(segment, _in_all(spent))
+                    return
+                async with aclosing(self._attempt(prompt, wanted, gap)) as items:
+                    async for item in items:
+                        if isinstance(item, Delta):
+                            retries.reset()
+                            if wanted.stream:
+                                yield item
+                            continue
+                        generation, inside = item
+                        spent.append(generation.usage)
+                        if not inside:
+                            yield replace(generation, usage=_in_all(spent))
+                            return
+            except Gap as found:  # the text continues without
+                if gap is None:
+                    self._seen(found.what)
+                gap = found.what
+            except (WorkerUnavailable, Overloaded) as error:
+                await retries.backoff(error)
+            except Unsupported as error:
+                if not text.before.tokens:
+                    raise
+                raise WorkerError(f"a stream broke off and cannot resume: {error}") from None
+
+    async def _attempt(
+        self, prompt: Prompt, wanted: Decoding, gap: Missing
+    ) -> AsyncGenerator[Delta | tuple[Generation, bool], None]:
+        """Deltas of one request, then the generation so far, and whether the server stopped inside
+        a step. Always streamed: a server that sends nothing for long counts as lost."""
+        text = wanted.text
+        able = await self._able(wanted, gap)
+        text.bare = not able.reads_logprobs
+        if not able.reads_ids:
+            text.read_text()
+        ids = [*prompt.ids, *text.before.tokens]
+        body = self._body(ids, wanted, able)
+        parser = ResponseParser(text, self.prompts, able)
+        if text.max_tokens > 0:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+            body |= stop_fields(text, self.prompts.tokenizer, able)
+            events = self.server.events(able.path, body, prompt.call.affinity)
+            async with aclosing(events):
+                async for event in events:
+                    with checked_answer(self.server.name):
+                        done = parser.read(event, self.vocabulary)
+                    if done:
+                        break
+                    if parser.finish is None and (delta := text.delta(ended=False)):
+                        yield delta
+            if parser.finish is None:
+                how = f" ended by {parser.reason!r}" if parser.reason else ": the stream broke off"
+                raise WorkerUnavailable(f"{self.server.name}{how}")
+        elif text.criteria.max_tokens == 0 and (self.context is None or len(ids) < self.context):
+            parser.answer = await self.server.ask(able.path, body, prompt.call.affinity)
+        if delta := text.delta(ended=True):
+            yield delta
+        segment = text.segment(parser.finish or "length")
+        if parser.finish == "eos":
+            await asyncio.to_thread(
+                protocol.check_held, prompt.call.constraint, segment.text, self.server.name
+            )
+        with checked_answer(self.server.name):
+            usage = parser.usage(len(ids), shared=_shared(prompt, able))
+        if gap is None and text.count:
+            self._seen(parser.missing)
+        if before := len(text.before.tokens):  # which is no prompt of the caller's
+            read = usage.prompt - before
+            cached = min(usage.cached, read)
+            usage = replace(usage, prompt=read, cached=cached, generated=len(segment.tokens))
+        yield Generation(segment, usage), parser.inside
+
+    async def _able(self, wanted: Decoding, gap: Missing) -> ServerCapabilities:
+        """What the server can do for a generation; `gap` is what a stream of the same call lacked.
+
+        Raises:
+            Unsupported: not what the criteria need.
+        """
+        able, criteria = lacking(await self.capabilities(), gap), wanted.text.criteria
+        if not (criteria.min_confidence or criteria.min_tokens):
+            able = lacking(able, self._gaps.missing)  # it can go without
+        if criteria.min_confidence > 0 and not able.reads_logprobs:
+            raise self._lacks("log-probabilities of tokens, which min_confidence needs")
+        if able.draws is None and not wanted.sampling.is_greedy:
+            raise self._lacks("sampling: it writes the same at any temperature")
+        if criteria.min_tokens and not able.min_tokens:
+            raise self._lacks("a way to hold back the end of a text (min_tokens)")
+        if criteria.ignore_eos:
+            raise Unsupported("ignoring the end of turn (ignore_eos), which no server is asked for")
+        if wanted.text.closing and wanted.text.max_tokens > 0 and not able.stops:
+            raise self._lacks(
+                "a sign of the end of a thought: it neither shows the marker in its text nor stops "
+                "there (stop, stop_token_ids)"
+            )
+        return able
+
+    def _body(
+        self, ids: Sequence[int], wanted: Decoding, able: ServerCapabilities
+    ) -> dict[str, Any]:
+        """The request for a generation, but for what makes the server stop."""
+        text, call = wanted.text, wanted.text.call
+        body = self._requests.body(able.prompt, ids, call.transcript)
+        drawn = reseeded(wanted.sampling, len(ids))
+        body |= protocol.request_fields(self.model, drawn, able, text.max_tokens, top=1)
+        if (fields := protocol.constraint_fields(call, able)) and not able.forms:
+            raise self._lacks("answers that are held to a form (structured_outputs, json_schema)")
+        return body | fields | protocol.owner_fields(call.owner, able)
+
+    async def score(self, prompt: Prompt, wanted: Scoring) -> Scores:
+        """Find out about the prompt: in one request, and one for each id that it does not show."""
+        ids, part, able = prompt.ids, wanted.part, await self.capabilities()
+        self._check_scoring(prompt, wanted, able)
+        answer, scores = await self._scored(prompt, wanted, able), Scores()
+        with checked_answer(self.server.name):
+            spent = [protocol.usage(answer, len(ids), 1, shared=_shared(prompt, able))]
+        if able.prompt == "chat" and spent[0].prompt != len(ids):
+            raise self._lacks("a chat template that includes the thought in a judge's prompt")
+        if part is not None:
+            with checked_answer(self.server.name):
+                own, known, made = protocol.scored_places(answer, ids, part, self.vocabulary)
+            scored, lookup = ids[: part.stop], None
+            if able.lookups:
+                lookup = partial(self._lookup, prompt, spent, scored)
+            scores = await estimate(Known(own, known, made), wanted, lookup)
+        if wanted.labels:
+            scores.labels = await self._labels(prompt, wanted, answer, spent)
+        made_tokens, passes = sum(one.generated for one in spent), sum(one.passes for one in spent)
+        scores.usage = replace(spent[0], generated=made_tokens, passes=passes)
+        return scores
+
+    def _check_scoring(self, prompt: Prompt, wanted: Scoring, able: ServerCapabilities) -> None:
+        """Raises Unsupported if the server does not give what is wanted."""
+        constraint, query = prompt.call.constraint, prompt.query
+        if wanted.labels and not able.top and not (query and query.likeliest):
+            raise self._lacks("log-probabilities, which a distribution over labels needs")
+        if wanted.sampling is not None and constraint is not None and not is_free(constraint):
+            raise Unsupported("choices at the places of a text that is held to a grammar")
+        if wanted.top > able.top:
+            raise self._lacks(f"more than the {able.top} likeliest tokens of a position")
+        if wanted.part is not None and able.prompt_logprobs is None:
+            raise self._lacks("log-probabilities of the prompt, which verifying needs")
+        check_length(len(prompt.ids) + 1, self.context)
+
+    async def _scored(
+        self, prompt: Prompt, wanted: Scoring, able: ServerCapabilities
+    ) -> Mapping[str, Any]:
+        """The answer to a request of one token behind the prompt."""
+        ids, call, part, ends = prompt.ids, prompt.call, wanted.part, wanted.ends
+        sampling = GREEDY if wanted.sampling is None else wanted.sampling
+        drawn = reseeded(sampling, len(ids))
+        shown = max(1, wanted.top) if sampling.is_greedy else able.top
+        if able.prompt_logprobs == "sglang":
+            start = None if part is None else part.start - 1
+            body = sglang.request_body(
+                ids, start=start, top=shown, named={*wanted.labels, *ends}, owner=call.owner
+            )
+            answer = await self.server.ask_sglang(body, call.affinity)
+            with checked_answer(self.server.name):
+                return sglang.as_completion(answer, ids, drawn)
+        most = able.top if ends else shown
+        behind = (able.wide or protocol.TOP[0]) if wanted.labels else most
+        body = self._requests.body(able.prompt, ids, call.transcript, prompt.query)
+        body |= protocol.request_fields(self.model, drawn, able, 1, top=behind)
+        if part is not None and able.prompt_logprobs is not None:
+            # Those behind the part are among the prompt's if more follows it.
+            count = most if part.stop < len(ids) else shown
+            named = able.prompt_logprobs == "prompt_logprobs"
+            body[able.prompt_logprobs] = count if named else True
+        body |= protocol.owner_fields(call.owner, able)
+        return await self.server.ask(able.path, body, call.affinity)
+
+    async def _labels(
+        self, prompt: Prompt, wanted: Scoring, answer: Mapping[str, Any], spent: list[Usage]
+    ) -> list[float]:
+        """The log-probability of each label behind the prompt.
+
+        A server without log-probabilities shows one token alone: it has all of the probability.
+        """
+        able, labels, query = await self.capabilities(), wanted.labels, prompt.query
+        assert query is not None
+        echoed = wanted.part is not None and able.prompt_logprobs == "echo"
+        with checked_answer(self.server.name):
+            shown = protocol.first_logprobs(
+                answer, self.vocabulary, len(prompt.ids) if echoed else 0
+            )
+            if able.top and not shown:
+                raise protocol.no_logprobs()
+            if not shown:
+                named = dict(zip(query.labels, labels, strict=True))
+                return protocol.point_logprobs(answer, named, self.vocabulary)
+        if able.lookups and not negligible(labels, shown):
+            rest = [[i] for i in labels if i not in shown]
+            looked_up = (self._lookup(prompt, spent, prompt.ids, one) for one in rest)
+            shown |= dict(await asyncio.gather(*looked_up))
+        return [shown.get(i, -inf) for i in labels]
+
+    async def _lookup(
+        self, prompt: Prompt, spent: list[Usage], ids: list[int], allowed: Collection[int]
+    ) -> tuple[int, float]:
+        """The likeliest of the `allowed` tokens behind `ids`, and its log-probability; what that
+        costs is added to `spent`."""
+        able, call = await self.capabilities(), prompt.call
+        body: dict[str, Any] = {"prompt": ids, "allowed_token_ids": sorted(allowed)}
+        body |= protocol.request_fields(self.model, GREEDY, able, 1, top=1)
+        body |= protocol.owner_fields(call.owner, able)
+        answer = await self.server.ask(able.path, body, call.affinity)
+        with checked_answer(self.server.name):
+            spent.append(protocol.usage(answer, len(ids), 1))
+            shown = protocol.first_logprobs(answer, self.vocabulary)
+            found = {i: shown[i] for i in allowed if i in shown}
+            if not found:
+                raise protocol.no_logprobs()
+        return max(found.items(), key=lambda one: one[1])
+
+    async def capabilities(self) -> ServerCapabilities:
+        """What the server can do; probed at the first call and kept.
+
+        Raises:
+            Unsupported: it cannot continue a text.
+            WorkerError: it cannot be reached, or has no such model.
+        """
+        if self._capabilities is None:
+            home, probing = asyncio.get_running_loop(), self._probing
+            if probing is None or probing.done() or probing.get_loop() is not home:
+                probing = self._probing = asyncio.create_task(self._probe())
+            # Many wait for one probe; one of them that is cancelled does not cancel it.
+            self._capabilities = await asyncio.shield(probing)
+        return self._capabilities
+
+    def _seen(self, missing: Missing) -> None:
+        """Take what a stream lacked of what the probe saw."""
+        known = self._capabilities
+        if known is not None and lacking(known, missing) == known:
+            missing = None  # no more than in the probe
+        if self._gaps.seen(missing):
+            name = self.server.name
+            if missing is None:
+                log.warning("%s sends ids and log-probabilities of all tokens again", name)
+            else:
+                what = "ids" if missing == "ids" else "log-probabilities"
+                log.warning(
+                    "%s leaves out %s of some tokens in its streams, which the probe saw: until "
+                    "they come again texts are encoded again",
+                    name,
+                    what,
+                )
+
+    async def is_available(self, timeout_s: float = 2.0) -> bool:
+        """Whether the server answers within `timeout_s` seconds."""
+        try:
+            await self.server.get("/models", timeout_s=timeout_s)
+        except WorkerError:
+            return False
+        return True
+
+    async def aclose(self) -> None:
+        """Close the connections; calls in progress fail."""
+        await self.server.aclose()
+
+    async def _probe(self) -> ServerCapabilities:
+        def ask(path: str, body: dict[str, Any]) -> Awaitable[Mapping[str, Any]]:
+            if path == sglang.PATH:
+                return self.server.try_sglang(body)
+            return self.server.ask(path, {"model": self.model, **body}, trying=True)
+
+        def stream(path: str, body: dict[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+            return self.server.events(path, {"model": self.model, **body}, trying=True)
+
+        try:
+            with checked_answer(self.server.name):
+                capabilities = await probe(ask, stream, self.prompts, self.vocabulary)
+        except Unsupported as error:  # which clients see, so it does not name the server
+            log.error("%s, %s: %s", self.server.name, self.model, error)
+            raise
+        if self.context is None:
+            with suppress(WorkerError), checked_answer(self.server.name):
+                self.context = protocol.context(await self.server.get("/models"), self.model)
+        log.info("%s, %s: %s, context %s", self.server.name, self.model, capabilities, self.context)
+        return capabilities
+
+    def _lacks(self, what: str) -> Unsupported:
+        log.error("%s does not give %s", self.server.name, what)
+        return Unsupported(f"the model's server does not give {what}")
+
+
+def _shared(prompt: Prompt, able: ServerCapabilities) -> bool:
+    """Whether what the server has cached may be the prompts of other owners."""
+    return bool(prompt.call.owner) and not able.salts
+
+
+def _in_all(spent: Sequence[Usage]) -> Usage:
+    """The cost of attempts, each of which continued the one before: prompt and cache are those that
+    the first found."""
+    passes = sum(one.passes for one in spent)
+    return replace(spent[0], generated=spent[-1].generated, passes=passes)

@@ -1,0 +1,161 @@
+"""The `Worker` port over any backend: prompts, checks, labels and verifications, written once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from math import exp, inf
+from time import perf_counter
+from typing import Generic, TypeVar, cast
+
+from orchestrator.types import (
+    ENDED,
+    Classification,
+    Generation,
+    LabelQuery,
+    Sampling,
+    Segment,
+    StopCriteria,
+    Verification,
+)
+from orchestrator.worker import Call, Delta, check_method
+from workers.backend import Backend, Decoding, LocalBackend, Prompt, Scoring
+from workers.reporting import ms_since
+from workers.text.checks import check_sampling, label_ids
+from workers.text.continuation import Continuation
+from workers.text.verification import finish_token_ids, verification
+
+AnyBackend = TypeVar("AnyBackend", bound=Backend, covariant=True)
+AnyLocal = TypeVar("AnyLocal", bound=LocalBackend, covariant=True)
+Items = AsyncGenerator[Delta | Generation, None]
+
+
+class ModelWorker(Generic[AnyBackend]):
+    """One model, whatever runs it."""
+
+    def __init__(self, backend: AnyBackend) -> None:
+        self.backend = backend
+        self.prompts, self.tokenizer = backend.prompts, backend.prompts.tokenizer
+
+    @property
+    def context(self) -> int | None:
+        return self.backend.context
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.backend.sampling
+
+    async def generate(
+        self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
+    ) -> Items:
+        """Continue the transcript; see `orchestrator.worker.Worker.generate`."""
+        began = perf_counter()
+        check_sampling(sampling)
+        check_method(call.speculation, self.backend.methods)
+        ids = await self._read(call)
+        text = Continuation(
+            call,
+            criteria,
+            self.prompts,
+            len(ids),
+            stop_token_ids=self.backend.ends,
+            context=self.context,
+        )
+        wanted = Decoding(text, sampling, stream)
+        items = cast("Items", self.backend.decode(Prompt(call, ids, len(ids)), wanted))
+        async with aclosing(items):
+            async for item in items:
+                if isinstance(item, Generation):
+                    item = replace(
+                        item,
+                        ms=ms_since(began),
+                        thinks=self.prompts.thinks(call.transcript, call.owner),
+                        calls=self.prompts.calls_of(call.transcript),
+                    )
+                yield item
+
+    async def classify(self, call: Call, query: LabelQuery) -> Classification:
+        """The distribution over the query's labels after its side conversation."""
+        began = perf_counter()
+        labels = label_ids(self.tokenizer, query.labels)
+        last = call.transcript.last if query.nll else None
+        size = len(self.prompts.verified(last))
+        prefix = await self._read(call)
+        length = len(prefix)
+        prompt = Prompt(call, prefix + self.prompts.side(query.turns, query.lead_in), length, query)
+        part = range(length - size, length) if query.nll else None
+        scores = await self.backend.score(prompt, Scoring(part, self._ends(call, last), labels))
+        probabilities, outside = distribution(scores.labels)
+        ended = last is not None and last.finish in ENDED
+        return Classification(
+            query.labels,
+            probabilities,
+            outside,
+            scores.usage,
+            ms_since(began),
+            tuple(scores.nll) if query.nll else None,
+            scores.ending if ended else None,
+        )
+
+    async def verify(
+        self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
+    ) -> Verification:
+        """The negative log-likelihood of a segment's k tokens, and k + 1 choices of this model."""
+        began = perf_counter()
+        check_sampling(sampling)
+        tokens = self.prompts.verified(segment)
+        prefix = await self._read(call)
+        ids = prefix + list(tokens)
+        first = max(1, len(prefix))  # nothing precedes the first token of all, so it is given
+        wanted = Scoring(
+            range(first, len(ids)), self._ends(call, segment), sampling=sampling, top=top
+        )
+        scores = await self.backend.score(Prompt(call, ids, len(ids)), wanted)
+        if not prefix:
+            scores.give(tokens[0])
+        return verification(scores, call, segment, self.prompts, self.backend.ends, ms_since(began))
+
+    async def _read(self, call: Call) -> list[int]:
+        """The ids of the call's transcript."""
+        await self.backend.ready()
+        return await self.prompts.prepare(call.transcript, self.context, call.owner)
+
+    def _ends(self, call: Call, segment: Segment | None) -> frozenset[int]:
+        return finish_token_ids(self.prompts, self.backend.ends, call.transcript, segment)
+
+
+class EngineWorker(ModelWorker[AnyLocal]):
+    """A worker over an engine in this process."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether calls can still be answered."""
+        return self.backend.alive
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start and gauges of now."""
+        return self.backend.stats()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the prefixes of all calls that have ended: those that follow prefill their own."""
+        self.backend.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Stop the engine; calls in progress fail with `WorkerUnavailable`."""
+        self.backend.close()
+
+
+def distribution(logprobs: Sequence[float]) -> tuple[tuple[float, ...], float]:
+    """The probabilities of labels among themselves, and of everything else beside them.
+
+    `logprobs` are their log-probabilities among all tokens. If all of them underflow, they are
+    compared with the largest; if none has any, they are equal.
+    """
+    shares = [exp(min(0.0, logprob)) for logprob in logprobs]
+    inside = sum(shares)
+    if not inside > 0:
+        best = max(logprobs)
+        shares = [1.0 if best == -inf else exp(logprob - best) for logprob in logprobs]
+    whole = sum(shares)
+    return tuple(share / whole for share in shares), max(0.0, 1.0 - inside)
