@@ -25,8 +25,7 @@ PAGES = {*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/lab/res
 EXEMPT = {
     "deploy/cli", "deploy/evaluation", "deploy/lab", "deploy/lab/bench", "deploy/lab/commands",
     "deploy/lab/pair", "deploy/lab/peers", "deploy/lab/torture", "deploy/service", "orchestrator",
-    "orchestrator/experiments", "orchestrator/http", "workers/engine", "workers/remote",
-    "workers/text", "workers/vllm",
+    "orchestrator/experiments", "orchestrator/http", "workers/text",
 }  # fmt: skip
 """Folders that are not in plain English yet: remove one once its files pass."""
 KINDS = ("COMMENT", "STRING", "FSTRING_MIDDLE")

@@ -78,7 +78,7 @@ def read_network(
     """The network with its weights unpacked to `dtype`, on the CPU.
 
     Args:
-        progress: told after each tensor how many of how many are unpacked.
+        progress: called after each tensor with how many of how many are unpacked.
 
     Raises:
         ConfigError: as `read_config`; a tensor that has no place in the network, or lacks.

@@ -13,10 +13,10 @@ READING = 32  # padded tokens that cost about as much as one more reading, on CP
 
 
 def fitting(sizes: Sequence[tuple[int, int]], most: int, capacity: int) -> list[int]:
-    """Of prompts the places of those that share a pass: the first, and what fits beside it.
+    """Choose the prompts that share a pass, by place: the first, and what fits beside it.
 
-    A prompt joins where its padding, and that of the others beside it, costs no more than a pass
-    of its own would.
+    A prompt joins where its padding, and that of the others beside it, costs no more than a
+    separate pass would.
 
     Args:
         sizes: of each prompt the tokens of its next chunk, and those cached before.

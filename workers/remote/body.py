@@ -66,7 +66,7 @@ async def events(response: httpx.Response, most: int) -> AsyncGenerator[str, Non
 
 
 async def _lines(response: httpx.Response, most: int) -> AsyncGenerator[bytes, None]:
-    begun, size, mark = list[bytes](), 0, codecs.BOM_UTF8  # which may stand before the first line
+    begun, size, mark = list[bytes](), 0, codecs.BOM_UTF8  # which may precede the first line
     async with aclosing(_pieces(response, most)) as pieces:
         async for piece in pieces:
             begun.append(piece)

@@ -209,7 +209,7 @@ async def _greedy(
         seen.add(text)
     raise Unsupported(
         "the model's server writes other texts each time at temperature 0, so it samples by "
-        "settings of its own; start it again, or serve the model by another server"
+        "its own settings; start it again, or serve the model by another server"
     )
 
 
@@ -236,7 +236,7 @@ async def _ends(
     requests: RequestBuilder,
     vocabulary: Vocabulary,
 ) -> bool:
-    """Whether the end of a thought is seen: a server that hides the marker and goes on makes
+    """Whether the end of a thought is seen: a server that hides the marker and continues makes
     tokens without a text, or a first one.
 
     The marker comes by `logit_bias`, or if the server does not read that, after a text that ended
@@ -316,7 +316,7 @@ async def _draws(
         return "temperature"  # nothing shows the contrary
     if capabilities.ids:
         return "temperature" if drawn else None
-    if drawn:  # by the checkpoint's settings beside ours, if it can be told so
+    if drawn:  # by the checkpoint's settings beside ours, if the field can override them
         return "generation_config" if await samples(True) is False else "temperature"
     return "generation_config" if await samples(False) else None
 
@@ -386,7 +386,7 @@ async def _more(
         shown = len(first_logprobs(answer, vocabulary)) if answer is not None else 0
         capabilities = replace(capabilities, wide=shown if shown > capabilities.top else 0)
     body = {"prompt": ids, **ONE, **(EXTRAS if capabilities.ids else {}), "logprobs": 1}
-    # Of three tokens the likeliest has a third of what they have together; among all, far less.
+    # The likeliest of three tokens has a third of what they have together; among all, far less.
     unlikely = [i for i in range(len(behind) + 3) if i not in behind][:3]
     answer = await _tried(ask, capabilities, {**body, "allowed_token_ids": unlikely})
     if answer is not None:

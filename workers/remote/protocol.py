@@ -5,13 +5,13 @@ Fields used here beyond OpenAI's own:
 - vLLM and SGLang take token ids as a prompt and return ids (`return_token_ids`); older vLLM spells
   them inside its log-probabilities (`return_tokens_as_token_ids`: "token_id:42"). Both stop at
   `stop_token_ids` and give the reason (`stop_reason`, `matched_stop`), but not before `min_tokens`.
-- vLLM returns `prompt_logprobs`; SGLang has a path of its own for them (`sglang`); others echo the
+- vLLM returns `prompt_logprobs`; SGLang has its own path for them (`sglang`); others echo the
   prompt with its log-probabilities. vLLM can also be made to draw one of a few tokens
   (`allowed_token_ids`), whose log-probability it then tells.
 - llama.cpp's server takes ids, returns them inside its log-probabilities alone, each with its
-  bytes, shows as many of them as are asked for, and none of a prompt's. Its sampling has stages of
-  its own, which `samplers` names.
-- In chat, `continue_final_message` goes on with the assistant's last message.
+  bytes, shows as many of them as are asked for, and none of a prompt's. Its sampling has its own
+  stages, which `samplers` names.
+- In chat, `continue_final_message` continues the assistant's last message.
 
 Nothing here does I/O. What a server can do is learned from its answers, never from its name.
 """
@@ -69,7 +69,7 @@ class ServerCapabilities:
     extras: it takes fields that are not OpenAI's, whether or not it reads them.
     stops: where its streams have no ids it stops at stop strings, and its text shows the marker
         that ends a thought, or it stops there; also if nothing shows the contrary.
-    min_tokens: it lets no text end before so many tokens.
+    min_tokens: it lets no text end before this many tokens.
     prompt_logprobs: the field that asks for those of the prompt, where it has them; "sglang": its
         own path gives them (`workers.remote.sglang`), and of named tokens.
     """
@@ -150,7 +150,7 @@ class Vocabulary:
         """
         if name.startswith(_ID):
             return int(name[len(_ID) :])
-        # Of two with one text, as a digit and its byte are, the one that the text is encoded as.
+        # If two have one text, as a digit and its byte, take the one that the text is encoded as.
         ids = self._tokenizer.encode(name)
         if len(ids) == 1:
             return ids[0]
@@ -200,7 +200,7 @@ def sampling_fields(sampling: Sampling, capabilities: ServerCapabilities) -> dic
     """A request's sampling fields.
 
     A server with vLLM's extensions gets every setting, since for one that is missing it takes the
-    checkpoint's (`generation_config.json`), and so does llama.cpp's, which has defaults of its own;
+    checkpoint's (`generation_config.json`), and so does llama.cpp's, which has its own defaults;
     others get what differs from OpenAI's default.
     """
     body: dict[str, Any] = {"temperature": sampling.temperature}
@@ -531,7 +531,7 @@ def owner_fields(owner: str, capabilities: ServerCapabilities) -> dict[str, Any]
 def usage(answer: Mapping[str, Any], prompt: int, generated: int, *, shared: bool = False) -> Usage:
     """What a call cost by the server's counts, or where it gives none by ours.
 
-    `shared`: what the server has cached may be others' prompts, so how much is not told.
+    `shared`: what the server has cached may be others' prompts, so how much is not reported.
 
     How many passes a server took it does not say: one a token is plain decoding.
     """

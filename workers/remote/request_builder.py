@@ -28,14 +28,14 @@ class RequestBuilder:
         transcript: Transcript,
         query: LabelQuery | None = None,
     ) -> dict[str, Any]:
-        """The request fields that make a server go on behind `ids`.
+        """The request fields that make a server continue `ids`.
 
         `ids` are the transcript's, followed by those of the query's side conversation if there is
         one.
 
         Raises:
             InvalidRequest: a content spells a control token, and the server would read it as one.
-            Unsupported: the chat template leaves no way to go on with an assistant's message.
+            Unsupported: the chat template leaves no way to continue an assistant's message.
         """
         if form == "ids":
             return {"prompt": list(ids)}
@@ -65,7 +65,7 @@ class RequestBuilder:
         before = self.prompts.before_assistant(conversation)
         written = self._tokenizer.decode(self.prompts.transcript(transcript))
         if not written.startswith(before):
-            raise Unsupported("this model's chat template cannot go on with an assistant's message")
+            raise Unsupported("this model's chat template cannot continue an assistant's message")
         messages = [
             *conversation,
             Message("assistant", written.removeprefix(before)),

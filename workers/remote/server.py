@@ -107,7 +107,7 @@ class Server:
         )
 
     async def ask_sglang(self, body: Mapping[str, Any], session: str = "") -> dict[str, Any]:
-        """The answer of SGLang's own path, which stands beside `/v1`.
+        """The answer of SGLang's own path, which is beside `/v1`.
 
         Raises:
             Absent: whatever answers there is not SGLang.

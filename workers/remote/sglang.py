@@ -1,8 +1,8 @@
 """SGLang's own `/generate`: log-probabilities of a step without reading the whole prompt again.
 
-It stands beside OpenAI's paths, at the root of the server. From `logprob_start_len` on it gives
+It is beside OpenAI's paths, at the root of the server. From `logprob_start_len` on it gives
 the log-probability of each id of the prompt, the likeliest ids there and those that the request
-names; what stands before that position is taken from the cache. (SGLang's completions can only
+names; what precedes that position is taken from the cache. (SGLang's completions can only
 echo the whole prompt.) Format: docs.sglang.io, "Sampling Parameters" and "Native APIs".
 """
 

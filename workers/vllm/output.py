@@ -1,7 +1,7 @@
 """What vLLM's engine process writes where it does not start.
 
-To the process that started it vLLM says that the cause stands above: it does in the output that the
-two share, which under Ray is a file of the replica's.
+To the process that started it vLLM says that the cause is above: in the output that the two
+share, which under Ray is a file of the replica's.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class EngineOutput:
                 file.seek(before)
                 lines = file.read().decode(errors="replace").splitlines()
                 errors = [found[1].strip() for line in lines if (found := _ERROR.search(line))]
-                if told := [error for error in errors if " above" not in error]:
-                    return f"{told[-1]} (more in {path}); {_HINT}"
+                if causes := [error for error in errors if " above" not in error]:
+                    return f"{causes[-1]} (more in {path}); {_HINT}"
         where = ", ".join(map(str, self._files)) or "the output above"
         return f"its engine did not start, and says why in {where}; {_HINT}"
 

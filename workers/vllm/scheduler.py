@@ -1,9 +1,9 @@
-"""vLLM's scheduler, which may be told how much of a prompt to take from the prefix cache.
+"""vLLM's scheduler; a request may say how much of its prompt to take from the prefix cache.
 
 vLLM gives log-probabilities of a prompt only for the part of it that it reads, and so reads the
 whole of it (`skip_reading_prefix_cache`). A judge wants those of the last step alone. A request
 whose `extra_args` hold `MOST_CACHED` takes at most that many tokens from the cache and reads the
-rest anew: the step, and the few tokens of the block that it begins in.
+rest again: the step, and the few tokens of the block that it begins in.
 
 vLLM tells what it drafted for a request at its end alone, and in totals; here every output of a
 request carries what was drafted and accepted at each place so far (`Drafts`).
