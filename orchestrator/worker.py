@@ -8,8 +8,9 @@ iteration. Errors are those of `orchestrator.errors`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.types import (
@@ -23,6 +24,8 @@ from orchestrator.types import (
     Transcript,
     Verification,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +139,14 @@ def check_method(method: str | None, offered: Collection[str], place: str = "spe
             f"the large worker offers {', '.join(offered)}" if offered else "its server decides"
         )
         raise InvalidRequest(f"{place}: {method[:64]!r} is not offered; {choices}", param=place)
+
+
+@asynccontextmanager
+async def closing(stream: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Close a worker's iterator at the end of the block, which is how a call is cancelled."""
+    try:
+        yield stream
+    finally:
+        aclose = getattr(stream, "aclose", None)
+        if aclose is not None:
+            await aclose()

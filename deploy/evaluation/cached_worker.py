@@ -149,7 +149,7 @@ class CachedWorker:
                 # A stream that broke off is recorded as a short generation without a prompt.
                 if worker == name and answer.usage.prompt:
                     clipped = budget.clip(transcript, criteria)
-                    certain = budget.certain(transcript, clipped.max_tokens)
+                    certain = budget.room.certain(transcript, clipped.max_tokens)
                     if answer.segment.finish == "length" and certain < clipped.max_tokens:
                         return 0  # what it gave up for the answer is not on record
                     seen = _prefix(transcript, limits.constraint)

@@ -9,6 +9,7 @@ In reading order:
 - `executor`: carries actions out: the calls to workers, the deadline.
 - `policy_runner`: runs a policy without I/O: its generator, the transcript, the events.
 - `budget`: what a request may spend, and how an accepted segment ends a phase.
+- `answer_room`: room for an answer at the end of a thought that a cap cuts.
 - `spending`: what the large model may cost in the thought, whatever the policy.
 - `stop_strings`: a caller's stop strings in an answer of several segments.
 - `events`: what a running request reports.

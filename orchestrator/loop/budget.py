@@ -1,18 +1,16 @@
 """What a request may spend, and how an accepted segment ends a phase.
 
-Two caps: the request's `max_tokens` bounds thought and answer together, the policy's `budget` the
-accepted thought (where there is none, it bounds nothing). A cap that the undisturbed answer fits in
-changes nothing, unless it cuts a draft that would have been rejected whole: the ends that a model
-writes itself count a token each, as with OpenAI, and no token is kept back for the answer. Where
-`max_tokens` cuts the thought all the same, the last of it is given up for a short answer
-(`reserve`), and the request ends by "length": so the end of a long thought is held back until it is
-known whether it stays (`held_from`). At a `budget` that leaves as much for an answer the thought is
-closed, the answer is written, and it ends as answers do (SpecReason 5.1 counts accuracy under a
-token budget so). Drafts and judge calls are never charged here: they are counted in `metrics`.
+Two caps: the request's `max_tokens` bounds thought and answer together, the policy's `budget`
+bounds the accepted thought (nothing if there is no thought). The ends that a model writes itself
+count a token each, as with OpenAI. If `max_tokens` cuts the thought, its end is given up for a
+short answer (`answer_room.py`), and the request ends by "length". At a `budget` that leaves as much
+for an answer, the thought is closed, the answer is written, and it ends as answers do (SpecReason
+5.1 counts accuracy under a token budget so). Drafts and judge calls are never charged here: they
+are counted in `metrics`.
 
-A model may think on behind such a close, and end its thought by itself. That text is no answer
-(`Transcript.reply` leaves it out), and no thought either, whose cap it lies behind: it counts in
-`total` alone. The answer follows it.
+A model may continue its thought after such a close, and end it by itself. That text is no answer
+(`Transcript.reply` leaves it out) and no thought either: it counts in `total` alone. The answer
+follows it.
 
 Everything is a pure function of the transcript, so a replay ends every phase where the live run
 did.
@@ -24,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.errors import InvalidRequest
+from orchestrator.loop.answer_room import AnswerRoom
 from orchestrator.types import ENDED, Limits, Segment, StopCriteria, Transcript
 
 NUDGE = Segment("policy", "Answer: ")
@@ -74,29 +73,9 @@ class Budget:
         return max(0, self.thought - transcript.thought.tokens)
 
     @property
-    def held_from(self) -> int:
-        """Tokens of a thought behind which what begins, and drafts that reach further, are given up
-        for an answer where a cap cuts it. That is nothing where the cap leaves `reserve` anyway."""
-        return min(self.thought, self.total - self.reserve)
-
-    def certain(self, transcript: Transcript, tokens: int) -> int:
-        """How many of the next `tokens` tokens stay in the transcript however their text ends."""
-        if not self.overruns(transcript, tokens):
-            return tokens
-        return max(0, self.held_from - transcript.thought.tokens)
-
-    def is_uncertain(self, transcript: Transcript) -> bool:
-        """Whether the next token of the thought may yet be given up for an answer."""
-        return not transcript.closed and self.held_from <= transcript.thought.tokens < self.thought
-
-    def overruns(self, transcript: Transcript, tokens: int) -> bool:
-        """Whether that many more tokens, if they end no thought, leave less than `reserve` for
-        an answer once a cap has cut it."""
-        return (
-            not transcript.closed
-            and self.held_from < self.thought
-            and transcript.thought.tokens + tokens >= self.thought
-        )
+    def room(self) -> AnswerRoom:
+        """The end of a thought that is given up for an answer if a cap cuts it."""
+        return AnswerRoom(min(self.thought, self.total - self.reserve), self.thought)
 
     def clip(self, transcript: Transcript, criteria: StopCriteria) -> StopCriteria:
         """The criteria with `max_tokens` no more than what is left; in the answer the caller's

@@ -28,20 +28,19 @@ from orchestrator.errors import (
     WorkerUnavailable,
 )
 from orchestrator.loop.actions import Action, Classify, Generate, Verify, WorkerName, Write
+from orchestrator.loop.answer_room import generated
 from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import ActionCompleted, PromptsRead, TextDelta
 from orchestrator.loop.request import Request
 from orchestrator.types import (
-    ENDED,
     Generation,
     Sampling,
     Segment,
     StopCriteria,
     Transcript,
     Usage,
-    joined_provenance,
 )
-from orchestrator.worker import Call, Delta, Worker
+from orchestrator.worker import Call, Delta, Worker, closing
 
 log = logging.getLogger(__name__)
 
@@ -208,52 +207,22 @@ class Executor:
                 # No server continues a constrained answer: report what broke it off.
                 answer = self._broke_off
         finally:
-            await _close_stream(stream)
+            await stream.aclose()
         yield ActionCompleted(action, answer, ms, failure)
 
-    async def _generation(
+    def _generation(
         self, name: WorkerName, transcript: Transcript, criteria: StopCriteria
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """A worker's stream.
-
-        Tokens that a cap may yet give up for an answer are made by a second call, and held back
-        until they are sure to stay.
-        """
+        """A worker's stream, within the room for an answer."""
         worker, sampling = self._workers[name], self._sampling_of(self._next_seed())
-        certain = self._budget.certain(transcript, criteria.max_tokens)
-        first: Generation | None = None
-        if certain or not criteria.max_tokens:
+
+        def generate(
+            transcript: Transcript, criteria: StopCriteria, streams: bool
+        ) -> AsyncIterator[Delta | Generation]:
             call = self._call_for(name, transcript)
-            stream = worker.generate(call, replace(criteria, max_tokens=certain), sampling)
-            try:
-                async for item in stream:
-                    if isinstance(item, Generation):
-                        first = item
-                    else:
-                        yield item
-            finally:
-                await _close_stream(stream)
-            if first is None:
-                return
-            if certain == criteria.max_tokens or not _is_cut(first, certain):
-                yield first
-                return
-            transcript = transcript.extend(first.segment)
-            criteria = criteria.behind(len(first.segment.tokens))
-        stream = worker.generate(self._call_for(name, transcript), criteria, sampling, stream=False)
-        try:
-            async for item in stream:
-                if isinstance(item, Generation):
-                    # A step that ends with the very last token leaves no room for an answer either.
-                    full = item.usage.generated >= criteria.max_tokens
-                    if full and item.segment.finish not in ENDED:
-                        cut = replace(
-                            item.segment, text="", tokens=(), logprobs=(), finish="length"
-                        )
-                        item = replace(item, segment=cut, provenance=None)
-                    yield item if first is None else _joined(first, item)
-        finally:
-            await _close_stream(stream)
+            return worker.generate(call, criteria, sampling, stream=streams)
+
+        return generated(self._budget.room, transcript, criteria, generate)
 
     async def _prefill(self, action: Generate) -> ActionCompleted:
         began = perf_counter()
@@ -280,12 +249,10 @@ class Executor:
                 return await worker.verify(call, action.segment, sampling)
             criteria = self._budget.clip(action.transcript, action.criteria)
             stream = worker.generate(call, criteria, sampling, stream=False)
-            try:
+            async with closing(stream):
                 async for item in stream:
                     if isinstance(item, Generation):
                         return item
-            finally:
-                await _close_stream(stream)
             raise WorkerUnavailable(f"the {action.worker} worker's stream broke off")
 
     def _call_for(self, name: WorkerName, transcript: Transcript) -> Call:
@@ -342,31 +309,6 @@ def _of(worker: WorkerName) -> Iterator[None]:
     except WorkerError as error:
         error.worker = worker
         raise
-
-
-def _is_cut(generation: Generation, max_tokens: int) -> bool:
-    """Whether it ended because all of its tokens were made."""
-    return generation.segment.finish == "length" and generation.usage.generated >= max_tokens
-
-
-def _joined(first: Generation, rest: Generation) -> Generation:
-    """A generation that was made by two calls."""
-    begin, end, usage = first.segment, rest.segment, first.usage
-    generated, passes = usage.generated + rest.usage.generated, usage.passes + rest.usage.passes
-    return replace(
-        first,
-        segment=begin + end,
-        usage=replace(usage, generated=generated, passes=passes),
-        ms=first.ms + rest.ms,
-        provenance=joined_provenance(begin, first.provenance, end, rest.provenance),
-    )
-
-
-async def _close_stream(stream: AsyncIterator[Any]) -> None:
-    """Close a worker's iterator, which is how a call is cancelled."""
-    aclose = getattr(stream, "aclose", None)
-    if aclose is not None:
-        await aclose()
 
 
 async def _read(

@@ -31,6 +31,7 @@ from orchestrator.loop.actions import (
     WorkerName,
     Write,
 )
+from orchestrator.loop.answer_room import HeldEnd
 from orchestrator.loop.budget import NUDGE, Budget
 from orchestrator.loop.events import (
     ActionCompleted,
@@ -83,11 +84,7 @@ class PolicyRunner:
         self._continues = self.transcript.closed and not self.transcript.begins_answer
         self._stops = StopStrings(limits.stop, begun=self._continues)
         self._held_tokens = 0  # of text that the stop strings hold back
-        # The end of a thought that a cap may cut yet: what it is to show, its drafts, and the
-        # transcript before it.
-        self._late: list[TextDelta | StepCompleted] = []
-        self._late_drafts: list[Segment] = []
-        self._certain = self.transcript
+        self._held = HeldEnd(self.budget.room)
         self._complete = limits.complete
         self._reply: Any = None
         self._drafts: dict[Segment, Generation] = {}
@@ -172,13 +169,13 @@ class PolicyRunner:
             return
         before = self.transcript
         if isinstance(item, TextDelta):
-            if self.budget.is_uncertain(before):
-                self._hold(before, [item])
+            if self.budget.room.holds(before):
+                self._held.hold(before, [item])
             else:
                 yield from map(self.response.add, self._shown(item))
             return
         done = before.done
-        events = self._certain_of(before, item.action, self._apply(item))
+        events = self._settled(before, item.action, self._apply(item))
         self.response.thinks_on = self.budget.may_think_on(self.transcript)
         yield from map(self.response.add, events)
         if self.transcript.reply_start > before.reply_start:
@@ -205,33 +202,27 @@ class PolicyRunner:
         self.response.calls = next(iter(formats), None)
         yield from map(self.response.add, prefilled)
 
-    def _certain_of(
+    def _settled(
         self,
         before: Transcript,
         action: Action[Any],
         caused: Iterable[TextDelta | StepCompleted],
-    ) -> Sequence[TextDelta | StepCompleted]:
-        """What of the events that an action caused can be shown, behind those held back before it.
+    ) -> list[TextDelta | StepCompleted]:
+        """Return what can be shown after an action: its events, and those held back before it.
 
-        The end of a thought is held back until the thought has ended. Where a cap ended it, that is
-        given up for an answer: its steps become drafts, and the transcript is without it.
+        If `max_tokens` cut the thought, its end is given up for an answer: its steps become
+        drafts, and the transcript is without it.
         """
         events, after = list(caused), self.transcript
         if before.closed:
             return events
-        uncertain = self.budget.is_uncertain(before)
         if not after.closed:
-            beyond = isinstance(action, Accept) and after.thought.tokens > self.budget.held_from
-            if not (uncertain or beyond):
-                return events
-            self._hold(before, events)
-            if isinstance(action, Accept):
-                self._late_drafts.append(action.segment)
-            return []
-        start = self._certain if self._late else before
-        events, self._late = self._late + events, []
-        drafts, self._late_drafts = self._late_drafts, []
-        if not uncertain or (after.forced, after.finish) != (True, "length"):
+            draft = action.segment if isinstance(action, Accept) else None
+            return self._held.passed(before, after, events, draft)
+        start, drafts = self._held.start or before, self._held.drafts
+        events = self._held.release() + events
+        cut = (after.forced, after.finish) == (True, "length")
+        if not (cut and self.budget.room.holds(before)):
             return events
         for draft in drafts:
             self.response.give_up(draft)
@@ -242,16 +233,9 @@ class PolicyRunner:
             if isinstance(event, StepCompleted)
         ]
 
-    def _hold(self, before: Transcript, events: Iterable[TextDelta | StepCompleted]) -> None:
-        """Hold back what is behind a transcript, or behind what is held back already."""
-        if not self._late:
-            self._certain = before
-        self._late += events
-
     def rest_of_text(self) -> Iterator[TextDelta | StepCompleted]:
         """What was held back until the answer has ended; given once."""
-        late, self._late = self._late, []
-        yield from map(self.response.add, late)
+        yield from map(self.response.add, self._held.release())
         last = self.transcript.last
         if last is not None and (rest := self._stops.end()):
             yield self.response.add(TextDelta(last.author, self.phase, rest))
@@ -350,7 +334,7 @@ class PolicyRunner:
             # Half a character at the end is made and dropped: then the context is not full. What
             # was made up to max_tokens and not shown is given up.
             short = answer.usage.generated < allowed
-            short |= self.budget.certain(before, allowed) < allowed
+            short |= self.budget.room.certain(before, allowed) < allowed
             if self._only_half(action, answer, allowed):
                 self._reply = before
                 self._count_idle()
@@ -362,7 +346,7 @@ class PolicyRunner:
             self._check_extends(action.transcript)
             segment, draft = action.segment, self._made(action.segment)
             ends = segment.finish in ENDED
-            fits = ends or not self.budget.overruns(before, len(segment.tokens))
+            fits = ends or not self.budget.room.overruns(before, len(segment.tokens))
             if fits and segment.text:
                 size = len(segment.tokens)
                 yield from self._shown(TextDelta(segment.author, self.phase, segment.text, size))

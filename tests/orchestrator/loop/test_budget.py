@@ -50,33 +50,6 @@ def test_caps(max_tokens: int, own: int | None, thought: int, reserve: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "own", "held_from"),
-    [
-        (2048, None, 1984),
-        (2048, 1900, 1900),  # it leaves enough for an answer anyway
-        (2048, 2047, 1984),
-        (100, 90, 50),
-        (1, None, 1),
-    ],
-)
-def test_the_end_of_a_thought_may_be_given_up(
-    max_tokens: int, own: int | None, held_from: int
-) -> None:
-    budget = Budget.of(Limits(max_tokens=max_tokens), own, reserve=64)
-    assert budget.held_from == held_from
-    near = QUESTION.extend(said(held_from - 1))
-    at = QUESTION.extend(said(held_from))
-    left = budget.thought - held_from
-    assert budget.certain(near, left + 1) == 1
-    assert budget.certain(at, left) == 0
-    assert budget.certain(budget.close(at), 5) == 5
-    assert budget.is_uncertain(at) is (left > 0)
-    assert not budget.is_uncertain(near)
-    assert budget.overruns(at, left) is (left > 0)
-    assert not budget.overruns(at, left - 1)
-
-
-@pytest.mark.parametrize(
     ("limits", "own", "param"),
     [(Limits(max_tokens=-1), None, "max_tokens"), (Limits(), 0, "budget")],
 )
