@@ -1,4 +1,4 @@
-"""The recipe that trained the embedded pair and its drafters (`baton lab train`).
+"""The recipe that made the embedded pair and its drafters, frozen (`baton lab train`).
 
 Training documents:
 
@@ -6,31 +6,26 @@ Training documents:
 - `steps`: steps of a chain of thought, planted mistakes, the exact checker.
 - `mistakes`: wrong steps and reflections that a model wrote, and their file.
 - `noise`: what people wrap around a question.
-- `batches`: a training document, and batches of them.
+- `batches`: a training document, and batches of documents.
 - `documents`: problems turned into documents.
 
 The pair:
 
 - `llama`: the training twin of Hugging Face's Llama.
-- `muon`: Muon and AdamW over one flat vector, shared between processes.
-- `progress`: tokens, steps and seconds of a run, its schedule, its saved state.
-- `trainer`: the training loop, in one or several processes.
-- `harvest`: the small model's own mistakes.
+- `muon`: Muon and AdamW over one flat vector.
+- `progress`: length and schedule of a run.
+- `trainer`: the training loop.
+- `harvest`: the small model's mistakes.
 
 The drafters:
 
 - `generation`: prompts decoded to the end, without an engine.
-- `chains`: the large model's own answers.
-- `fit`: the loop that trains a drafter on them.
-- `kangaroo`: the adapter behind the first layers.
+- `chains`: the large model's answers.
+- `drafters`: the loop that trains a drafter on them.
+- `kangaroo`: the adapter after the first layers.
 - `features`: the feature drafters.
 
-Figures and stages:
-
-- `cost`: milliseconds a decoded token.
-- `measure`: what the pair can do, on problems it never saw.
-- `calibration`: the judge's likelihood curve and default scoring.
-- `publishing`: copies checkpoints to where `embedded:` finds them.
-- `shared_forms`: writes the list of held-out calculations that training has in another notation.
 - `recipe`: the stages of `baton lab train`.
+- `publishing`: copies checkpoints to the folder that `embedded:` names.
+- `shared_forms`: writes the list of held-out calculations that training has in another notation.
 """

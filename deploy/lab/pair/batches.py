@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,8 @@ class TrainingDocument:
     """One training example: a token tree in sequence order. All fields have the same length.
 
     Branch 0 is the main chain; token i attends to j iff j <= i and j is on the main chain or on
-    i's own branch. ``positions`` are RoPE positions. ``targets[i]`` is what token i predicts (-100:
-    nothing) with loss weight ``weights[i]``. ``flags[i]`` is an auxiliary label: 0, 1, or -1: none.
+    i's branch. `positions` are RoPE positions. `targets[i]` is what token i predicts (-100:
+    nothing) with loss weight `weights[i]`. `flags[i]` is an auxiliary label: 0, 1, or -1: none.
     """
 
     tokens: Numbers
@@ -37,10 +37,6 @@ class TrainingDocument:
     positions: Numbers
     branches: Numbers
     flags: Numbers
-
-
-DocumentSource = Callable[[int, int, int], Iterator[TrainingDocument]]
-"""(rank, processes, seed) -> an endless stream of documents; picklable."""
 
 
 @dataclass(slots=True)
@@ -59,9 +55,7 @@ class Batch:
     flags: Tensor  # (M,) float32
 
 
-def collate(
-    documents: Sequence[TrainingDocument], length: int, dtype: torch.dtype, device: str
-) -> Batch:
+def collate(documents: Sequence[TrainingDocument], length: int, dtype: torch.dtype) -> Batch:
     """Pad documents to (B, length). A padded position attends causally and has no loss."""
     ids = np.zeros((5, len(documents), length), np.int64)
     tokens, targets, positions, branches, flags = ids
@@ -80,7 +74,7 @@ def collate(
     flagged = flags.ravel()[flag_at].astype(np.float32)
     masked = (targets.ravel()[at], weights.ravel()[at], flag_at, flagged)
     arrays: tuple[NDArray[Any], ...] = (tokens, bias, np.cos(angle), np.sin(angle), at, *masked)
-    tensors = [torch.from_numpy(array).to(device) for array in arrays]
+    tensors = [torch.from_numpy(array) for array in arrays]
     tensors[1] = tensors[1].to(dtype)
     return Batch(sum(len(doc.tokens) for doc in documents), *tensors)
 
@@ -93,19 +87,19 @@ class Buckets:
         self.rows = [max(1, batch_tokens // length) for length in LENGTHS]
         self.queues: list[deque[TrainingDocument]] = [deque() for _ in LENGTHS]
 
-    def pull(self) -> None:
-        """One more document; one that is longer than the longest batch is left out."""
-        doc = next(doc for doc in self.source if len(doc.tokens) <= LENGTHS[-1])
-        self.queues[bisect_left(LENGTHS, len(doc.tokens))].append(doc)
+    def take(self) -> tuple[list[TrainingDocument], int]:
+        """The documents of the fullest queue, and the length that they are padded to.
 
-    def fill(self) -> list[float]:
-        """Hold as many batches as there are queues, so that one is full; batches per queue."""
-        while sum(map(operator.truediv, map(len, self.queues), self.rows)) < len(LENGTHS):
-            self.pull()
-        return [len(queue) / rows for queue, rows in zip(self.queues, self.rows, strict=True)]
+        As many batches as there are queues are kept, so that one is full. Documents longer than the
+        longest batch are skipped.
+        """
+        while sum(self._fullness()) < len(LENGTHS):
+            document = next(one for one in self.source if len(one.tokens) <= LENGTHS[-1])
+            self.queues[bisect_left(LENGTHS, len(document.tokens))].append(document)
+        fullness = self._fullness()
+        fullest = fullness.index(max(fullness))
+        return [self.queues[fullest].popleft() for _ in range(self.rows[fullest])], LENGTHS[fullest]
 
-    def take(self, bucket: int) -> list[TrainingDocument]:
-        queue, rows = self.queues[bucket], self.rows[bucket]
-        while len(queue) < rows:  # full on average over ranks, perhaps not here
-            self.pull()
-        return [queue.popleft() for _ in range(rows)]
+    def _fullness(self) -> list[float]:
+        """Batches in each queue."""
+        return list(map(operator.truediv, map(len, self.queues), self.rows))

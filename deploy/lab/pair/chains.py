@@ -1,8 +1,4 @@
-"""The large model's own answers to training problems, for those that learn from them.
-
-The small model is aligned with them, and the drafters are trained on them: right or wrong as they
-are, since what is learnt is the large model's choice of words.
-"""
+"""The large model's answers to training problems, right or wrong: drafters learn its words."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import gzip
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -24,21 +19,34 @@ from workers.model.target import Target
 from workers.speculation.decode import Decoder
 from workers.speculation.vanilla import Vanilla
 
+CHAINS = 8_000
+"""Problems of a file."""
 CHAIN_TOKENS = 256
-"""A thought and its answer are shorter; a longer one does not end and is left out."""
+"""A longer thought and answer do not end and are left out."""
 PROMPT_TOKENS = 256
 BATCH = 48
 WRITTEN_AT_ONCE = 960
-"""Chains are written out so many at a time, of which a batch is being decoded."""
+"""Chains are written to the file in such blocks, decoded a batch at a time."""
+KINDS = {"chains": (2, 0.0), "own-greedy": (3, 0.0), "own-sampled": (4, 1.0)}
+"""File -> the seed of its problems, and the temperature."""
+
+
+def written(large: Path, runs: Path, kind: str, log: Callable[[str], None]) -> Path:
+    """The file of a kind of chains; written if it does not exist."""
+    out = runs / f"{kind}.jsonl.gz"
+    if not out.exists():
+        seed, temperature = KINDS[kind]
+        write_chains(large, out, CHAINS, seed, temperature=temperature, log=log)
+    return out
 
 
 def write_chains(
-    large: Path, out: Path, count: int, seed: int, log: Callable[[str], None] = print,
-    *, temperature: float = 0.0,
+    large: Path, out: Path, count: int, seed: int, *, temperature: float = 0.0,
+    log: Callable[[str], None] = print,
 ) -> Path:  # fmt: skip
-    """The large model's answers to `count` training problems: `[prompt ids, reply ids]` a line.
+    """Write the large model's answers to `count` training problems.
 
-    Replies are the ids that the model wrote, up to its end of turn; none is encoded anew.
+    A line is `[prompt ids, reply ids]`; the reply ends with the end of the turn.
     """
     author, source = Author(large), stream("train", seed)
     rng = random.Random(f"align/{seed}")
@@ -63,52 +71,26 @@ def write_chains(
     return out
 
 
-def fresh_chains(
-    large: Path, out: Path, count: int, seed: int, log: Callable[[str], None] = print,
-    *, temperature: float = 0.0,
-) -> Path:  # fmt: skip
-    """The chains in `out`: those written since the model was trained, or else new ones."""
-    weights = large / "model.safetensors"
-    if not out.exists() or out.stat().st_mtime_ns < weights.stat().st_mtime_ns:
-        write_chains(large, out, count, seed, log, temperature=temperature)
-    return out
-
-
-def read_chains(path: Path) -> list[TrainingDocument]:
-    """The chains of a file as documents, in their order."""
-    with gzip.open(path, "rt") as file:
-        return [document(*json.loads(line)) for line in file]
-
-
-@dataclass(frozen=True, slots=True)
-class Chains:
-    """The chains of a file as documents, again and again in another order; picklable.
-
-    The first `skip` of the file are left out.
-    """
-
-    path: Path
-    skip: int = 0
-
-    def __call__(self, rank: int, world: int, seed: int) -> Iterator[TrainingDocument]:
-        documents = read_chains(self.path)[self.skip :]
-        if not documents:
-            raise ValueError(f"{self.path} holds no chains after the first {self.skip}: write more")
-        rng = random.Random(f"chains/{seed * world + rank}")
-        while True:
-            yield from rng.sample(documents, len(documents))
-
-
-def in_turn(paths: Sequence[Path], seed: int, skip: int = 0) -> Iterator[TrainingDocument]:
-    """A chain of each file in turn, without end; the first `skip` of each file are left out."""
-    streams = [Chains(path, skip)(0, 1, seed) for path in paths]
+def in_turn(paths: Sequence[Path], seed: int) -> Iterator[TrainingDocument]:
+    """A chain of each file in turn, without end, each file in random order."""
+    streams = [_shuffled(path, seed) for path in paths]
     while True:
         for documents in streams:
             yield next(documents)
 
 
+def _shuffled(path: Path, seed: int) -> Iterator[TrainingDocument]:
+    with gzip.open(path, "rt") as file:
+        documents = [document(*json.loads(line)) for line in file]
+    if not documents:
+        raise ValueError(f"{path} holds no chains")
+    rng = random.Random(f"chains/{seed}")
+    while True:
+        yield from rng.sample(documents, len(documents))
+
+
 def document(prompt: list[int], reply: list[int]) -> TrainingDocument:
-    """A chain of which only the reply has a loss."""
+    """A chain of which the reply alone has a loss."""
     tokens, skipped = prompt + reply, len(prompt) - 1
     size = len(tokens)
     targets = [-100] * skipped + reply + [-100]

@@ -311,22 +311,13 @@ class DocumentWriter:
         builder.text(digit, 1.5)
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedDocuments:
-    """A `DocumentSource` of generated problems, picklable for the other processes.
-
-    `tokenizer`: the folder of its files. `mistakes`: files written by `harvest`.
-    """
-
-    tokenizer: Path
-    judge: bool
-    mistakes: tuple[Path, ...]
-
-    def __call__(self, rank: int, world: int, seed: int) -> Iterator[TrainingDocument]:
-        known = [row for path in self.mistakes for row in load_mistakes(path)] or None
-        tokenizer = Tokenizer.from_file(str(self.tokenizer / "tokenizer.json"))
-        writer = DocumentWriter(tokenizer, judge=self.judge, mistakes=known)
-        return writer.documents("train", seed * world + rank)
+def generated_documents(
+    tokenizer_dir: Path, *, judge: bool, mistakes: Sequence[Path], seed: int
+) -> Iterator[TrainingDocument]:
+    """Documents of generated problems; `mistakes` are files that `harvest` wrote."""
+    known = [row for path in mistakes for row in load_mistakes(path)] or None
+    tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
+    return DocumentWriter(tokenizer, judge=judge, mistakes=known).documents("train", seed)
 
 
 def texts(seed: int, problems: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The small model's own mistakes: it writes steps and reflections, the checker marks them."""
+"""The small model's mistakes: it writes steps and reflections, the checker marks them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,12 @@ STEP_TOKENS = 28
 class Author:
     """A checkpoint of the pair that writes many steps at once (fp32, plain `generate`)."""
 
-    def __init__(self, checkpoint: Path, device: str = "cpu") -> None:
-        if not (checkpoint / "config.json").is_file():  # its name would be looked for on a hub
-            raise ConfigError(
-                f"{checkpoint}: expected a checkpoint, found none; run the stage {checkpoint.name} "
-                "first"
-            )
+    def __init__(self, checkpoint: Path) -> None:
+        if not (checkpoint / "config.json").is_file():  # transformers would ask a hub for its name
+            raise ConfigError(f"{checkpoint}: run the stage {checkpoint.name} first")
         self.tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(checkpoint)
         self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-        self.model.to(device).eval()
-        self.device = device
+        self.model.eval()
         ids = range(len(self.tokenizer))
         self.ends_step = [i for i in ids if DELIMITER in self.tokenizer.decode([i])]
         self.end, self.close, self.pad = (
@@ -53,32 +49,22 @@ class Author:
         ids: list[int] = self.tokenizer.encode(head, add_special_tokens=False)
         return ids
 
+    @torch.inference_mode()
     def write(
         self, prefixes: Sequence[list[int]], limit: int, *, to_end: bool = False,
         temperature: float = 0.0,
     ) -> list[str]:  # fmt: skip
         """Continue each prefix to the end of its step, or with `to_end` of the turn."""
-        continued = self.continued(prefixes, limit, to_end=to_end, temperature=temperature)
-        return [self.tokenizer.decode(ids) for ids in continued]
-
-    @torch.inference_mode()
-    def continued(
-        self, prefixes: Sequence[list[int]], limit: int, *, to_end: bool = False,
-        temperature: float = 0.0,
-    ) -> list[list[int]]:  # fmt: skip
-        """The same as token ids, the one that ends it included."""
         width = max(map(len, prefixes))
         ids = torch.tensor([[self.pad] * (width - len(p)) + p for p in prefixes])
-        ends = [self.end] if to_end else [*self.ends_step, self.close, self.end]
-        sampling = (
-            {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
-        )
+        sampling = {"temperature": temperature, "top_k": 0} if temperature else {}
         out = self.model.generate(
-            ids.to(self.device), attention_mask=(ids != self.pad).to(self.device),
-            max_new_tokens=limit, eos_token_id=ends, pad_token_id=self.pad,
-            **(sampling or {"do_sample": False}),
+            ids, attention_mask=(ids != self.pad), max_new_tokens=limit, pad_token_id=self.pad,
+            eos_token_id=[self.end] if to_end else [*self.ends_step, self.close, self.end],
+            do_sample=bool(temperature), **sampling,
         )[:, width:]  # fmt: skip
-        return [row[: row.index(self.pad)] if self.pad in row else row for row in out.tolist()]
+        rows = (row[: row.index(self.pad)] if self.pad in row else row for row in out.tolist())
+        return [self.tokenizer.decode(row) for row in rows]
 
 
 StepPlace = tuple[GeneratedProblem, int, list[str]]
@@ -93,22 +79,18 @@ def step_places(problem: GeneratedProblem, rng: random.Random) -> Iterator[StepP
         steps.append(step_text(problem, index, rng) + DELIMITER)
 
 
-def own_steps(
-    author: Author,
-    places: Sequence[StepPlace],
-    temperature: float = 0.0,
-) -> list[str]:
-    """The step the author writes at each place; empty where it closes its thought at once."""
+def own_steps(author: Author, places: Sequence[StepPlace], temperature: float = 0.0) -> list[str]:
+    """The step that the author writes at each place; empty if it closes its thought at once."""
     prefixes = [author.prefix(problem, steps) for problem, _, steps in places]
     texts = author.write(prefixes, STEP_TOKENS, temperature=temperature)
     return [text.replace(CLOSE, "").replace(END, "").strip() for text in texts]
 
 
-def harvest(checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[str], None]) -> Path:
-    """Write every step of `count` problems, greedily and sampled, and what follows wrong ones.
+def harvest(checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[str], None]) -> None:
+    """Let the model write every step of `count` problems, greedily and sampled; keep its mistakes.
 
-    Wrong steps are kept, and reflections, right and wrong, with the step they are about. Problems
-    without any are kept too, so that their share stays the natural one.
+    Wrong steps are kept, and reflections, right and wrong, with their step. Problems without any
+    are kept too, so that their share stays natural.
     """
     author, source = Author(checkpoint), stream("train", seed)
     rng = random.Random(f"harvest/{seed}")
@@ -124,7 +106,6 @@ def harvest(checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[s
                 file.write(json.dumps(asdict(row)) + "\n")
             if done % 1280 == 0:
                 log(f"harvest: {done} of {count} problems")
-    return out
 
 
 def _collect(

@@ -15,40 +15,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deploy.lab.pair.batches import HEAD_DIM, ROPE_THETA, Batch
+from deploy.lab.pair.progress import Schedule
 
 EPS = 1e-6
+CONTEXT = 1024  # in config.json
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that defines a run. ``ffn`` 0 means 8/3 of the width, rounded to 32."""
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Schedule):
+    """Everything that defines a run of a model."""
 
     layers: int
     width: int
-    tokens: int  # total over the run, for the schedule
-    minutes: float | None = None  # wall-clock cap, compilation included
-    ffn: int = 0
-    heads: int = 0  # 0: width / 32
-    vocab: int = 1024
-    context: int = 1024  # only written to config.json
     muon_lr: float = 6e-3
     adam_lr: float = 3e-3
     weight_decay: float = 0.1  # of the matrices
-    clip: float = 1.0
-    warmup: int = 40  # steps
-    decay: float = 0.5  # last share of progress, linear to 0
-    batch_tokens: int = 4096  # over all processes, padding included
-    flag_layer: int | None = None  # the flag head reads the residual stream after that many blocks
+    flag_layer: int | None = None  # the flag head reads the residual stream after this many blocks
     flag_weight: float = 0.3
-    seed: int = 0
-    processes: int = 2  # on a CPU; a GPU takes one
-    threads: int = 1  # per process
+    vocab: int = 1024
     compile: bool = True
-    checkpoint_minutes: float = 3.0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ffn", self.ffn or 32 * round(self.width / 12))
-        object.__setattr__(self, "heads", self.heads or self.width // HEAD_DIM)
+    @property
+    def ffn(self) -> int:
+        """8/3 of the width, rounded to 32."""
+        return 32 * round(self.width / 12)
 
 
 def norm(x: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
@@ -72,7 +62,7 @@ def block(
 ) -> Tensor:
     """One layer. x (B, T, d) float32; weights qkv (3, d, d), o (d, d), gate-up (2, f, d), down.
 
-    ``down`` is stored transposed, (f, d), so that all three feed-forward matrices have one shape.
+    `down` is stored transposed, (f, d), so that all three feed-forward matrices have one shape.
     Attention is plain matrix products: on CPU that beats the fused kernel's backward pass.
     """
     qkv, o, gate_up, down = weights
@@ -105,17 +95,16 @@ def head_loss(
 class Llama:
     """Parameters in one flat float32 vector: attention, feed-forward, embedding, norms, flag head.
 
-    The first ``matrices`` numbers are Muon's; they are trained through a copy in ``dtype``.
+    The first `matrices` numbers are Muon's; a copy in `dtype` computes with them.
     """
 
-    def __init__(self, recipe: Recipe, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
         r, d, f = recipe, recipe.width, recipe.ffn
-        self.recipe, self.dtype, self.device = recipe, dtype, device
+        self.recipe, self.dtype = recipe, dtype
         sizes = (r.layers * 4 * d * d, r.layers * 3 * f * d, r.vocab * d, (2 * r.layers + 1) * d)
         self.matrices = sizes[0] + sizes[1]
         generator = torch.Generator().manual_seed(r.seed)
-        flat = torch.randn(sum(sizes) + d + 1, generator=generator) * 0.02
-        self.flat = flat.to(device)
+        self.flat = torch.randn(sum(sizes) + d + 1, generator=generator) * 0.02
         self.attention, self.mlp, embed, norms, flag = self.flat.split((*sizes, d + 1))
         self.attention = self.attention.view(r.layers, 4, d, d)
         self.mlp = self.mlp.view(r.layers, 3, f, d)
@@ -125,8 +114,8 @@ class Llama:
         norms.fill_(1)
         flag.zero_()
         self.embed, self.norms = embed.view(r.vocab, d), norms.view(-1, d)
-        # Leaves of the autograd graph, in flat order. Float32 ones share memory with ``flat``.
-        self.half = torch.empty(self.matrices, dtype=dtype, device=device)
+        # Leaves of the autograd graph, in flat order. Float32 ones share memory with `flat`.
+        self.half = torch.empty(self.matrices, dtype=dtype)
         a, m = self.half.split(sizes[:2])
         self.leaves = [
             part.requires_grad_()
@@ -137,7 +126,7 @@ class Llama:
         self.leaves += [t.detach().requires_grad_() for t in (self.embed, self.norms, flag)]
         self.refresh()
         self.block, self.head_loss = block, head_loss
-        if r.compile and (device != "cpu" or shutil.which(os.environ.get("CXX", "g++"))):
+        if r.compile and shutil.which(os.environ.get("CXX", "g++")):
             self.block = torch.compile(block, dynamic=True)
             self.head_loss = torch.compile(head_loss, dynamic=True)
 
@@ -162,7 +151,7 @@ class Llama:
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Weighted sum of cross-entropies, and sum of the flags' binary cross-entropies."""
         embed, norms, flag = self.leaves[-3:]
-        flag_loss = torch.zeros((), device=self.device)
+        flag_loss = torch.zeros(())
         for depth, x in enumerate(self.hidden(batch)):
             if depth == self.recipe.flag_layer and len(batch.flags):
                 seen = F.rms_norm(x.flatten(0, 1)[batch.flag_at], x.shape[-1:])
@@ -180,7 +169,7 @@ class Llama:
         return head(x, self.norms[-1], self.embed, self.dtype)
 
     def names(self) -> dict[str, Tensor]:
-        """Hugging Face's parameter names, as views of ``flat``: the map for export and import."""
+        """Hugging Face's parameter names, as views of `flat`: the map for export and import."""
         out = {"model.embed_tokens.weight": self.embed, "model.norm.weight": self.norms[-1]}
         for i in range(self.recipe.layers):
             at = f"model.layers.{i}."
@@ -194,7 +183,7 @@ class Llama:
         return out
 
     def export(self, out: Path, tokenizer_dir: Path | None = None) -> None:
-        """Write ``out`` as a bfloat16 Hugging Face checkpoint."""
+        """Write `out` as a bfloat16 Hugging Face checkpoint."""
         from safetensors.torch import save_file
         from transformers import LlamaConfig
 
@@ -205,10 +194,10 @@ class Llama:
             hidden_size=r.width,
             intermediate_size=r.ffn,
             num_hidden_layers=r.layers,
-            num_attention_heads=r.heads,
-            num_key_value_heads=r.heads,
+            num_attention_heads=r.width // HEAD_DIM,
+            num_key_value_heads=r.width // HEAD_DIM,
             head_dim=HEAD_DIM,
-            max_position_embeddings=r.context,
+            max_position_embeddings=CONTEXT,
             rms_norm_eps=EPS,
             rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
             tie_word_embeddings=True,
@@ -218,7 +207,7 @@ class Llama:
             **_control_ids(tokenizer_dir),
         )
         config.save_pretrained(out)
-        state = {k: v.to("cpu", torch.bfloat16).contiguous() for k, v in self.names().items()}
+        state = {k: v.to(torch.bfloat16).contiguous() for k, v in self.names().items()}
         save_file(state, out / "model.safetensors.new", {"format": "pt"})
         os.replace(out / "model.safetensors.new", out / "model.safetensors")
         for path in sorted(tokenizer_dir.glob("*token*")) if tokenizer_dir else []:

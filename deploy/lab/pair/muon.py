@@ -1,11 +1,10 @@
-"""Muon on the matrices, AdamW on the rest, shared between processes."""
+"""Muon on the matrices, AdamW on the rest."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from deploy.lab.pair.llama import Llama
@@ -26,43 +25,30 @@ def orthogonal(g: Tensor, steps: int = 5) -> Tensor:
 
 
 class Optimizer:
-    """Muon on the matrices, AdamW on the rest. Every rank holds the whole state."""
+    """Muon on the matrices, AdamW on the rest."""
 
-    def __init__(self, model: Llama, rank: int, world: int) -> None:
-        self.model, self.rank, self.world = model, rank, world
+    def __init__(self, model: Llama) -> None:
+        self.model = model
         self.momentum = torch.zeros_like(model.flat[: model.matrices])
         self.rest = model.flat[model.matrices :]
-        r = model.recipe
         self.adam = torch.optim.AdamW(
-            [self.rest], lr=r.adam_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+            [self.rest], lr=model.recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
 
     @torch.no_grad()
     def step(self, gradient: Tensor, scale: float) -> None:
-        """Update from the global gradient, (flat,). ``scale`` multiplies both learning rates."""
+        """Update by the gradient, (flat,). `scale` multiplies both learning rates."""
         model, r = self.model, self.model.recipe
         gradient *= (r.clip / (gradient.norm() + 1e-6)).clamp(max=1.0)
         matrices, self.rest.grad = gradient.split((model.matrices, len(self.rest)))
         self.adam.param_groups[0]["lr"] = r.adam_lr * scale
         self.adam.step()
         self.momentum.lerp_(matrices, 0.05)
-        begin = 0
+        nesterov = matrices.lerp(self.momentum, 0.95)
         model.flat[: model.matrices] *= 1 - r.muon_lr * scale * r.weight_decay
-        for stack in (model.attention, model.mlp):
+        stacks = (model.attention, model.mlp)
+        for stack, part in zip(stacks, nesterov.split([s.numel() for s in stacks]), strict=True):
             shape = stack.flatten(0, 1).shape
-            span = slice(begin, begin + stack.numel())
-            begin = span.stop
-            # Each rank orthogonalises its share of the matrices, then sends it to the others.
-            update = torch.empty(shape, dtype=torch.bfloat16, device=stack.device)
-            cuts = [shape[0] * i // self.world for i in range(self.world + 1)]
-            mine = slice(cuts[self.rank], cuts[self.rank + 1])
-            nesterov = (
-                matrices[span].view(shape)[mine].lerp(self.momentum[span].view(shape)[mine], 0.95)
-            )
-            update[mine] = orthogonal(nesterov)
-            for source in range(self.world if self.world > 1 else 0):
-                part = update[cuts[source] : cuts[source + 1]]
-                dist.broadcast(part.view(torch.uint8), source)
             lr = r.muon_lr * scale * 0.2 * math.sqrt(max(shape[1:]))
-            stack.view(shape).add_(update, alpha=-lr)
+            stack.view(shape).add_(orthogonal(part.view(shape)), alpha=-lr)
         model.refresh()

@@ -1,123 +1,56 @@
-"""How far a training run is, in tokens, steps and seconds, and the learning rate that follows.
+"""Length and schedule of a training run: the trapezoid of https://arxiv.org/abs/2405.18392.
 
-The trapezoid of https://arxiv.org/abs/2405.18392: a linear warm-up, a plateau, a linear decay to 0
-over the last share of progress. Progress is the larger of the shares of tokens and of minutes, so
-a run whose time is capped still ends its decay.
+The learning rate rises linearly over the warm-up, stays, and falls linearly to 0 at the end.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import torch
-
-STATE = "state.pt"
-"""The file that a run is resumed from, beside what it exports."""
 LOG_SECONDS = 10.0
-"""Seconds between two lines of the log."""
 
 
-class Schedule(Protocol):
-    """The length and schedule of a run; `minutes` None is no cap, `warmup` in steps."""
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The length of a run and the size of its steps."""
 
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def minutes(self) -> float | None: ...
-    @property
-    def warmup(self) -> int: ...
-    @property
-    def decay(self) -> float: ...
-    @property
-    def checkpoint_minutes(self) -> float: ...
+    tokens: int
+    warmup: int = 40  # steps
+    decay: float = 0.5  # last share of the run
+    batch_tokens: int = 4096  # padding included
+    clip: float = 1.0  # most that the gradient's norm may be
+    seed: int = 0
 
 
 class Progress:
-    """Counts a run's tokens and steps, resumed ones included.
+    """Counts a run's tokens and steps, and logs them."""
 
-    share: how much of the run is over, from 0 to 1 and a little more; scale: the factor of all
-    learning rates.
-    """
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
-        self._start = self._logged = self._saved = time.monotonic()
-        self._before = 0.0
+    def __init__(self, schedule: Schedule, log: Callable[[str], None] = print) -> None:
+        self._schedule, self._log = schedule, log
+        self._start = self._logged = time.monotonic()
         self.tokens = self.step = 0
-        self.share = self.scale = self._elapsed = 0.0
-
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved `state`."""
-        self.tokens, self.step = state["tokens"], state["step"]
-        self._before = self._elapsed = state["elapsed"]
-
-    def state(self) -> dict[str, Any]:
-        return {"tokens": self.tokens, "step": self.step, "elapsed": self._elapsed}
 
     @property
-    def over(self) -> bool:
-        return self.share >= 1
+    def share(self) -> float:
+        """The part of the run that is over, from 0 to 1 and a little more."""
+        return self.tokens / self._schedule.tokens
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds of this run and of those it goes on from."""
-        return self._before + time.monotonic() - self._start
-
-    def advance(self, tokens: int, elapsed: float | None = None) -> float:
-        """Count one step over so many tokens; the factor of its learning rates.
-
-        `elapsed` is the time that several processes agree on.
-        """
-        schedule = self._schedule
+    def advance(self, tokens: int) -> float:
+        """Count one step over `tokens` tokens; return the factor of its learning rates."""
         self.tokens, self.step = self.tokens + tokens, self.step + 1
-        self._elapsed = self.elapsed if elapsed is None else elapsed
-        self.share = self.tokens / schedule.tokens
-        if schedule.minutes is not None:
-            self.share = max(self.share, self._elapsed / 60 / schedule.minutes)
-        rising = min(1.0, self.step / schedule.warmup)
-        self.scale = rising * min(1.0, max(0.0, 1 - self.share) / schedule.decay)
-        return self.scale
+        rising = min(1.0, self.step / self._schedule.warmup)
+        return rising * min(1.0, max(0.0, 1 - self.share) / self._schedule.decay)
 
-    def log_due(self) -> float | None:
-        """Seconds since the last line of the log, if it is time for another."""
-        passed = time.monotonic() - self._logged
-        if passed < LOG_SECONDS and not self.over:
-            return None
-        self._logged += passed
-        return passed
-
-    def log_line(self, figures: str) -> str:
-        """A line of the log."""
-        left = self._elapsed * (1 - self.share) / max(self.share, 1e-9)
-        return (
-            f"{self.share:6.1%} step {self.step} {self.tokens / 1e6:.2f}M tokens {figures}"
-            f" lr x{self.scale:.3f} left {left:.0f} s"
+    def report(self, loss: float) -> None:
+        """Log a line every `LOG_SECONDS`, and at the end."""
+        now = time.monotonic()
+        if now - self._logged < LOG_SECONDS and self.share < 1:
+            return
+        self._logged = now
+        left = (now - self._start) * (1 - self.share) / self.share
+        self._log(
+            f"{self.share:6.1%} step {self.step} {self.tokens / 1e6:.2f}M tokens"
+            f" loss {loss:.4f} left {left:.0f} s"
         )
-
-    def checkpoint_due(self) -> bool:
-        """Whether it is time for a checkpoint; the next one counts from here."""
-        due = self.over or (
-            time.monotonic() - self._saved >= 60 * self._schedule.checkpoint_minutes
-        )
-        if due:
-            self._saved = time.monotonic()
-        return due
-
-
-def save_state(out: Path, state: Mapping[str, Any]) -> None:
-    """Write the state to resume from; an interruption leaves the last one whole."""
-    out.mkdir(parents=True, exist_ok=True)
-    torch.save(dict(state), out / f"{STATE}.new")
-    os.replace(out / f"{STATE}.new", out / STATE)
-
-
-def load_state(out: Path, device: str) -> dict[str, Any] | None:
-    """The state that the last run in `out` left; None where there was none."""
-    if not (out / STATE).exists():
-        return None
-    state: dict[str, Any] = torch.load(out / STATE, map_location=device, weights_only=True)
-    return state
