@@ -1,16 +1,12 @@
 """Attacks on a running service, each with what must hold afterwards: `baton lab torture`.
 
-- `attack`: a service under attack, what was seen of it, and one question to it.
+- `attack`: the service under attack, a question to it, and the outcome of a scenario.
 - `hostile`: malformed requests.
-- `guesses`: a stranger who guesses at the prompts of somebody else.
-- `load`: prompts far too long, reads of metrics and reports, more requests than places, one key's
-  flood, a long soak.
-- `faults`: processes killed and stopped under streams.
-- `states`: bad states of what the service runs on, under streams.
-- `own_redis`: a redis-server of its own, and its bad states.
-- `own_experiment`: an experiment of one's own with many events.
-- `own_machine`: disk, clock and memory of its own, and theirs.
-- `run`: the scenarios by name, one after the other, and their table.
+- `guesses`: a stranger who guesses at the prompts of another user.
+- `load`: more requests than places, a long soak.
+- `faults`: killed and stopped processes, and Redis in bad states, under requests.
+- `own`: the processes and the redis-server of a service started for this.
+- `run`: the scenarios by name, the service started for them, and their table.
 
-All of them are bounded in time and count, and repeatable by their seed.
+All attacks are bounded in time and count, and the same in every run.
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -15,55 +14,39 @@ AT_ONCE: Final = 8
 
 
 def hostile_request(chance: random.Random) -> bytes:
-    """One malformed request, or one that is well-formed and wrong, as it goes over the wire."""
+    """A malformed request, or a well-formed wrong one, as it goes over the wire."""
     body: Any = {"model": MODEL, "messages": [{"role": "user", "content": "1+1"}], "max_tokens": 1}
     odd: list[Any] = [None, -1, 1e308, 2**70, "", "\x00", "é" * 99, [], {}, [[]], True, "NaN"]
+    odd += [float("nan"), float("inf"), 10**400, -0.0, 1e-320]
     path, method, headers, raw = CHAT, "POST", dict[str, bytes](), None
-    kind = chance.randrange(10)
-    if kind == 0:  # a field of the wrong type
-        body[chance.choice([*body, "stream", "stop", "seed", "tools", "policy", "n"])] = (
-            chance.choice(odd)
-        )
-    elif kind == 1:  # an unknown field
-        body["x" * chance.randint(1, 99)] = chance.choice(odd)
-    elif kind == 2:  # deep nesting
-        depth = chance.choice((40, 4000, 100_000))
-        raw = b'{"a":' * depth + b"1" + b"}" * depth
-    elif kind == 3:  # broken JSON
-        whole = json.dumps(body).encode()
-        at = chance.randrange(len(whole))
-        raw = whole[:at] + bytes([chance.randrange(256)]) + whole[at + chance.randint(0, 2) :]
-    elif kind == 4:  # bytes that are no text in a header
-        name = chance.choice(("authorization", "x-request-id", "x-session-id", "traceparent", "x"))
-        headers[name] = bytes(chance.randrange(128, 256) for _ in range(9))
-    elif kind == 5:  # another path
-        path = "/" + "".join(chance.choice("v1/.%2efoo~\\x?#&") for _ in range(20))
-        method = chance.choice(("GET", "POST", "PUT", "DELETE", "PATCH", "TRACE"))
-    elif kind == 6:  # messages that mean nothing
-        body["messages"] = chance.choice(
-            [[], [{}], [{"role": "x"}], [{"role": "user", "content": chance.choice(odd)}], "a", [1]]
-        )
-    elif kind == 7:  # headers that are many, long or odd
-        some = chance.randrange(3)
-        if some == 0:
-            headers |= {
-                f"x-{n}": b"y" * chance.randrange(99) for n in range(chance.randrange(2000))
-            }
-        elif some == 1:
-            headers[chance.choice(("x-session-id", "cookie", "accept"))] = b"a" * 10 ** (
-                chance.randrange(2, 6)
+    match chance.randrange(8):
+        case 0:  # a field of the wrong type
+            fields = (*body, "stream", "stop", "seed", "tools", "policy", "n", "temperature")
+            body[chance.choice(fields)] = chance.choice(odd)
+        case 1:  # an unknown field
+            body["x" * chance.randint(1, 99)] = chance.choice(odd)
+        case 2:  # deep nesting
+            depth = chance.choice((40, 4000, 100_000))
+            raw = b'{"a":' * depth + b"1" + b"}" * depth
+        case 3:  # broken JSON
+            whole = json.dumps(body).encode()
+            at = chance.randrange(len(whole))
+            raw = whole[:at] + bytes([chance.randrange(256)]) + whole[at + chance.randint(0, 2) :]
+        case 4:  # headers that are not text, or odd
+            names = ("authorization", "x-request-id", "x-session-id", "traceparent", "origin",
+                     "accept-encoding", "expect", "upgrade", "range", "content-type")  # fmt: skip
+            values = (bytes(chance.randrange(128, 256) for _ in range(9)), b"", b"a/b/c", b"'<>")
+            headers[chance.choice(names)] = chance.choice(values)
+        case 5:  # another path
+            path = "/" + "".join(chance.choice("v1/.%2efoo~\\x?#&") for _ in range(20))
+            method = chance.choice(("GET", "POST", "PUT", "DELETE", "PATCH", "TRACE"))
+        case 6:  # messages without a meaning
+            body["messages"] = chance.choice(
+                [[], [{}], [{"role": "x"}], [{"role": "user", "content": chance.choice(odd)}], "a"]
             )
-        else:
-            names = ("x-baton-arm", "origin", "accept-encoding", "expect", "upgrade", "range")
-            headers[chance.choice(names)] = chance.choice(
-                (b"", b"a/b/c", b"*", b"'\"<>", b"0" * 300)
-            )
-    elif kind == 8:  # a place in the body that holds what JSON has no word for
-        body[chance.choice(("temperature", "max_tokens", "top_p", "seed"))] = chance.choice(
-            (float("nan"), float("inf"), -float("inf"), 10**400, -0.0, 1e-320)
-        )
-    else:  # a wrong type of content, or none
-        headers["content-type"] = chance.choice((b"text/plain", b"", b"application/json; x=\xff"))
+        case _:  # headers that are many or long
+            headers = {f"x-{n}": b"y" * chance.randrange(99) for n in range(chance.randrange(2000))}
+            headers["cookie"] = b"a" * 10 ** chance.randrange(2, 6)
     sent = json.dumps(body).encode() if raw is None else raw
     lines = {"host": b"127.0.0.1", "content-type": b"application/json", "connection": b"close"}
     lines |= headers | {"content-length": str(len(sent)).encode()}
@@ -72,7 +55,7 @@ def hostile_request(chance: random.Random) -> bytes:
 
 
 async def hostile(attack: Attack) -> None:
-    """So many of them, a few at once."""
+    """Send malformed requests, a few at once."""
     target, outcome = attack.target, attack.outcome
     requests = (hostile_request(attack.chance) for _ in range(attack.number))
 
@@ -81,7 +64,7 @@ async def hostile(attack: Attack) -> None:
             outcome.requests += 1
             try:
                 async with asyncio.timeout(HANG_S):
-                    status, body = await _raw(target.url, request, target.headers)
+                    status, body = await _raw(target.url, request, target.key)
             except TimeoutError:
                 outcome.broken.append(f"no answer to {request[:80]!r}")
                 continue
@@ -94,10 +77,10 @@ async def hostile(attack: Attack) -> None:
     await asyncio.gather(*(send() for _ in range(AT_ONCE)))
 
 
-async def _raw(url: str, request: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
-    """The status and the body of what answers a request as it is; 0 where nothing does."""
-    if b"\r\nauthorization: " not in request:
-        given = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+async def _raw(url: str, request: bytes, key: str | None) -> tuple[int, bytes]:
+    """Status and body of the answer to a request's bytes; status 0 without an answer."""
+    if key is not None and b"\r\nauthorization: " not in request:
+        given = f"authorization: Bearer {key}\r\n".encode()
         request = request.replace(b"\r\n", b"\r\n" + given, 1)
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port or 80)
