@@ -7,7 +7,7 @@ In reading order:
 - `run`: one run: load, take turns, predict, report.
 - `candidates`: our methods with their parameters, and transformers' own loops.
 - `rounds`: turns on the same prompts; speeds, ratios and acceptance with intervals.
-- `turn_log`: the turns in a file; a run that stopped goes on from there.
+- `turn_log`: the turns in a file; a run that stopped continues from there.
 - `divergence`: where greedy texts part from plain decoding's, and by which margin.
 - `tables`: the tables.
 - `weights`: perplexity and the time of a pass, by the type of the weights.

@@ -2,7 +2,7 @@
 
 The large workers of several deployment files take turns, so all see the machine at the same
 moments. A prefix is new for every repetition; it has been read before the calls are timed, as in a
-request whose first step is made. Streams go on with such a prefix, each with its own.
+request whose first step is made. Streams continue with such a prefix, each with its own.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def bench_calls(
     repeats: int = 20,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
-    """A row for each worker, prefix (about so many tokens) and kind of call; medians.
+    """A row for each worker, prefix (of about this many tokens) and kind of call; medians.
 
     The first repetition warms up and is not counted.
     """
@@ -107,7 +107,7 @@ async def bench_streams(
 ) -> list[Row]:
     """A row for each worker and number of generations at once: tokens a second, all together.
 
-    Each generation goes on behind a prefix of about so many tokens and makes at most `tokens`. The
+    Each generation continues a prefix of about this many tokens and makes at most `tokens`. The
     median counts; the first repetition warms up and is not counted.
     """
     taken: dict[tuple[str, int], list[float]] = {}
@@ -138,7 +138,7 @@ async def bench_streams(
 
 
 def _thought(worker: Any, size: int, question: str) -> tuple[Transcript, Segment]:
-    """A thought of about `size` tokens that nobody has read before, and one more step of it."""
+    """A thought of about `size` tokens that no request has read before, and one more step of it."""
     transcript = Transcript((Message("user", f"Question {size}.{question}: what is 1 + 1?"),))
     length = number = 0
     while length < size:
@@ -155,7 +155,7 @@ def _step(worker: Any, number: int, question: str, most: int | None = None) -> S
 
 
 async def _turn(worker: Any, size: int, turn: int) -> dict[str, Timed]:
-    """One call of each kind behind a thought that nobody has read before."""
+    """One call of each kind after a thought that no request has read before."""
     transcript, step = _thought(worker, size, str(turn))
     call = Call(f"bench-{size}-{turn}", transcript, "large")
     judged = Call(call.request, transcript.extend(step), "large")

@@ -29,8 +29,8 @@ from workers.text.gguf_tokenizer import is_gguf
 BASELINE: Final = "vanilla"
 PEERS: Final = ("hf-generate", "hf-assisted")
 EXTENDING: Final = ("kangaroo", "fspad")
-"""Methods for which every pass of their target does more: they have the same network with a cache
-of their own, so that the other methods' turns take no longer."""
+"""Methods that make every pass of their target dearer: they have the same network with a separate
+cache, so that the other methods' turns take no longer."""
 ASSISTED_DRAFTS: Final = (3, 5, 8, 20)  # transformers' own default is 20
 
 SETS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {

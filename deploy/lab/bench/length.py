@@ -206,7 +206,7 @@ def _event(token: int, text: str, finish: str | None = None) -> bytes:
 def _serving(answer: Callable[[], Sequence[bytes]]) -> Iterator[str]:
     """The base URL of a server that streams the events of `answer` to each request.
 
-    It has a thread of its own, so that its time is not ours.
+    It has a separate thread, so that its time is not ours.
     """
     started: Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event, int]] = Queue()
 

@@ -1,6 +1,6 @@
 """A run's turns in a file: a line of settings, then a line per turn of all candidates.
 
-A second run with the same settings goes on where the first was broken off. A turn in which only
+A second run with the same settings continues where the first was broken off. A turn in which only
 some candidates had run is taken again, so that what is compared always ran side by side.
 """
 

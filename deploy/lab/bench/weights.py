@@ -90,7 +90,7 @@ def _nll(target: Target, ids: list[int]) -> float:
 
 @torch.inference_mode()
 def _seconds(target: Target, tokens: int) -> float:
-    """Median time of a pass over so many tokens."""
+    """Median time of a pass over `tokens` tokens."""
     target.cache.evict(0)
     target.prefill(0, [1] * BEHIND, num_logits=0)
     tree, times = Tree.chain([1] * tokens), []
@@ -120,6 +120,6 @@ def about(model: str, rows: Sequence[Row]) -> str:
     one: dict[str, Any] = rows[0]
     return (
         f"{model}, {one['threads']} threads; perplexity over {one['tokens']} tokens of "
-        f"{one['texts']} texts; milliseconds of a pass over so many tokens behind {BEHIND}, the "
+        f"{one['texts']} texts; milliseconds of a pass over tokens after {BEHIND} others, the "
         f"median of {PASSES}."
     )

@@ -24,7 +24,7 @@ def bench_calls(
     repeats: Annotated[int, typer.Option(min=1, help="Calls of each kind; medians count.")] = 20,
     streams: Annotated[
         str | None,
-        typer.Option(help="Instead: tokens a second at so many generations at once, as 1,8."),
+        typer.Option(help="Instead: tokens a second at this many generations at once, as 1,8."),
     ] = None,
     tokens: Annotated[
         int, typer.Option(min=1, help="Of each generation, at most (with --streams).")

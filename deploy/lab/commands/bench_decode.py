@@ -48,7 +48,7 @@ def bench_decode(
     seed: Annotated[int, typer.Option(help="Which problems, and the draws.")] = 0,
     rows: Annotated[
         Path | None,
-        typer.Option(help="A JSON line per turn; a run that was broken off goes on from there."),
+        typer.Option(help="A JSON line per turn; an interrupted run continues from there."),
     ] = None,
     as_json: Annotated[
         Path | None, typer.Option("--json", help="Write rows and settings to this file.")

@@ -34,7 +34,7 @@ def predict(
     """Predict latency, GPU-hours and money on a pair that cannot run here.
 
     Every recorded call is charged what it would cost there; calls side by side overlap. The table
-    is a prediction, its assumptions stand below it.
+    is a prediction; its assumptions follow it.
 
     [bold]Examples[/]
 

@@ -2,7 +2,7 @@
 
 A document is a token tree (`batches.TrainingDocument`). Its main chain is a conversation: question,
 thought, answer. Some chains hold a wrong step (never trained as something to say) followed by a
-reflection that works the step out anew and compares, which is far easier than to judge blind.
+reflection that works the step out again and compares, which is far easier than to judge blind.
 Side branches that later tokens cannot see hold more wrong steps with their reflection or, for
 the large model, the judge's question and its digit: 9 after right steps, 0 after wrong ones.
 Most wrong steps are the small model's own (`harvest.py`), the rest are planted.

@@ -31,7 +31,7 @@ from workers.model.placement import Rotary, rotary_table
 SCHEDULE = Schedule(tokens=11_000_000)
 LEARNING_RATE = 3e-3
 EXIT_LAYER = 3
-"""Of the embedded model's twelve layers."""
+"""One of the embedded model's twelve layers."""
 FEED_FORWARD = 352
 """Inner width of that part of the adapter, as in a layer of the model; the paper has none."""
 

@@ -109,7 +109,7 @@ def _reflection(fact: Fact, written: str, rng: random.Random) -> str:
     wrong = numbers[-1] if numbers else ""
     pattern = rng.choice(w.WRONG)
     if not wrong or wrong == str(fact.value):
-        # The value stands, something else was wrong.
+        # The value is right, something else was wrong.
         pattern = next(wording for wording in w.WRONG if "{w}" not in wording)
     return pattern.format(s=fact.equation, w=wrong)
 
