@@ -31,8 +31,9 @@ from deploy.telemetry.metrics import RayExporter, count_replicas, scrape, worker
 from deploy.telemetry.tracing import headers, open_spans
 from orchestrator.errors import ConfigError, WorkerUnavailable
 from orchestrator.http.app import create_app
-from orchestrator.http.limits import ServiceLimits
-from orchestrator.http.service import Service
+from orchestrator.http.planning import Catalog
+from orchestrator.http.service import Pools, Service
+from orchestrator.http.settings import HttpSettings, ServiceLimits
 from orchestrator.loop.actions import WorkerName
 from orchestrator.types import Sampling
 from policies import POLICIES
@@ -78,25 +79,34 @@ class Orchestrator:
             name: connect_worker(spec) for name, spec in specs.items() if spec.url is not None
         }
         self._workers: dict[WorkerName, AnyWorker] = {**replicas, **remote}
+        orchestrator = args.orchestrator
         self._service = Service(
-            policies=POLICIES,
-            workers=self._workers,
-            default_policy=args.policy.default,
-            defaults=args.policy.params,
-            speculation=args.workers.speculation(),
-            methods=args.workers.methods(),
-            access=args.access(),
-            loopback=args.auth is None,
-            store=open_store(args.store, store),
-            trace_ttl_s=args.store.trace_ttl_s,
-            limits=ServiceLimits(**args.limits.model_dump(), prices=args.token_prices()),
-            ready=self._ready,
-            contexts=self._contexts,
-            sampling=DefaultSampling(args.sampling, partial(_sampling, self._workers["large"])).get,
-            reasoning_field=args.orchestrator.reasoning_field,
-            cors_origins=args.orchestrator.cors_origins,
-            strict=args.orchestrator.strict,
-            proxy_adds_request_id=True,
+            Catalog(
+                POLICIES,
+                args.policy.default,
+                args.policy.params,
+                methods=args.workers.methods(),
+                speculation=args.workers.speculation(),
+            ),
+            Pools(
+                self._workers,
+                ready=self._ready,
+                contexts=self._contexts,
+                sampling=DefaultSampling(
+                    args.sampling, partial(_sampling, self._workers["large"])
+                ).get,
+            ),
+            HttpSettings(
+                ServiceLimits(**args.limits.model_dump(), prices=args.token_prices()),
+                orchestrator.reasoning_field,
+                orchestrator.strict,
+                orchestrator.cors_origins,
+                proxy_adds_request_id=True,
+                loopback=args.auth is None,
+                trace_ttl_s=args.store.trace_ttl_s,
+            ),
+            args.access(),
+            open_store(args.store, store),
         )
         self._end_spans = None
         if args.tracing is not None:
@@ -130,11 +140,11 @@ class Orchestrator:
 
     async def drain(self) -> int:
         """Take on no more requests; returns how many are being answered here."""
-        return self._service.drain()
+        return self._service.live.drain()
 
     async def cut(self) -> None:
         """End every answer of this replica now, each with an error that says why."""
-        self._service.cut()
+        self._service.live.cut()
 
     def _export(self) -> None:
         self._exporter.export(self._service.registry.collect())

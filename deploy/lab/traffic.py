@@ -13,7 +13,7 @@ from deploy.evaluation.clients import CompletedAnswer, HttpClient
 from deploy.evaluation.concurrency import map_concurrently
 from deploy.evaluation.evaluate import Grade, Problem
 from orchestrator.errors import BatonError
-from orchestrator.http.service import DEFAULT_MODEL
+from orchestrator.http.planning import DEFAULT_MODEL
 
 NOBODY = "no experiment"
 

@@ -527,7 +527,7 @@ class SamplingSpec(Strict):
 
 
 class LimitsSpec(Strict):
-    """What one replica of the orchestrator takes on (`orchestrator.http.limits.ServiceLimits`)."""
+    """The limits of one orchestrator replica (`orchestrator.http.settings.ServiceLimits`)."""
 
     concurrent: int = Field(default=64, ge=1, description="answers at once; one more waits")
     wait_s: float = Field(

@@ -1,17 +1,15 @@
-"""Who is answered next: places for requests, shared fairly between those who ask.
+"""Fair admission of requests.
 
-A request takes a place for each answer it wants.
-Where none is free it waits for a short while; a place that becomes free goes to whoever would then
-hold the least, not to whoever asked most often; of one owner's, to the lowest `priority` first.
-Places stand empty for a request that needs several only while it is within its owner's equal share.
-Whoever has less than that share waits longer before it is refused, since it is its turn next. One
-more than may wait, or than would find a place in time at the present pace, pushes out the last of
-whoever asks for most.
+A request takes a place for each answer it wants. If none is free it waits for a short while. A free
+place goes to the owner that would then hold the least, not to the one that asks most often, and
+among one owner's requests to the lowest `priority`. Places stay empty for a request that needs
+several only while it is within its owner's equal share. An owner with less than that share waits
+longer before it is refused, since its turn is next. When more wait than may, or than would find a
+place in time at the present pace, the last request of the owner that asks for most is refused.
 
-Beside places there may be a limit on the prompt tokens that one asker has live, waiting ones too,
-since it is prompts that fill the workers' caches. Before a prompt was read its tokens are estimated
-from its bytes; a request that is the only one of its asker is never refused for them,
-unless it has several prompts.
+There may also be a limit on the prompt tokens of one owner's live and waiting requests, since
+prompts fill the workers' caches. Until a worker has read a prompt its tokens are estimated from its
+bytes. An owner's only request is never refused for them, unless it has several prompts.
 """
 
 from __future__ import annotations
@@ -29,16 +27,16 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.http.errors import MOST_RETRY_AFTER_S, RETRY_AFTER_S, HttpError, no_place
 
 _WEIGHT: Final = 0.1  # of the newest request in the mean duration
-_FEWEST: Final = 8  # places over which the mean of those that end while most are taken is made
-_BUSY: Final = 0.75  # of the places are taken, where most are
-_HELD: Final = 0.75  # of the time in which those that wait have found places a refusal holds
-_PATIENCE: Final = 10  # times as long as others waits who has less than its share
+_FEWEST: Final = 8  # places over which the mean under load is made
+_BUSY: Final = 0.75  # of the places: "most" of them
+_HELD: Final = 0.75  # of the time until those that wait have places, a refusal holds
+_PATIENCE: Final = 10  # times as long waits an owner with less than its share
 
 
 @dataclass(eq=False, slots=True)
 class Place:
     """A request's place, or its claim to one. `prompt` is in tokens, estimated until it is read;
-    `began` in seconds of the admission's clock. `broke_off`: its answer did not come to its end."""
+    `began` in seconds of the admission's clock. `broke_off`: its answer did not end."""
 
     prompt: int
     began: float
@@ -96,7 +94,7 @@ class Admission:
     Args:
         places: for requests of one call at a time.
         wait_s: seconds for which a request waits for its place, up to `_PATIENCE` times as long
-            where its owner has less than an equal share.
+            if its owner has less than an equal share.
         clock: seconds of a clock that only goes forward.
         prompt_tokens: that one owner may have live; None: no limit.
     """
@@ -187,8 +185,8 @@ class Admission:
         )
 
     def retry_after_s(self, cost: int = 1) -> int:
-        """Seconds until a request for `cost` places that comes then should find them: behind those
-        that wait, at the pace at which places become free."""
+        """Seconds until a request for `cost` places should find them, after those that wait, at the
+        pace at which places become free."""
         wanted = sum(one.cost for one in self._waiting) + cost
         seconds = math.ceil(self._durations.place_s * wanted)
         return min(max(RETRY_AFTER_S, seconds), MOST_RETRY_AFTER_S)
@@ -231,8 +229,8 @@ class Admission:
             self._grant()  # it may have been in the way of a smaller one
 
     def _shorten(self) -> None:
-        """Refuse the last of those that wait for whoever holds and wants most, where more wait than
-        there are places, or than find one in time though their owner has its share."""
+        """Refuse the last waiting request of the owner that holds and wants most, if more wait than
+        there are places, or than find one in time although their owner has its share."""
         wanted = defaultdict(int, self._held)
         for one in self._waiting:
             wanted[one.owner] += one.cost
@@ -295,8 +293,8 @@ class Admission:
         self._grant()
 
     def _refusal(self, refused: _Waiting) -> HttpError:
-        """Where others of its owner wait it holds until few of them are left, so that no place need
-        stand empty for want of one that asks again."""
+        """The 429 of a request. If others of its owner wait it holds until few of them are left, so
+        that no place is empty while its client waits to ask again."""
         waiting = sum(one.cost for one in self._waiting if one.owner == refused.owner)
         places = max(self._share(), self._held.get(refused.owner, 0))  # that become free for it
         place_s = self._durations.place_s * self._places / places

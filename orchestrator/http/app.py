@@ -1,7 +1,7 @@
-"""The HTTP surface that belongs to answering: OpenAI-compatible, with SSE.
+"""The application: its routes for texts, models and health.
 
-`trace_routes`, `policy_routes`, `experiment_routes` and `console_routes` add theirs here. What
-each route says of itself (`described`) is what /openapi.json and /docs show.
+The rooms in `routes` add theirs. What
+each route declares (`described`) is what /openapi.json and /docs show.
 """
 
 from __future__ import annotations
@@ -9,42 +9,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
-from typing import Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import Field
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Match, Route
+from typing_extensions import TypedDict
 
+from orchestrator.http.answering import AnswerResponse
+from orchestrator.http.apis import chat, completions, responses
+from orchestrator.http.apis.parameters import TextRequest
+from orchestrator.http.ask import Ask, Incoming
 from orchestrator.http.body import json_body, read_body
-from orchestrator.http.chat_format import ChatFormat
-from orchestrator.http.chat_response import ChatResponse
-from orchestrator.http.chat_schema import ChatRequest
-from orchestrator.http.choice import MakeFormat
-from orchestrator.http.completion_format import CompletionFormat
-from orchestrator.http.completion_schema import CompletionRequest
-from orchestrator.http.console_routes import add_console
-from orchestrator.http.context import RequestContext
-from orchestrator.http.cors import CrossOrigin
-from orchestrator.http.docs_page import HEADERS, page
 from orchestrator.http.errors import HttpError, http_error
-from orchestrator.http.experiment_routes import add_experiment_routes
-from orchestrator.http.feedback import Feedback, is_first_feedback, reward
-from orchestrator.http.middleware import RequestMiddleware
-from orchestrator.http.openapi import describe, described
-from orchestrator.http.policy_routes import add_policy_routes
-from orchestrator.http.rendering import REWARDS
-from orchestrator.http.responses_format import ResponsesFormat
-from orchestrator.http.responses_schema import ResponsesRequest
-from orchestrator.http.schemas import GenerationRequest, parse_request
-from orchestrator.http.service import Service, no_model
-from orchestrator.http.trace_routes import add_trace_routes, read_record
+from orchestrator.http.middleware import CrossOrigin, RequestMiddleware
+from orchestrator.http.planning import no_model
+from orchestrator.http.records import REWARDS
+from orchestrator.http.routes.console import add_console
+from orchestrator.http.routes.experiments import add_experiment_routes
+from orchestrator.http.routes.feedback import Feedback, is_first_feedback, reward
+from orchestrator.http.routes.openapi import describe, described
+from orchestrator.http.routes.policies import add_policy_routes
+from orchestrator.http.routes.traces import add_trace_routes, read_record
+from orchestrator.http.service import Service
+from orchestrator.http.settings import HttpSettings
 from orchestrator.loop.actions import WorkerName
 from orchestrator.validation import body_path, first_error
 
@@ -59,22 +54,38 @@ TEXT_ERRORS: Final = (
 READY_S: Final = 5.0  # seconds after which a pool that does not answer counts as not ready
 
 
+class Model(TypedDict):
+    """A policy, as a model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: Annotated[int | None, Field(description="context in tokens")]
+    speculation: dict[str, str]
+    methods: list[dict[str, Any]]
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+
+
 def create_app(service: Service) -> FastAPI:
-    """The ASGI application; routes added to it later are behind the same middleware."""
+    """The ASGI application; the same middleware applies to routes that are added later."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.start()
+        await service.shared.start()
         try:
             yield
         finally:
-            await service.stop()
+            await service.shared.stop()
 
     app = FastAPI(
         title="Baton",
-        openapi_url=None,
-        docs_url=None,
         redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
     )
@@ -89,84 +100,84 @@ def create_app(service: Service) -> FastAPI:
             "object": "model",
             "created": started,
             "owned_by": "baton",
-            "max_model_len": service.context_of(model, contexts),
-            "speculation": dict(service.speculation),
+            "max_model_len": service.planner.context_of(model, contexts),
+            "speculation": dict(service.planner.catalog.speculation),
             "methods": [
-                {"name": name, "lossy": label != name} for name, label in service.methods.items()
+                {"name": name, "lossy": label != name}
+                for name, label in service.planner.catalog.methods.items()
             ],
         }
 
     def text_route(
         path: str,
-        name: str,
-        kind: type[GenerationRequest],
-        make: MakeFormat,
-        *,
+        kind: type[TextRequest],
+        parse: Callable[[bytes, HttpSettings], Ask],
         about: str,
-        answer: str,
+        answer: Any,
     ) -> None:
-        """Serve requests for a text: of this kind, answered in this form."""
+        """Serve an API's requests for a text."""
 
         async def respond(request: Request) -> Response:
-            given = await json_body(request, service.limits)
-            # In a thread: a second may go by until the grammars of many schemas are known.
-            body = await asyncio.to_thread(parse_request, given, kind, strict=service.strict)
-            return ChatResponse(service, RequestContext.of(request, body, service.limits), make)
+            given = await json_body(request, service.settings.limits)
+            # In a thread: the grammars of many schemas may take a second.
+            ask = await asyncio.to_thread(parse, given, service.settings)
+            state = request.state
+            return AnswerResponse(
+                service, ask, Incoming(state.request_id, state.key, request.headers)
+            )
 
+        name = parse.__module__.rpartition(".")[2]
         app.post(
             path, name=name, **described(about, kind, answer, errors=TEXT_ERRORS, streams=True)
         )(respond)
 
     text_route(
         "/v1/chat/completions",
-        "chat",
-        ChatRequest,
-        partial(ChatFormat, thought_in=service.reasoning_fields),
-        about="A chat completion, streamed or not",
-        answer="ChatCompletion",
+        chat.ChatRequest,
+        chat.parse,
+        "A chat completion, streamed or not",
+        chat.ChatCompletion,
     )
     text_route(
         "/v1/completions",
-        "complete",
-        CompletionRequest,
-        CompletionFormat,
-        about="A text or token ids, continued",
-        answer="TextCompletion",
+        completions.CompletionRequest,
+        completions.parse,
+        "A text or token ids, continued",
+        completions.TextCompletion,
     )
     text_route(
         "/v1/responses",
-        "respond",
-        ResponsesRequest,
-        ResponsesFormat,
-        about="A response, streamed or not",
-        answer="ResponseObject",
+        responses.ResponsesRequest,
+        responses.parse,
+        "A response, streamed or not",
+        responses.ResponseObject,
     )
 
-    @app.get("/v1/models", **described("Every policy is a model", answer="ModelList"))
+    @app.get("/v1/models", **described("Every policy is a model", answer=ModelList))
     async def models() -> Response:
-        contexts = await service.contexts()
-        cards = [card(name, contexts) for name in service.models]
+        contexts = await service.pools.contexts()
+        cards = [card(name, contexts) for name in service.planner.models]
         return JSONResponse({"object": "list", "data": cards})
 
-    @app.get("/v1/models/{model:path}", **described("One model", answer="Model", errors=(404, 503)))
+    @app.get("/v1/models/{model:path}", **described("One model", answer=Model, errors=(404, 503)))
     async def model(model: str) -> Response:
-        if not await service.knows(model):
+        if not await service.planner.knows(model):
             raise no_model(model)
-        return JSONResponse(card(model, await service.contexts()))
+        return JSONResponse(card(model, await service.pools.contexts()))
 
     @app.post(
         "/v1/feedback",
         **described("What an answer was worth, from 0 to 1", Feedback, errors=(404, 409, 503)),
     )
     async def feedback(request: Request) -> Response:
-        body = await read_body(request, service.limits, Feedback)
+        body = await read_body(request, service.settings.limits, Feedback)
         # Where the store is away, whose answer it was and which arm gave it are not known: 503.
         _, record = await read_record(service, request, body.trace_id)
         key = request.state.key
-        if await is_first_feedback(service.outbox, body, key, service.trace_ttl_s):
+        if await is_first_feedback(service.shared.outbox, body, key, service.settings.trace_ttl_s):
             event = reward(body, record, key)
-            service.outbox.event(REWARDS, event)
-            service.recorder.reward(record, event)
+            service.shared.outbox.event(REWARDS, event)
+            service.shared.recorder.reward(record, event)
         return JSONResponse({"object": "baton.feedback", **body.model_dump()})
 
     @app.get("/health", **described("The process lives"))
@@ -177,7 +188,7 @@ def create_app(service: Service) -> FastAPI:
     async def ready() -> Response:
         return await _readiness(service)
 
-    @app.get("/metrics", **described("Metrics", kind="text/plain"))
+    @app.get("/metrics", summary="Metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(await service.metrics_text(), media_type=CONTENT_TYPE_LATEST)
 
@@ -186,19 +197,11 @@ def create_app(service: Service) -> FastAPI:
     add_experiment_routes(app, service)
     add_console(app)
     document = describe(app, service)
-
-    @app.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
-        return JSONResponse(document)
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs(request: Request) -> Response:
-        return HTMLResponse(page(document, str(request.base_url).rstrip("/")), headers=HEADERS)
-
+    app.openapi = lambda: document  # type: ignore[method-assign]
     for route in app.routes:
         if isinstance(route, Route) and route.methods and "GET" in route.methods:
             route.methods.add("HEAD")
-    if service.cors_origins:
+    if service.settings.cors_origins:
         app.add_middleware(CrossOrigin, service=service)
     return app
 
@@ -206,15 +209,15 @@ def create_app(service: Service) -> FastAPI:
 async def _readiness(service: Service) -> Response:
     try:
         async with asyncio.timeout(READY_S):
-            pools = dict(await service.ready())
+            pools = dict(await service.pools.ready())
     except Exception as error:
         log.warning("readiness cannot be determined: %s", type(error).__name__)
         pools = {"workers": False}
-    # Without its store, or something in it, the service answers all the same, so it stays ready and
-    # says that it lacks it; why is for those who have a key (/v1/policies) and for the log.
-    degraded = service.degraded is not None
-    state = {"workers": pools, "store": service.store_error is None, "degraded": degraded}
-    if all(pools.values()) and not service.draining:
+    # Without its store, or a document in it, the service still answers, so it stays ready and
+    # reports `degraded`; the reason is for those who have a key (/v1/policies) and for the log.
+    degraded = service.shared.degraded is not None
+    state = {"workers": pools, "store": service.shared.error is None, "degraded": degraded}
+    if all(pools.values()) and not service.live.draining:
         return JSONResponse({"ready": True, **state})
     not_ready = HttpError(503, "not ready yet", code="not_ready")
     return JSONResponse(

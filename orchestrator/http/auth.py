@@ -18,18 +18,18 @@ from orchestrator.errors import ConfigError
 from orchestrator.http.errors import HttpError
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/", "/ui"})
-"""What needs no key: what a probe reads, and the console, a page that holds nothing. /metrics is
-not here: it shows load and policy names, and Prometheus can send a bearer token."""
+"""Paths without a key: those that a probe reads, and the console, a page without data. /metrics
+shows load and policy names, and Prometheus can send a bearer token."""
 OPEN_FILES: Final = "/ui/"
-"""Where the console's files are."""
+"""The path of the console's files."""
 
 USER_PATHS: Final = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/feedback"}
 )
 """What an API key may post to; every other change needs the admin key."""
 USER_READS: Final = ("/v1/models", "/v1/traces")
-"""What an API key may read under `/v1/`: there, of what requests left behind, its own alone. The
-rest says what others do: policies, experiments with their salts, the audit log, and /metrics."""
+"""What an API key may read under `/v1/`: among the traces only its own. The rest shows what others
+do: policies, experiments with their salts, the audit log, and /metrics."""
 READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _KEY: Final = re.compile(r"[!-~]+")
@@ -77,7 +77,7 @@ class Keys:
 
 
 def _stored(key: str) -> bytes:
-    """The digest of a key, or the one that stands for it."""
+    """The digest of a key, or the one that replaces it."""
     at_rest = _AT_REST.fullmatch(key)
     return bytes.fromhex(at_rest[1]) if at_rest else _digest(key)
 
@@ -91,8 +91,8 @@ class Access:
     """Who may do what: `users` ask, `observers` read everything, `admins` change what others get,
     and do all the rest.
 
-    With no keys at all everything is open. With API keys and no admin key nobody may change
-    anything; without API keys everybody may ask, and read what is left of that.
+    Without keys everything is open. With API keys and no admin key no client may change anything;
+    without API keys every client may ask, and read the records of that.
     """
 
     users: Keys = field(default_factory=Keys)
@@ -100,13 +100,13 @@ class Access:
     observers: Keys = field(default_factory=Keys)
 
     def sees_all(self, authorization: str | None) -> bool:
-        """Whether this header may read what other keys' requests left behind."""
+        """Whether this header may read the records of other keys' requests."""
         return not self.users or any(
             keys.owner(authorization) is not None for keys in (self.admins, self.observers)
         )
 
     def owner(self, method: str, path: str, authorization: str | None) -> str | None:
-        """Who sends this request, as `Keys.owner` has it; None where no key is needed.
+        """Who sends this request, as `Keys.owner` has it; None if no key is needed.
 
         Raises:
             HttpError: 401, no valid key; 403, one that is not allowed this.
@@ -154,7 +154,7 @@ class Access:
 
 
 def is_observers(path: str) -> bool:
-    """Whether what lies there is not for those who may only ask."""
+    """Whether a path is closed to those who may only ask."""
     return path == "/metrics" or (
         path.startswith("/v1/")
         and not any(path == read or path.startswith(f"{read}/") for read in USER_READS)

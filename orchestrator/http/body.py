@@ -1,21 +1,34 @@
-"""A request's body: of bounded size, here in time, and JSON that can be kept."""
+"""A request's body: read in bounded size and time, parsed as JSON, validated by name.
+
+A parameter that changes an answer is honoured or refused, never silently ignored.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
-from typing import Any, Final, TypeVar
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.errors import HttpError
-from orchestrator.http.limits import ServiceLimits
-from orchestrator.validation import body_path, invalid_request
+from orchestrator.http.settings import ServiceLimits
+from orchestrator.validation import body_path, closest, invalid_request
 
 Body = TypeVar("Body", bound=BaseModel)
+Parsed = TypeVar("Parsed", bound="Parameters")
+
+UNSUPPORTED_ITEM: Final = "unsupported_item"
+"""The type of an error about an item of a list that cannot be honoured."""
+_ABOUT: Final = {"title", "description", "default"}  # of a JSON Schema, not what it allows
+_LONGEST_NAME: Final = 128  # characters of a parameter's name or place that an error repeats
+_MOST_NAMES: Final = 16  # that an error lists
 
 
 def _finite(text: str) -> float:
@@ -31,8 +44,41 @@ MAX_DEPTH: Final = 32  # levels of nesting of a body
 MAX_VALUES: Final = 20_000  # values in a body: bounds the time that validation takes
 
 
+class Parameters(BaseModel):
+    """The parameters of a request for a text; a null one counts as not given.
+
+    Attributes:
+        hints: further parameters that change no answer.
+        unsupported: further parameters that Baton lacks, with the values that mean the default.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    hints: ClassVar[frozenset[str]] = frozenset()
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Describe what the body may hold beside its fields, and null for optional ones."""
+        schema = handler.resolve_ref_schema(handler(core))
+        properties = schema["properties"]
+        for name in properties.keys() - schema.get("required", ()):
+            if {"type": "null"} not in properties[name].get("anyOf", ()):
+                properties[name] = _or_null(properties[name])
+        for name in sorted(cls.hints - properties.keys()):
+            properties[name] = {"description": "a hint: passes, and changes nothing"}
+        for name, harmless in cls.unsupported.items():
+            if name not in properties:
+                properties[name] = {
+                    "enum": [*harmless, None],
+                    "description": "not supported; only the default value is accepted",
+                }
+        return schema
+
+
 async def json_body(request: Request, limits: ServiceLimits) -> bytes:
-    """The whole body, announced as JSON, of bounded size, and here in time.
+    """Read the whole body, announced as JSON, in bounded size and time.
 
     A browser may post forms and plain text to other origins without permission; those are refused.
 
@@ -62,7 +108,7 @@ async def json_body(request: Request, limits: ServiceLimits) -> bytes:
 
 
 async def json_object(request: Request, limits: ServiceLimits) -> dict[str, Any]:
-    """The body as a JSON object, read in a thread: a large one would hold up everybody.
+    """Read the body as a JSON object, in a thread: a large one would block other requests.
 
     Raises: as `json_body` and `parse_object`.
     """
@@ -70,7 +116,7 @@ async def json_object(request: Request, limits: ServiceLimits) -> dict[str, Any]
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """A JSON object whose numbers are finite and whose text is storable Unicode.
+    """Parse a JSON object whose numbers are finite and whose text is storable Unicode.
 
     Raises:
         InvalidRequest: anything else.
@@ -93,7 +139,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 async def read_body(request: Request, limits: ServiceLimits, kind: type[Body]) -> Body:
-    """The request's body as a model of that kind.
+    """Read the request's body as a model of that kind.
 
     Raises:
         InvalidRequest: a field is unknown or has a wrong value, by name.
@@ -102,6 +148,18 @@ async def read_body(request: Request, limits: ServiceLimits, kind: type[Body]) -
         return kind.model_validate(await json_object(request, limits))
     except ValidationError as error:
         raise invalid_request(error, model=kind) from None
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    about = {name: one for name, one in schema.items() if name in _ABOUT}
+    rest = {name: one for name, one in schema.items() if name not in _ABOUT}
+    ways = rest["anyOf"] if rest.keys() == {"anyOf"} else [rest]
+    return {**about, "anyOf": [*ways, {"type": "null"}]}
+
+
+def contradiction(place: str, message: str) -> InvalidRequest:
+    """The error of a body whose parts contradict each other at that place."""
+    return InvalidRequest(f"{place}: {message}", param=place, code="invalid_value")
 
 
 def nesting(value: object) -> int:
@@ -120,7 +178,7 @@ def _too_large(limits: ServiceLimits) -> HttpError:
 
 
 def _check_values(root: dict[str, Any]) -> None:
-    """Refuse deep or crowded bodies, and text that neither a tokenizer nor a store can hold."""
+    """Refuse deep or crowded bodies, and text that a tokenizer or a store cannot hold."""
     todo: list[tuple[object, tuple[int | str, ...]]] = [(root, ())]
     seen = 0
     while todo:
@@ -158,3 +216,139 @@ def _check_text(text: str, loc: tuple[int | str, ...]) -> None:
         param=body_path(loc) or None,
         code="invalid_value",
     )
+
+
+def parse_request(
+    body: bytes, kind: type[Parsed], *, strict: bool = True
+) -> tuple[Parsed, tuple[str, ...]]:
+    """Read a request from its bytes; returns it with warnings.
+
+    Unless `strict`, a parameter that cannot be honoured is left out with a warning, at any depth.
+
+    Raises:
+        InvalidRequest: not JSON, an unknown key, or a value that cannot be honoured; named.
+    """
+    given, fields = parse_object(body), kind.model_fields.keys()
+    refused = [
+        name
+        for name, harmless in kind.unsupported.items()
+        if name not in fields and given.get(name) is not None
+        if not any(_same(given[name], one) for one in (*harmless, *_as_many(name, given)))
+    ]
+    unknown = sorted(given.keys() - fields - kind.unsupported.keys() - kind.hints)
+    given = {name: value for name, value in given.items() if value is not None and name in fields}
+    request, within = _validated(kind, given, strict)
+    if strict and (refused or unknown or len(within) > 1):
+        raise _refusal(refused, [*unknown, *within], fields)
+    if isinstance(request, InvalidRequest):
+        raise request
+    if refused or unknown or within:
+        refusal = _refusal(refused, [*unknown, *within], False)
+        return request, (f"{refusal.message}, and left out",)
+    return request, ()
+
+
+def _as_many(name: str, given: Mapping[str, Any]) -> tuple[object, ...]:
+    """Values that are harmless beside another parameter: `best_of` equal to `n`."""
+    return (given["n"],) if name == "best_of" and "n" in given else ()
+
+
+def _validated(
+    kind: type[Parsed], given: dict[str, Any], strict: bool
+) -> tuple[Parsed | InvalidRequest, list[str]]:
+    """The request or its error, and the places of unknown keys within its parameters.
+
+    Unless `strict` they are left out; else they are returned if nothing else is wrong."""
+    within: list[str] = []
+    while True:
+        try:
+            return kind.model_validate(given), within
+        except InvalidRequest as error:
+            return error, within
+        except ValidationError as error:
+            unknown = _unknown_within(error, given)
+            if strict or not (unknown or _items(error)):
+                wrong = invalid_request(error, model=kind)
+                nothing_else = strict and len(unknown) == error.error_count()
+                return wrong, list(map(body_path, unknown)) if nothing_else else within
+            within += map(body_path, unknown)
+            for place in unknown:
+                del _at(given, place[:-1])[place[-1]]
+            within += _left_out(error, given)
+
+
+def _unknown_within(error: ValidationError, given: Any) -> list[tuple[int | str, ...]]:
+    """The places of unknown keys that can be left out."""
+    details = error.errors(include_url=False)
+    places = [_written(one["loc"], given) for one in details if one["type"] == "extra_forbidden"]
+    return list(dict.fromkeys(place for place in places if place))
+
+
+def _items(error: ValidationError) -> list[ErrorDetails]:
+    """The errors of items that cannot be honoured, the last one first."""
+    details = error.errors(include_url=False)
+    return [one for one in reversed(details) if one["type"] == UNSUPPORTED_ITEM]
+
+
+def _left_out(error: ValidationError, given: Any) -> list[str]:
+    """Leave out items that cannot be honoured; returns their places and kinds."""
+    places = list[str]()
+    for one in _items(error):
+        *place, last = one["loc"]
+        del _at(given, place)[last]
+        places.insert(0, f"{body_path(one['loc'])} ({one['ctx']['kind']})")
+    return places
+
+
+def _written(loc: Sequence[int | str], given: Any) -> tuple[int | str, ...]:
+    """Pydantic's place of a key without the branches of unions, which the client did not write;
+    empty if there is no such key."""
+    place: list[int | str] = []
+    for part in loc:
+        is_key = part in given if isinstance(given, dict) else isinstance(part, int)
+        if is_key:
+            place.append(part)
+            given = _at(given, [part])
+    return tuple(place) if is_key and isinstance(loc[-1], str) else ()
+
+
+def _at(value: Any, place: Sequence[int | str]) -> Any:
+    """The value at a place in a JSON value; None if there is no such place."""
+    for part in place:
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            return None
+    return value
+
+
+def _refusal(
+    refused: Sequence[str], unknown: Sequence[str], known: Collection[str] | Literal[False]
+) -> InvalidRequest:
+    """One error for all parameters that cannot be honoured, the most telling first.
+
+    `known` are the names that an unknown one may be a misspelling of; False: propose none.
+    """
+    first = (*refused, *unknown)[0][:_LONGEST_NAME]
+    said = [
+        _named_together(names) + f" {'is' if len(names) == 1 else 'are'} {what}"
+        for names, what in ((refused, "not supported here"), (unknown, "unknown here"))
+        if names
+    ]
+    code = "unsupported_parameter" if refused else "unknown_parameter"
+    meant = closest(unknown[0], known) if known and len(unknown) == 1 else ""
+    return InvalidRequest("; ".join(said) + meant, param=first, code=code)
+
+
+def _named_together(names: Sequence[str]) -> str:
+    """List names for an error; if there are many, join those that differ only by an index."""
+    if len(names) > _MOST_NAMES:
+        names = list(dict.fromkeys(re.sub(r"\[\d+\]", "[*]", name) for name in names))
+    more = len(names) - _MOST_NAMES
+    said = ", ".join(name[:_LONGEST_NAME] for name in names[:_MOST_NAMES])
+    return f"{said} and {more} more" if more > 0 else said
+
+
+def _same(value: object, allowed: object) -> bool:
+    # True == 1 in Python, yet n: true is no number.
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)

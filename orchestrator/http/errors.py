@@ -1,7 +1,7 @@
 """Every error as an HTTP response: OpenAI's form, a status, and when to try again.
 
-Of errors that Baton raises on purpose the client sees the message. A worker's message may name
-hosts or files, and an unexpected exception anything at all: there the client gets a fixed sentence,
+The client sees the message of errors that Baton raises on purpose. A worker's message may name
+hosts or files, and an unexpected exception anything: for these the client gets a fixed sentence,
 and the log gets the rest.
 """
 
@@ -12,10 +12,12 @@ import json
 from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
 from math import ceil
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from orchestrator.errors import (
     BatonError,
@@ -33,17 +35,32 @@ from orchestrator.errors import (
 )
 
 MOST_RETRY_AFTER_S: Final = 59
-"""The longest time that a client is told to wait: some of OpenAI's clients take no minute."""
+"""The longest Retry-After: some of OpenAI's clients ignore a minute."""
 RETRY_AFTER_S = 1
-"""Seconds after which a refused client may try again; a step takes about that long."""
+"""Seconds after which a refused client may try again: about the time of a step."""
 NO_PLACE = ("x-ratelimit-remaining-requests", "0")
-"""The header of a 429 for want of a place that holds for a key's next request, too."""
+"""The header of a 429 that would also meet the key's next request."""
 RESET = "x-ratelimit-reset-requests"
-"""The header that says for how long it holds, in OpenAI's form: "612ms"."""
+"""The header for how long it holds, in OpenAI's form: "612ms"."""
 LIMIT = "x-ratelimit-limit-requests"
-"""The header that says how many requests of the key find a place in a minute, at this pace."""
+"""The header for how many requests of the key find a place in a minute, at this pace."""
 EXPOSED = ("x-request-id", "retry-after", "x-should-retry", NO_PLACE[0], RESET, LIMIT)
-"""Headers of an answer that a page of another origin may read, where it may read answers."""
+"""Headers of an answer that an allowed page of another origin may read."""
+
+
+class ErrorBody(TypedDict):
+    message: Annotated[str, Field(description="what was expected, and what came")]
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(TypedDict):
+    """Every error, in OpenAI's form. 429 and 503 come with Retry-After."""
+
+    error: ErrorBody
+
+
 _INVALID = "invalid_request_error"
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -52,7 +69,7 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 class HttpError(BatonError):
     """One error as a client sees it: the HTTP status and the body `{"error": {...}}`.
 
-    The HTTP layer raises one where it turns a request away before any work. OpenAI's type of it
+    The HTTP layer raises one to refuse a request before any work. OpenAI's type of it
     follows from the status, and 429 and 503 always say when to try again.
     """
 
@@ -86,7 +103,7 @@ class HttpError(BatonError):
 
 
 def http_error(error: BaseException) -> HttpError:
-    """What the client sees of `error`."""
+    """The error that the client sees for `error`."""
     match error:
         case HttpError():
             return replace(error)  # which no traceback, and so no body in its frames, holds on to
@@ -151,10 +168,10 @@ def http_error(error: BaseException) -> HttpError:
 
 
 def no_place(after_s: int, holds_s: float = 0.0, turn_s: float = 0.0) -> HttpError:
-    """What requests are told that there is no place for; in `after_s` seconds there should be.
+    """The error of a request without a place; in `after_s` seconds there should be one.
 
-    `holds_s`: seconds for which the next requests of that key would be told the same, since they
-    would wait behind others. `turn_s`: seconds from one like it that finds a place to the next.
+    `holds_s`: seconds for which the key's next requests would get the same, since others are
+    before them. `turn_s`: seconds from one such request that finds a place to the next.
     """
     headers = {"retry-after": str(after_s)}
     if turn_s:
@@ -170,7 +187,7 @@ def no_place(after_s: int, holds_s: float = 0.0, turn_s: float = 0.0) -> HttpErr
 
 
 def shutting_down() -> HttpError:
-    """What requests are told that come, or are still being answered, while the service ends."""
+    """The error of requests that come, or are being answered, while the service ends."""
     return HttpError(503, "the server is stopping; try again shortly", code="shutting_down")
 
 

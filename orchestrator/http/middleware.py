@@ -14,11 +14,13 @@ from time import perf_counter
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.errors import describe
-from orchestrator.http.errors import HttpError, http_error
+from orchestrator.http.auth import USER_PATHS
+from orchestrator.http.errors import EXPOSED, HttpError, http_error
 from orchestrator.http.service import Service
 from orchestrator.telemetry.logs import about
 
@@ -29,7 +31,7 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class RequestMiddleware:
-    """ASGI middleware. Leaves `request_id` and `key` (8 hex digits of its digest; None where no
+    """ASGI middleware. Leaves `request_id` and `key` (8 hex digits of its digest; None if no
     key is needed) in the request's state."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -57,14 +59,14 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._service.responses.labels(str(status)).inc()
-                if not self._service.proxy_adds_request_id:
+                if not self._service.settings.proxy_adds_request_id:
                     MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         key = None
         try:
             path = scope["path"].removeprefix(scope.get("root_path", ""))
-            if self._service.loopback and not _names_loopback(headers.get("host", "")):
+            if self._service.settings.loopback and not _names_loopback(headers.get("host", "")):
                 raise HttpError(
                     421,
                     "without API keys this service answers to localhost alone (Host header)",
@@ -88,6 +90,33 @@ class RequestMiddleware:
             fields = {"method": method, "path": path, "status": status, "ms": round(ms, 1)}
             line = "%s %r %d %.0f ms request=%s key=%s"
             log.info(line, method, path, status, ms, request_id, key, extra=fields)
+
+
+class CrossOrigin:
+    """ASGI middleware for the deployment's `cors_origins`; outside the check of keys, since a
+    browser's preflight has none.
+
+    Without admin keys everyone who reaches the service may change it, but a page of another origin
+    may then only read and ask for texts. (A change needs a JSON body, so a browser asks for
+    permission first.)
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        def allowing(*methods: str) -> CORSMiddleware:
+            return CORSMiddleware(
+                app,
+                allow_origins=list(service.settings.cors_origins),
+                allow_methods=methods,
+                allow_headers=["*"],
+                expose_headers=EXPOSED,
+            )
+
+        self._users = allowing("GET", "POST")
+        self._others = allowing("GET", "POST", "PUT") if service.access.admins else allowing("GET")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        await (self._users if path in USER_PATHS else self._others)(scope, receive, send)
 
 
 def _names_loopback(host: str) -> bool:

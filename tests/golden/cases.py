@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.http.service import Service
 from orchestrator.types import StopCriteria, Transcript
-from tests.orchestrator.http.test_tools import worker as tool_worker
+from tests.orchestrator.http.tools.test_offered import worker as tool_worker
 from tests.orchestrator.serving import scripted, service
 from workers.scripted import Say, Scripted
 
@@ -159,7 +159,12 @@ def _other_cases() -> list[Case]:
     rows: list[tuple[str, str, dict[str, Any], Callable[[], Service]]] = [
         ("completions-plain", COMPLETIONS, text, service),
         ("completions-capped", COMPLETIONS, {**text, "max_tokens": 2}, service),
-        ("completions-form", COMPLETIONS, {**text, "guided_regex": "[a-z .]+"}, service),
+        (
+            "completions-form",
+            COMPLETIONS,
+            {**text, "structured_outputs": {"regex": "[a-z .]+"}},
+            service,
+        ),
         ("responses-plain", RESPONSES, asked, service),
         ("responses-instructions", RESPONSES, {**asked, "instructions": "Be short."}, service),
         ("responses-capped", RESPONSES, {**asked, "max_output_tokens": 6}, service),

@@ -20,8 +20,9 @@ from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.config import MethodSpec
 from deploy.service.workers import load_worker
 from orchestrator.errors import WorkerUnavailable
-from orchestrator.http.limits import ServiceLimits
-from orchestrator.http.service import Service
+from orchestrator.http.planning import Catalog
+from orchestrator.http.service import Pools, Service
+from orchestrator.http.settings import ServiceLimits
 from policies import POLICIES
 from tests.orchestrator.http.browser import chromium, page_of
 from tests.orchestrator.serving import HTTP, post, scripted, service, serving
@@ -65,15 +66,15 @@ def embedded() -> Service:
     async def ready() -> dict[str, bool]:
         return {"small": True, "large": True}
 
-    return Service(
+    workers = {name: load_worker(spec) for name, spec in args.workers.by_name().items()}
+    catalog = Catalog(
         POLICIES,
-        {name: load_worker(spec) for name, spec in args.workers.by_name().items()},
         args.policy.default,
-        defaults=args.policy.params,
-        speculation=args.workers.speculation(),
-        methods=args.workers.methods(),
-        ready=ready,
+        args.policy.params,
+        args.workers.methods(),
+        args.workers.speculation(),
     )
+    return Service(catalog, Pools(workers, ready))
 
 
 def told(story: str, delay: float = 0.0) -> Service:

@@ -24,7 +24,7 @@ from openai import OpenAI, OpenAIError
 from deploy.lab.fetch import LINKS
 from deploy.launch.deployment_file import DEFAULT_FILE
 from deploy.launch.deployment_file import load as load_file
-from orchestrator.http.limits import ServiceLimits
+from orchestrator.http.settings import ServiceLimits
 from policies import POLICIES
 from tests.orchestrator.serving import client, service, serving
 from workers.engine.loading import load

@@ -32,7 +32,7 @@ from deploy.lab.torture.hostile import hostile_request
 from deploy.lab.torture.own import KINDS, STATES, OwnProcesses, OwnRedis
 from deploy.lab.torture.run import SCENARIOS, client, table, torture
 from orchestrator.errors import WorkerError
-from orchestrator.http.limits import ServiceLimits
+from orchestrator.http.settings import ServiceLimits
 from policies import POLICIES
 from tests.deploy.service.test_proxy import serving as behind_the_proxy
 from tests.orchestrator.serving import service, serving

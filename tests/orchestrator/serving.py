@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,11 +14,13 @@ import httpx
 import uvicorn
 from openai import OpenAI
 
+from orchestrator.http.apis import chat, completions, responses
 from orchestrator.http.app import create_app
-from orchestrator.http.chat_schema import ChatRequest
-from orchestrator.http.context import RequestContext
-from orchestrator.http.service import Service
-from orchestrator.types import Generation, Limits, Provenance
+from orchestrator.http.ask import Ask, Incoming, RequestPlan
+from orchestrator.http.planning import Catalog
+from orchestrator.http.service import Pools, Service
+from orchestrator.http.settings import HttpSettings
+from orchestrator.types import Generation, Provenance
 from orchestrator.worker import Delta
 from policies import POLICIES
 from workers.scripted import Say, Scripted, words
@@ -55,17 +58,44 @@ class Speculating(Scripted):
             yield item
 
 
+_CATALOG = {"policies", "methods", "speculation"}
+_POOLS = {"ready", "contexts", "sampling"}
+_OWN = {"access", "store"}
+
+
 def service(small: Any = None, large: Any = None, **settings: Any) -> Service:
+    """A service over two workers; each setting goes where it belongs."""
+    spans, renamed = (
+        settings.pop("spans", None),
+        {"default_policy": "default", "defaults": "params"},
+    )
+    settings = {renamed.get(name, name): value for name, value in settings.items()}
+    groups: dict[str, dict[str, Any]] = {"catalog": {}, "pools": {}, "own": {}, "http": {}}
+    for name, value in settings.items():
+        catalog = name in _CATALOG | {"default", "params"}
+        group = "catalog" if catalog else "pools" if name in _POOLS else "http"
+        groups["own" if name in _OWN else group][name] = value
     workers: Any = {"small": small or scripted(), "large": large or scripted()}
-    return Service(POLICIES, workers, **{"default_policy": "specreason", **settings})
+    made = Service(
+        Catalog(**{"policies": POLICIES, "default": "specreason", **groups["catalog"]}),
+        Pools(workers, **groups["pools"]),
+        HttpSettings(**groups["http"]),
+        **groups["own"],
+    )
+    made.spans = spans
+    return made
 
 
-async def admitted(made: Service, model: str) -> RequestContext:
-    """A request for a model, with the policy that the service chose for it."""
-    body = ChatRequest.model_validate(asking(model=model))
-    context = RequestContext(body, Limits(), {}, "request-1")
-    async with made.admit(context):
-        return context
+def asked(path: str = "chat", /, **body: Any) -> Ask:
+    """A request of an API as its file parses it: a right one, with `body` on top."""
+    given = asking(**body) if path == "chat" else body
+    parse = {"chat": chat.parse, "completions": completions.parse, "responses": responses.parse}
+    return parse[path](json.dumps(given).encode(), HttpSettings())
+
+
+async def planned(made: Service, model: str) -> RequestPlan:
+    """How the service answers a request for a model."""
+    return await made.planner.plan(asked(model=model), Incoming("request-1"))
 
 
 @contextmanager
@@ -126,9 +156,10 @@ __all__ = [
     "STORY",
     "Say",
     "Speculating",
-    "admitted",
+    "asked",
     "asking",
     "client",
+    "planned",
     "post",
     "scripted",
     "service",

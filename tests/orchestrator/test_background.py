@@ -91,6 +91,6 @@ async def test_ten_replicas_stop_at_once_as_often_as_one_likes() -> None:
     with redis_server() as redis:
         for _ in range(12):
             replicas = [service(store=RedisStore(redis.url)) for _ in range(10)]
-            await asyncio.gather(*(one.start() for one in replicas))
+            await asyncio.gather(*(one.shared.start() for one in replicas))
             async with asyncio.timeout(60):
-                await asyncio.gather(*(one.stop() for one in replicas))
+                await asyncio.gather(*(one.shared.stop() for one in replicas))

@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from deploy.lab.fetch import LINKS
-from orchestrator.http.limits import ServiceLimits
+from orchestrator.http.settings import ServiceLimits
 from tests.orchestrator.serving import client, service, serving
 from workers.engine.loading import load
 from workers.worker import EngineWorker

@@ -21,7 +21,7 @@ from llguidance import LLMatcher, LLTokenizer
 from orchestrator.call_markup import ends_of_values
 from orchestrator.errors import ConfigError, InvalidRequest
 from orchestrator.grammar import LIMITS, lark, tool_rules
-from orchestrator.http.call_reader import CallPiece, CallReader
+from orchestrator.http.tools.call_reader import CallPiece, CallReader
 from orchestrator.types import CallFormat, Message, Transcript
 from tests.real.templates import public_templates
 from tests.workers.conftest import CONTROLS, make_tokenizer

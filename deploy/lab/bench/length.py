@@ -21,8 +21,9 @@ from typing import Any, Final
 from deploy.evaluation.summary import Row
 from deploy.lab.bench.instant import STEP, InstantWorker, LoopbackHandle
 from orchestrator.http.app import create_app
-from orchestrator.http.limits import ServiceLimits
-from orchestrator.http.service import Service
+from orchestrator.http.planning import Catalog
+from orchestrator.http.service import Pools, Service
+from orchestrator.http.settings import HttpSettings, ServiceLimits
 from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message
@@ -102,8 +103,8 @@ async def _through_loop(policy: str, workers: Mapping[Any, Worker], max_tokens: 
 
 
 async def _through_http(policy: str, workers: Any, max_tokens: int) -> None:
-    limits = ServiceLimits(max_tokens_cap=MANY, deadline_s=None)
-    app = create_app(Service(POLICIES, workers, policy, limits=limits))
+    settings = HttpSettings(ServiceLimits(max_tokens_cap=MANY, deadline_s=None))
+    app = create_app(Service(Catalog(POLICIES, policy), Pools(workers), settings))
     body = {
         "model": policy,
         "messages": [{"role": "user", "content": QUESTION}],

@@ -23,8 +23,9 @@ from deploy.evaluation.summary import Row
 from deploy.lab.bench.instant import STEP, InstantWorker
 from deploy.lab.bench.length import AROUND, MANY, QUESTION, post
 from orchestrator.http.app import create_app
-from orchestrator.http.limits import ServiceLimits
-from orchestrator.http.service import Service
+from orchestrator.http.planning import Catalog
+from orchestrator.http.service import Pools, Service
+from orchestrator.http.settings import HttpSettings, ServiceLimits
 from orchestrator.types import (
     Classification,
     Generation,
@@ -170,5 +171,5 @@ def request_bytes(tokens: int, policy: str = "specreason") -> float:
 
 
 def _app(policy: str, workers: Mapping[Any, Any]) -> Any:
-    limits = ServiceLimits(max_tokens_cap=MANY, deadline_s=None, concurrent=1024)
-    return create_app(Service(POLICIES, workers, policy, limits=limits))
+    settings = HttpSettings(ServiceLimits(max_tokens_cap=MANY, deadline_s=None, concurrent=1024))
+    return create_app(Service(Catalog(POLICIES, policy), Pools(workers), settings))

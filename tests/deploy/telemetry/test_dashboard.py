@@ -45,19 +45,19 @@ async def text() -> bytes:
     """What Ray's port shows of a service that has answered one request, by an experiment's arm."""
     made, response = service(), ResponseAccumulator()
     request = Request("r", (Message("user", "How many?"),))
-    events = solve(SpecReason(), request, made.workers, response)
+    events = solve(SpecReason(), request, made.pools.workers, response)
     with made.metrics.request("specreason", response):
         async for _ in events:
             pass
     made.responses.labels("200").inc()
     arms = [{"name": "one", "policy": "specreason"}, {"name": "two", "policy": "bild"}]
     trial = Experiment.parse({"name": "trial", "arms": arms})
-    run = await made.experimenter.runs.start(trial, AuditInfo())
+    run = await made.shared.experimenter.runs.start(trial, AuditInfo())
     enrollment = enroll([run], AssignmentFacts(request="r"))
     assert enrollment is not None
-    made.recorder.exposure(enrollment, "r")
-    await made.watcher.refresh()
-    await made.experimenter.update()
+    made.shared.recorder.exposure(enrollment, "r")
+    await made.shared.watcher.refresh()
+    await made.shared.experimenter.update()
     count_replicas(made.registry, ("small", "large"))
     exported = metrics_text(
         [

@@ -59,7 +59,7 @@ def ask(url: str, body: Any = None, **headers: str) -> dict[str, Any]:
 
 def recorded(made: Service, stream: str = "outcomes/trial/1") -> list[dict[str, Any]]:
     """What the embedded store holds; read as an observer, from the test's own thread."""
-    store = made.store
+    store = made.shared.store
     assert isinstance(store, MemoryStore)
     entries = asyncio.run(store.read(stream, count=10_000))
     return [json.loads(entry.event) for entry in entries]
@@ -245,7 +245,7 @@ def test_an_arm_may_be_forced_and_is_not_analysed() -> None:
         report = show(url, "trial/report")
         assert report["forced_requests"] == 8
         assert report["arms"] == {"large": {}, "small": {}}
-        (run,) = made.watcher.current.experiments
+        (run,) = made.shared.watcher.current.experiments
         stopped = {"small": {"at": 1.0, "why": "it was slow"}}
         state = run.state.model_validate({**run.state.model_dump(), "stopped": stopped})
         facts = AssignmentFacts("request", forced="trial/small")
@@ -460,13 +460,13 @@ def test_shadows_wait_until_nobody_is_being_answered() -> None:
 @contextmanager
 def _one_slow_request(made: Service) -> Iterator[None]:
     """Somebody is being answered all the while."""
-    made.admission._take("somebody", 1)
-    made.quiet.clear()
+    made.live.admission._take("somebody", 1)
+    made.live.quiet.clear()
     try:
         yield
     finally:
-        made.admission._release("somebody", 1)
-        made.quiet.set()
+        made.live.admission._release("somebody", 1)
+        made.live.quiet.set()
 
 
 def test_experiments_are_listed_started_once_and_stopped() -> None:
@@ -503,10 +503,10 @@ def test_a_request_keeps_its_arm_while_the_experiment_changes() -> None:
     with serving(made) as url:
         start(url)
         facts = AssignmentFacts(request="r1")
-        enrollment = enroll(made.watcher.current.experiments, facts)
+        enrollment = enroll(made.shared.watcher.current.experiments, facts)
         assert enrollment is not None
         HTTP.post(f"{url}/v1/experiments/trial/stop", json={})
-        assert made.watcher.current.experiments[0].live is False
+        assert made.shared.watcher.current.experiments[0].live is False
         assert enrollment.run.live
         assert enrollment.built.name in ("large-only", "small-only")
 

@@ -19,7 +19,7 @@ from orchestrator.errors import (
 from orchestrator.experiments.assignment import assign
 from orchestrator.experiments.documents import Experiment, StoppedArm, initial_state
 from orchestrator.experiments.runs import Run, Runs
-from orchestrator.http.experiment_routes import run_json
+from orchestrator.http.routes.experiments import run_json
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.redis import RedisStore
 from orchestrator.state.store import AUDIT, PointerUpdate, Store

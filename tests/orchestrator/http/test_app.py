@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from orchestrator.errors import ConfigError, WorkerUnavailable
-from orchestrator.http.feedback import Feedback, reward
-from orchestrator.http.limits import ServiceLimits
-from orchestrator.http.schemas import HINTS
+from orchestrator.http.apis.parameters import HINTS
+from orchestrator.http.routes.feedback import Feedback, reward
+from orchestrator.http.settings import ServiceLimits
 from orchestrator.state.memory import MemoryStore
 from orchestrator.types import StopCriteria, TokenPrices, Transcript
 from tests.orchestrator.serving import (
@@ -93,7 +93,7 @@ def test_a_request_may_name_the_large_workers_method() -> None:
                     model="baton", messages=ASKED, extra_body={"speculation": wrong}
                 )
             assert caught.value.param == "speculation"
-    assert not any(call.speculation for call in (h.call for h in made.workers["small"].calls))  # type: ignore[attr-defined]
+    assert not any(call.speculation for call in (h.call for h in made.pools.workers["small"].calls))  # type: ignore[attr-defined]
 
 
 def test_completion(url: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.workers import load_worker
 from orchestrator.errors import WorkerError
-from orchestrator.http.limits import ServiceLimits
+from orchestrator.http.settings import ServiceLimits
 from orchestrator.state.memory import MemoryStore
 from orchestrator.types import Generation, Sampling, StopCriteria
 from orchestrator.worker import Call, Delta, family
@@ -163,7 +163,7 @@ def test_hanging_up_ends_all(stream: bool) -> None:
     with serving(made) as url:
         with pytest.raises(openai.APITimeoutError), client(url, timeout=1.0) as api:
             list(api.chat.completions.create(**asking(model="large-only", n=3, stream=stream)))
-        assert until(lambda: not made.admission.live and not slow.live) < 1
+        assert until(lambda: not made.live.admission.live and not slow.live) < 1
 
 
 def test_places_are_counted_by_answer() -> None:
@@ -173,7 +173,7 @@ def test_places_are_counted_by_answer() -> None:
         stream = api.chat.completions.create(
             **asking(model="large-only", n=3, stream=True), timeout=20
         )
-        until(lambda: made.admission.live == 1)
+        until(lambda: made.live.admission.live == 1)
         assert post(url, {"model": "large-only", "n": 2}).status_code == 429
         stream.close()
 
@@ -200,7 +200,7 @@ def test_one_that_fails_ends_the_request(stream: bool) -> None:
             assert "[DONE]" not in reply.text
         else:
             assert reply.status_code == 503
-        until(lambda: not made.admission.live)
+        until(lambda: not made.live.admission.live)
 
 
 async def test_one_that_fails_is_one_failure() -> None:
@@ -208,7 +208,7 @@ async def test_one_that_fails_is_one_failure() -> None:
     made = service(large=FailsOnce(story=STORY, delay=0.05), store=store)
     with serving(made) as url:
         assert post(url, {"model": "large-only", "n": 3}).status_code == 503
-        until(lambda: not made.admission.live)
+        until(lambda: not made.live.admission.live)
         traces = HTTP.get(f"{url}/v1/traces").json()["data"]
     assert sorted(one["status"] for one in traces) == ["cancelled", "cancelled", "failed"]
 

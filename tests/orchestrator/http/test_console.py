@@ -14,8 +14,8 @@ from playwright.sync_api import Browser, Page, expect
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.experiments import experimenter, readouts
 from orchestrator.http.auth import Access, Keys
-from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.service import Service
+from orchestrator.http.settings import ServiceLimits
 from tests.orchestrator.http.browser import BUSY_MS, CHROMIUM, chromium, page_of
 from tests.orchestrator.serving import (
     HTTP,

@@ -19,11 +19,11 @@ from starlette.routing import Route
 
 from orchestrator.errors import BatonError, Overloaded, Unsupported, WorkerError, WorkerUnavailable
 from orchestrator.http import body
+from orchestrator.http.apis.parameters import UNSUPPORTED
 from orchestrator.http.app import create_app
 from orchestrator.http.auth import OPEN_FILES, OPEN_PATHS, READ_METHODS, USER_PATHS, Access, Keys
 from orchestrator.http.errors import HttpError, http_error
-from orchestrator.http.limits import ServiceLimits
-from orchestrator.http.schemas import UNSUPPORTED
+from orchestrator.http.settings import ServiceLimits
 from tests.orchestrator.serving import (
     HTTP,
     Say,
@@ -543,11 +543,11 @@ def test_a_prompt_that_one_worker_does_not_read_counts_as_the_other_reads_it() -
     with serving(made) as url:
         one = {"authorization": "Bearer one"}
         with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body, headers=one):
-            until(lambda: made.admission.live == 1)
-            (live,) = made.admission._prompts.values()
+            until(lambda: made.live.admission.live == 1)
+            (live,) = made.live.admission._prompts.values()
             until(lambda: live[0].prompt != 666)
             assert live[0].prompt > 0
-        until(lambda: made.admission.live == 0)
+        until(lambda: made.live.admission.live == 0)
 
 
 def broken_off(text: str) -> Any:
@@ -592,7 +592,7 @@ def test_too_many_at_once() -> None:
             assert int(reply.headers["retry-after"]) >= 1
             with client(url) as api, pytest.raises(openai.RateLimitError):
                 api.chat.completions.create(model="baton", messages=ASKED)
-        until(lambda: made.admission.live == 0, 1)
+        until(lambda: made.live.admission.live == 0, 1)
         assert post(url, {"model": "small-only"}).status_code == 200
 
 
@@ -605,8 +605,8 @@ def test_a_key_with_too_many_prompt_tokens_live_is_refused_and_another_is_not() 
         one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
         with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body, headers=one) as reply:
             assert reply.status_code == 200  # alone it may be too long
-            until(lambda: made.admission.live == 1)
-            (live,) = made.admission._prompts.values()
+            until(lambda: made.live.admission.live == 1)
+            (live,) = made.live.admission._prompts.values()
             read = live[0].prompt
             assert read > 0
             assert read != 666  # what the worker counted
@@ -614,7 +614,7 @@ def test_a_key_with_too_many_prompt_tokens_live_is_refused_and_another_is_not() 
             assert error(reply, 429)["code"] == "rate_limit_exceeded"
             assert int(reply.headers["retry-after"]) >= 1
             assert post(url, {"model": "small-only"}, headers=two).status_code == 200
-        until(lambda: made.admission.live == 0)
+        until(lambda: made.live.admission.live == 0)
 
 
 def routes() -> dict[str, set[str]]:

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.service import Service
+from orchestrator.http.settings import ServiceLimits
 from orchestrator.types import Generation, Sampling, StopCriteria
 from orchestrator.worker import Call, Delta
 from tests.orchestrator.serving import HTTP, asking, client, post, scripted, service, serving, until
@@ -43,15 +43,17 @@ PHASES: dict[str, tuple[Any, Any, str]] = {
 
 
 def busy(made: Service, phase: str) -> bool:
-    small, large = made.workers["small"], made.workers["large"]
+    small, large = made.pools.workers["small"], made.pools.workers["large"]
     assert isinstance(small, Scripted)
     assert isinstance(large, Scripted)
     return bool(small.live if phase == "drafting" else large.live)
 
 
 def idle(made: Service) -> bool:
-    workers = [worker.live for worker in made.workers.values() if isinstance(worker, Scripted)]
-    return made.admission.live == 0 and not any(workers) and _gauge(made) == 0
+    workers = [
+        worker.live for worker in made.pools.workers.values() if isinstance(worker, Scripted)
+    ]
+    return made.live.admission.live == 0 and not any(workers) and _gauge(made) == 0
 
 
 def _gauge(made: Service) -> float | None:
@@ -65,12 +67,12 @@ def test_hang_up(phase: str, stream: bool) -> None:
     made = service(small, large, limits=ServiceLimits(ping_s=0.1))
     with serving(made) as url:
         connections = [_ask(url, model=model, stream=stream) for _ in range(20)]
-        until(lambda: made.admission.live == 20 and busy(made, phase))
-        pace = made.admission.retry_after_s(64)
+        until(lambda: made.live.admission.live == 20 and busy(made, phase))
+        pace = made.live.admission.retry_after_s(64)
         for connection in connections:
             connection.close()
         assert until(lambda: idle(made)) < 1
-        assert made.admission.retry_after_s(64) == pace  # says nothing of what an answer takes
+        assert made.live.admission.retry_after_s(64) == pace  # says nothing of what an answer takes
         text = HTTP.get(f"{url}/metrics").text
     assert (
         f'outcome="cancelled",policy="{"specreason" if model == "baton" else model}"}} 20.0' in text
@@ -169,28 +171,28 @@ def test_a_service_that_drains_finishes_what_it_has_and_takes_no_more() -> None:
         asker.start()
         until(lambda: busy(made, "writing"))
         assert HTTP.get(f"{url}/ready").status_code == 200
-        assert made.drain() == 1
+        assert made.live.drain() == 1
         refused = post(url)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
         assert int(refused.headers["retry-after"]) >= 1
         assert HTTP.get(f"{url}/ready").status_code == 503
         assert HTTP.get(f"{url}/health").status_code == 200
         asker.join()
-        until(lambda: made.drain() == 0)  # a request counts until its last byte was sent
+        until(lambda: made.live.drain() == 0)  # a request counts until its last byte was sent
     assert replies[0].text.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_answers_that_are_cut_say_so_and_are_on_record(stream: bool) -> None:
-    made, replies = service(large=scripted(delay=FOREVER)), list[httpx.Response]()
-    made.limits = ServiceLimits(headers_s=0.05)
+    limits = ServiceLimits(headers_s=0.05)
+    made, replies = service(large=scripted(delay=FOREVER), limits=limits), list[httpx.Response]()
     with serving(made) as url:
         body = {"model": "large-only", "stream": stream}
         asker = threading.Thread(target=lambda: replies.append(post(url, body)), daemon=True)
         asker.start()
         until(lambda: busy(made, "writing"))
         time.sleep(0.2)  # a stream has begun
-        made.watcher._task.get_loop().call_soon_threadsafe(made.cut)  # type: ignore[union-attr]
+        made.shared.watcher._task.get_loop().call_soon_threadsafe(made.live.cut)  # type: ignore[union-attr]
         asker.join()
         assert until(lambda: idle(made)) < 1
         (outcome,) = HTTP.get(f"{url}/v1/traces").json()["data"]

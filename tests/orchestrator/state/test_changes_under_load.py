@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.http.limits import ServiceLimits
+from orchestrator.http.settings import ServiceLimits
 from orchestrator.state.redis import RedisStore
 from orchestrator.state.versions import AuditInfo, PolicyVersions, Publication
 from orchestrator.types import Generation, Sampling, StopCriteria

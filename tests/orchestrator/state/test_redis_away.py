@@ -14,13 +14,13 @@ import trustme
 
 from orchestrator.errors import ConfigError, StoreError, StoreUnavailable
 from orchestrator.experiments.documents import Experiment
-from orchestrator.http.rendering import OUTCOMES, REWARDS
+from orchestrator.http.records import OUTCOMES, REWARDS
 from orchestrator.http.service import Service
 from orchestrator.state.redis import RedisStore
 from orchestrator.state.store import PointerUpdate, StoreState
 from orchestrator.state.versions import AuditInfo, Publication
 from tests.orchestrator.redis_server import RedisServer, redis_server
-from tests.orchestrator.serving import HTTP, admitted, post, service, serving
+from tests.orchestrator.serving import HTTP, planned, post, service, serving
 from tests.orchestrator.serving import until as until_now
 
 WHO = AuditInfo("anna")
@@ -36,20 +36,20 @@ def redis() -> Iterator[RedisServer]:
 async def replica(redis: RedisServer) -> AsyncIterator[Service]:
     """A replica's state, following its store, without an HTTP server."""
     made = service(store=RedisStore(redis.url))
-    await made.start()
+    await made.shared.start()
     try:
         yield made
     finally:
-        await made.stop()
+        await made.shared.stop()
 
 
 async def publish(made: Service, threshold: float) -> None:
     given = Publication(policy="specreason", params={"threshold": threshold})
-    await made.versions.publish(given, WHO)
+    await made.shared.versions.publish(given, WHO)
 
 
 async def threshold(made: Service) -> float:
-    context = await admitted(made, "baton")
+    context = await planned(made, "baton")
     return context.policy.threshold  # type: ignore[attr-defined,no-any-return]
 
 
@@ -62,20 +62,20 @@ async def until(true: Callable[[], object], seconds: float = 10.0) -> float:
 
 
 def version(made: Service) -> int:
-    active = made.watcher.current.active
+    active = made.shared.watcher.current.active
     return 0 if active is None else active.document.version
 
 
 async def test_running_replicas_pick_a_change_up(redis: RedisServer) -> None:
     async with replica(redis) as one, replica(redis) as other:
-        assert one.degraded is other.degraded is None
+        assert one.shared.degraded is other.shared.degraded is None
         for number in range(1, 4):
             await publish(one, number)
             await until(lambda n=number: version(one) == version(other) == n)  # type: ignore[misc]
             assert await threshold(other) == number
         # Polling is the truth: a change that nobody is told of is found as well.
         redis.admin.client_kill_filter(_type="pubsub")
-        await one.versions.rollback(WHO)
+        await one.shared.versions.rollback(WHO)
         await until(lambda: version(one) == version(other) == 2)
         # And those that were cut off listen again.
         await until(lambda: redis.admin.pubsub_numsub("baton:changes") == [(b"baton:changes", 2)])
@@ -84,11 +84,11 @@ async def test_running_replicas_pick_a_change_up(redis: RedisServer) -> None:
 async def test_away_at_the_start(redis: RedisServer) -> None:
     redis.stop()
     async with replica(redis) as made:
-        assert made.degraded is not None
-        assert str(redis.port) in made.degraded
-        assert (await admitted(made, "baton")).version == 0
+        assert made.shared.degraded is not None
+        assert str(redis.port) in made.shared.degraded
+        assert (await planned(made, "baton")).version == 0
         redis.start()
-        await until(lambda: made.degraded is None)
+        await until(lambda: made.shared.degraded is None)
         await publish(made, 3)
         await until(lambda: version(made) == 1)
 
@@ -97,25 +97,23 @@ async def test_away_in_the_middle_and_wiped(redis: RedisServer) -> None:
     async with replica(redis) as made:
         await publish(made, 3)
         await until(lambda: version(made) == 1)
-        await admitted(made, "specreason@1")
+        await planned(made, "specreason@1")
         redis.stop()
-        await until(lambda: made.degraded is not None)
-        made.outbox.event(OUTCOMES, {"n": 1})
+        await until(lambda: made.shared.degraded is not None)
+        made.shared.outbox.event(OUTCOMES, {"n": 1})
         assert await threshold(made) == 3
-        assert (await admitted(made, "specreason@1")).version == 1  # has been read before
+        assert (await planned(made, "specreason@1")).version == 1  # has been read before
         with pytest.raises(StoreUnavailable):
-            await admitted(made, "specreason@2")
+            await planned(made, "specreason@2")
         redis.start()  # with nothing of what it held
-        await until(lambda: made.watcher.error == "the store is empty: it has been wiped")
+        await until(lambda: made.shared.watcher.error == "the store is empty: it has been wiped")
         assert await threshold(made) == 3
-        await until(lambda: made.outbox.error is None)
-        assert len(await made.store.read(OUTCOMES)) == 1
+        await until(lambda: made.shared.outbox.error is None)
+        assert len(await made.shared.store.read(OUTCOMES)) == 1
         await publish(made, 4)  # version 1 once more, and another one
-        await until(lambda: made.degraded is None)
+        await until(lambda: made.shared.degraded is None)
         assert await threshold(made) == 4
-        assert (await admitted(made, "specreason@1")).policy == (
-            await admitted(made, "baton")
-        ).policy
+        assert (await planned(made, "specreason@1")).policy == (await planned(made, "baton")).policy
 
 
 async def test_wiped_while_it_runs(redis: RedisServer) -> None:
@@ -123,7 +121,7 @@ async def test_wiped_while_it_runs(redis: RedisServer) -> None:
         await publish(made, 3)
         await until(lambda: version(made) == 1)
         redis.admin.flushall()
-        await until(lambda: made.degraded is not None)
+        await until(lambda: made.shared.degraded is not None)
         assert await threshold(made) == 3
 
 
@@ -135,10 +133,10 @@ async def test_an_older_backup_while_it_runs(redis: RedisServer, renamed: bool) 
     async def trial(made: Service, policy: str) -> None:
         arms = [{"name": "one", "policy": policy}, {"name": "two", "policy": policy}]
         experiment = Experiment.parse({"name": "trial", "arms": arms})
-        await made.experimenter.runs.start(experiment, WHO)
+        await made.shared.experimenter.runs.start(experiment, WHO)
 
     def arm(made: Service) -> str | None:
-        found = made.watcher.current.experiments
+        found = made.shared.watcher.current.experiments
         return found[0].arms["one"].name if found else None
 
     async with replica(redis) as made, replica(redis) as other:
@@ -147,7 +145,7 @@ async def test_an_older_backup_while_it_runs(redis: RedisServer, renamed: bool) 
         await publish(other, 4)
         await trial(other, "bild")
         await until(lambda: version(made) == 2 and arm(made) == "bild")
-        assert (await admitted(made, "specreason@2")).policy.threshold == 4  # type: ignore[attr-defined]
+        assert (await planned(made, "specreason@2")).policy.threshold == 4  # type: ignore[attr-defined]
         with admin.pipeline() as pipe:
             pipe.flushall()
             for key, data in backup.items():
@@ -159,7 +157,7 @@ async def test_an_older_backup_while_it_runs(redis: RedisServer, renamed: bool) 
         await publish(other, 9)
         await trial(other, "large-only")
         await until(lambda: version(made) == 2 and arm(made) == "large-only")
-        assert (await admitted(made, "specreason@2")).policy.threshold == 9  # type: ignore[attr-defined]
+        assert (await planned(made, "specreason@2")).policy.threshold == 9  # type: ignore[attr-defined]
 
 
 def test_slow_for_those_who_ask(redis: RedisServer) -> None:
@@ -205,13 +203,13 @@ async def test_read_only(redis: RedisServer) -> None:
         await publish(made, 3)
         await until(lambda: version(made) == 1)
         redis.admin.replicaof("127.0.0.1", str(redis.port))  # of itself: a replica that is whole
-        made.outbox.event(OUTCOMES, {"n": 1})
-        await until(lambda: made.degraded is not None)
+        made.shared.outbox.event(OUTCOMES, {"n": 1})
+        await until(lambda: made.shared.degraded is not None)
         assert await threshold(made) == 3
         with pytest.raises(StoreUnavailable):
             await publish(made, 4)
         redis.admin.replicaof("NO", "ONE")
-        await until(lambda: made.degraded is None)
+        await until(lambda: made.shared.degraded is None)
         await until(lambda: redis.admin.xlen(f"baton:stream:{OUTCOMES}") == 1)
 
 
@@ -246,11 +244,11 @@ async def test_garbage(redis: RedisServer, spoil: Callable[[plain.Redis], None])
         await publish(made, 3)
         await until(lambda: version(made) == 1)
         spoil(redis.admin)
-        await until(lambda: made.degraded is not None)
+        await until(lambda: made.shared.degraded is not None)
         assert await threshold(made) == 3
         redis.admin.flushall()
         await publish(made, 5)
-        await until(lambda: made.degraded is None)
+        await until(lambda: made.shared.degraded is None)
         assert await threshold(made) == 5
 
 

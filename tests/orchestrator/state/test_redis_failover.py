@@ -10,7 +10,7 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 import pytest
 
 from orchestrator.errors import StoreUnavailable
-from orchestrator.http.rendering import OUTCOMES
+from orchestrator.http.records import OUTCOMES
 from orchestrator.state.redis import RedisStore
 from orchestrator.state.store import PointerUpdate
 from orchestrator.state.versions import AuditInfo, Publication
@@ -139,18 +139,18 @@ async def test_a_replica_of_the_service_goes_on(pair: tuple[RedisServer, RedisSe
     primary, replica = pair
     async with address(primary) as at:
         made = service(store=RedisStore(at.url))
-        await made.start()
+        await made.shared.start()
         change_places(primary, replica)
         at.leads_to = replica
-        made.outbox.event(OUTCOMES, {"n": 1})
+        made.shared.outbox.event(OUTCOMES, {"n": 1})
         given = Publication(policy="specreason", params={"threshold": 4})
         async with asyncio.timeout(20):
             while True:
                 with suppress(StoreUnavailable):
-                    await made.versions.publish(given, AuditInfo())
+                    await made.shared.versions.publish(given, AuditInfo())
                     break
-            while made.degraded or made.watcher.current.active is None:
+            while made.shared.degraded or made.shared.watcher.current.active is None:
                 await asyncio.sleep(0.01)
             while not replica.admin.xlen(f"baton:stream:{OUTCOMES}"):
                 await asyncio.sleep(0.01)
-        await made.stop()
+        await made.shared.stop()

@@ -29,7 +29,7 @@ from orchestrator.state.versions import (
 )
 from orchestrator.state.watcher import ConfigWatcher
 from policies import POLICIES
-from tests.orchestrator.serving import HTTP, admitted, post, service, serving
+from tests.orchestrator.serving import HTTP, planned, post, service, serving
 
 ME = AuditInfo("ada")
 GONE = {"policy": "specreason", "version": 1, "params": {"gone": 1}, "created": 0.0}
@@ -128,7 +128,7 @@ def test_everything_else_goes_on_and_a_call_removes_it(broken: tuple[Service, st
     started = HTTP.post(f"{url}/v1/experiments", json={"name": "trial", "arms": ARMS})
     assert started.status_code == 201, started.text
     assert post(url).json()["baton"]["experiment"] == "trial"
-    assert made.watcher.current.set_aside.keys() == {"experiment/old"}
+    assert made.shared.watcher.current.set_aside.keys() == {"experiment/old"}
     assert HTTP.post(f"{url}/v1/experiments/old/stop", json={}).status_code == 500
     removed = HTTP.post(f"{url}/v1/experiments/old/remove", json={"note": "of another release"})
     assert (removed.status_code, removed.json()["trouble"]) == (200, None)
@@ -150,8 +150,8 @@ def test_an_active_version_is_left_by_rollback_and_by_the_files_default(
 ) -> None:
     made, url = broken
     assert HTTP.put(f"{url}/v1/policies/active", json={"version": None}).status_code == 200
-    assert made.watcher.current.set_aside.keys() == {"experiment/old"}
-    asyncio.run(put(made.store, {}, {ACTIVE: b"specreason@1", PREVIOUS: b"default"}))
+    assert made.shared.watcher.current.set_aside.keys() == {"experiment/old"}
+    asyncio.run(put(made.shared.store, {}, {ACTIVE: b"specreason@1", PREVIOUS: b"default"}))
     assert HTTP.post(f"{url}/v1/policies/rollback", json={}).status_code == 200
     assert get(url, "/v1/policies")["active"] is None
 
@@ -289,8 +289,8 @@ async def test_a_request_is_answered_though_nothing_can_be_used() -> None:
     store = MemoryStore()
     await put(store, {}, {ACTIVE: b"\xff", PREVIOUS: b"\xff", LATEST + "specreason": b"x"})
     made = service(store=store)
-    await made.start()
-    assert (await admitted(made, "baton")).version == 0
-    assert made.store_error is None
-    assert "policy/active is not in effect" in (made.degraded or "")
-    await made.stop()
+    await made.shared.start()
+    assert (await planned(made, "baton")).version == 0
+    assert made.shared.error is None
+    assert "policy/active is not in effect" in (made.shared.degraded or "")
+    await made.shared.stop()

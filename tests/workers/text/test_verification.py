@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.http.scores import ScoredSegment
+from orchestrator.http.apis.scores import ScoredSegment
 from orchestrator.types import Message, Segment, Transcript, Verification
 from orchestrator.worker import Call
 from workers.text.prompt import PromptRenderer

@@ -1,0 +1,571 @@
+"""`POST /v1/chat/completions`: the request, its parsing, and its answer, whole or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cached_property, partial
+from itertools import groupby
+from typing import Annotated, Any, Final, Literal, NotRequired
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from orchestrator.errors import ContextLengthExceeded, InvalidRequest
+from orchestrator.http.apis.parameters import (
+    EFFORT,
+    MOST_LIKELY,
+    AnswerForm,
+    Choices,
+    Effort,
+    StreamOptions,
+    TextRequest,
+    check_choices,
+)
+from orchestrator.http.apis.scores import Scorer, TokenScore, shown_tokens
+from orchestrator.http.ask import CHAT, Ask, Choice
+from orchestrator.http.body import contradiction, parse_request
+from orchestrator.http.encoder import (
+    DONE,
+    Baton,
+    Encoder,
+    Json,
+    Stripped,
+    TokenUsage,
+    baton,
+    head,
+    running_usage,
+    sse,
+    total_usage,
+    usage,
+)
+from orchestrator.http.records import call_json, step_json
+from orchestrator.http.settings import HttpSettings
+from orchestrator.http.tools.call_reader import AnswerReader, CallPiece, Piece, read_answer
+from orchestrator.http.tools.offered import (
+    MAX_TOOLS,
+    MessageToolCall,
+    Tool,
+    ToolChoice,
+    ToolUse,
+    check_arguments,
+    function_tool,
+)
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.actions import WorkerName
+from orchestrator.loop.events import Event, StepCompleted, TextDelta
+from orchestrator.types import Message, ToolCall
+from orchestrator.worker import Worker
+
+
+class TextPart(BaseModel):
+    """A part of a message's content; what to cache is a hint."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    type: Literal["text"]
+    text: str
+    prompt_cache_breakpoint: Any = None
+    cache_control: Any = None
+
+
+_PARTS: Final = TypeAdapter(list[TextPart])
+
+
+def _flatten(content: object) -> object:
+    """Text parts as one string, one line each."""
+    if not isinstance(content, list):
+        if content is None or isinstance(content, str):
+            return content
+        raise PydanticCustomError("invalid_type", "must be a string or an array of text parts")
+    if not content:
+        raise PydanticCustomError("invalid_value", "must hold at least one part")
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise PydanticCustomError("unsupported_parameter", "only text parts are supported")
+    return "\n".join(part.text for part in _PARTS.validate_python(content))
+
+
+def _role(role: object) -> object:
+    if role == "function":
+        raise PydanticCustomError("unsupported_parameter", "say tool, and tool_calls before it")
+    return "system" if role == "developer" else role
+
+
+class ChatMessage(BaseModel):
+    """One turn. The fields after `content` let a client send back a reply exactly as it came.
+
+    The chat template decides whether a model sees earlier reasoning again. A `name` is accepted,
+    and shown only for a tool. A gateway's own fields and the official client's `parsed` are
+    accepted. The rest must be empty.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    role: Annotated[
+        Literal["system", "user", "assistant", "tool"],
+        BeforeValidator(
+            _role,
+            json_schema_input_type=Literal["system", "developer", "user", "assistant", "tool"],
+        ),
+    ]
+    content: Annotated[
+        str | None, BeforeValidator(_flatten, json_schema_input_type=str | list[TextPart] | None)
+    ] = None
+    tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    reasoning_details: list[Any] | None = None
+    provider_specific_fields: dict[str, Any] | None = None
+    parsed: Any = None
+    refusal: None = None
+    audio: None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class ChatStreamOptions(StreamOptions):
+    include_events: bool = Field(
+        default=False,
+        description="chunks with `baton.events`: steps, rejected drafts, calls of the workers",
+    )
+
+
+class TemplateSettings(BaseModel):
+    """`chat_template_kwargs`: the switches by which templates think or not."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+
+
+class ChatRequest(AnswerForm, TextRequest):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=2048)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="cap on thought and answer together"
+    )
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="the same"
+    )
+    n: Choices = Field(default=1, description="how many answers to give")
+    logprobs: bool = Field(
+        default=False, description="log-probabilities of the answer's tokens, by their authors"
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELY)] = Field(
+        default=0, description="also of this many of the most likely tokens at each place"
+    )
+    reasoning_effort: Effort | None = Field(
+        default=None, description="cap on the thought, as a share of max_tokens; none: no thought"
+    )
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = Field(
+        default=None, description="cap on the thought in tokens; -1: no cap, 0: no thought"
+    )
+    stream_options: ChatStreamOptions | None = None
+    tools: Annotated[
+        list[Annotated[Tool, BeforeValidator(function_tool)]], Field(max_length=MAX_TOOLS)
+    ] = Field(default_factory=list, description="functions that the answer may call")
+    tool_choice: ToolChoice | None = Field(
+        default=None, description="auto (the default), none, required, or a function by its name"
+    )
+    parallel_tool_calls: bool = Field(
+        default=True, description="whether one answer may make several calls"
+    )
+    chat_template_kwargs: TemplateSettings = TemplateSettings()
+    continue_final_message: bool = Field(
+        default=False, description="the answer continues the last message, the assistant's"
+    )
+    add_generation_prompt: bool = Field(
+        default=True, description="the opposite of continue_final_message, if it is given"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ChatRequest:
+        last, place = self.messages[-1], f"messages[{len(self.messages) - 1}]"
+        if last.role == "assistant" and not self.continue_final_message:
+            raise contradiction(
+                "messages",
+                "the last message is the assistant's: to have it continued, say "
+                "continue_final_message: true; else the user's message must be last",
+            )
+        if self.continue_final_message and last.role != "assistant":
+            raise contradiction("continue_final_message", "the last message is not the assistant's")
+        if self.continue_final_message and last.tool_calls:
+            raise contradiction(
+                f"{place}.tool_calls",
+                "an answer to be continued has no calls of tools yet: leave them out, or have "
+                "their results answered by messages of the role tool",
+            )
+        if self.continue_final_message and len(self.messages) == 1:
+            raise contradiction("messages", "expected one before the assistant's: what it answers")
+        if self.add_generation_prompt == self.continue_final_message and (
+            "add_generation_prompt" in self.model_fields_set
+        ):
+            raise contradiction(
+                "add_generation_prompt", "must be the opposite of continue_final_message"
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise contradiction("top_logprobs", "only allowed where logprobs is true")
+        for name, given in (("stop", self.stop), ("tools", self.tools)):
+            if self.logprobs and given:
+                raise contradiction("logprobs", f"only allowed without {name}")
+        self._check_turns()
+        if last.role != "tool" and not (last.content or "").strip():
+            raise contradiction(f"{place}.content", "the question is empty")
+        caps = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(caps) > 1:
+            raise contradiction("max_completion_tokens", "contradicts max_tokens")
+        self.tool_use  # noqa: B018 (refuses a choice of a tool that is missing)
+        return self
+
+    @property
+    def wants_events(self) -> bool:
+        """Whether a stream shows more than the accepted text."""
+        return self.stream_options is not None and self.stream_options.include_events
+
+    def _check_turns(self) -> None:
+        """Every turn has content, and a tool's result answers an earlier call."""
+        called: set[str] = set()
+        for i, message in enumerate(self.messages):
+            place = f"messages[{i}]"
+            if message.content is None and not message.tool_calls:
+                given = "content" in message.model_fields_set
+                raise InvalidRequest(
+                    f"{place}.content: expected a text, since there are no tool_calls",
+                    param=f"{place}.content",
+                    code="invalid_type" if given else "missing_required_parameter",
+                )
+            if message.tool_calls and message.role != "assistant":
+                raise contradiction(f"{place}.tool_calls", "only an assistant calls tools")
+            for k, call in enumerate(message.tool_calls or ()):
+                arguments = f"{place}.tool_calls[{k}].function.arguments"
+                check_arguments(call.function.arguments, arguments)
+            if message.role == "tool" and message.tool_call_id not in called:
+                raise contradiction(
+                    f"{place}.tool_call_id", "expected the id of a call that was made before"
+                )
+            called.update(call.id for call in message.tool_calls or ())
+
+    @cached_property
+    def tool_use(self) -> ToolUse:
+        return ToolUse(
+            [tool.function for tool in self.tools],
+            self.tool_choice,
+            parallel=self.parallel_tool_calls,
+            form=self.form,
+        )
+
+    @property
+    def cap(self) -> int | None:
+        """The cap on thought and answer together, in tokens."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def cap_name(self) -> str:
+        return "max_completion_tokens" if self.max_tokens is None else "max_tokens"
+
+    @property
+    def thinking(self) -> bool:
+        """Whether there is a thought."""
+        template = self.chat_template_kwargs
+        switched_off = False in (template.enable_thinking, template.thinking)
+        off = switched_off or self.reasoning_effort == "none" or self.thinking_token_budget == 0
+        return not (off or self.continue_final_message)
+
+    def thought_cap(self, max_tokens: int) -> int | None:
+        """The cap on the thought in tokens, as a share of `max_tokens` or by number."""
+        share = EFFORT[self.reasoning_effort] if self.reasoning_effort else None
+        caps = [] if share is None else [max(1, int(share * max_tokens))]
+        if self.thinking_token_budget is not None and self.thinking_token_budget > 0:
+            caps.append(self.thinking_token_budget)
+        return min(caps, default=None)
+
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        turns, called = list(self.tool_use.messages), dict[str, str]()
+        for message in self.messages:
+            turns.append(_turn(message, called))
+            called |= {call.id: call.function.name for call in message.tool_calls or ()}
+        return tuple(turns)
+
+
+def _turn(message: ChatMessage, called: Mapping[str, str]) -> Message:
+    """A message as models see it; `called` has the tool's name by the id of its call."""
+    name = message.name or called.get(message.tool_call_id or "", "")
+    calls = tuple(
+        ToolCall(call.id, call.function.name, call.function.arguments)
+        for call in message.tool_calls or ()
+    )
+    return Message(
+        message.role,
+        message.content or "",
+        calls=calls,
+        reasoning=message.reasoning_content or message.reasoning or "",
+        call_id=message.tool_call_id or "",
+        name=name if message.role == "tool" else "",
+    )
+
+
+class CalledFunction(TypedDict):
+    name: str
+    arguments: Annotated[str, Field(description="JSON")]
+
+
+class CalledTool(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AnswerMessage(TypedDict):
+    """The answer, and the accepted thought in the field that the deployment names."""
+
+    role: Literal["assistant"]
+    content: Annotated[str | None, Field(description="null beside calls without text")]
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
+    refusal: None
+    tool_calls: NotRequired[list[CalledTool]]
+
+
+class ChatChoice(TypedDict):
+    """One of `n` answers; each of several has its own `baton`."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: Json | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    baton: NotRequired[Baton]
+
+
+class ChatCompletion(TypedDict):
+    """OpenAI's chat completion; a stream has chat.completion.chunk objects and ends in [DONE]."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: TokenUsage
+    baton: Baton
+
+
+def parse(given: bytes, settings: HttpSettings) -> Ask:
+    """Parse the body of `POST /v1/chat/completions`.
+
+    Raises:
+        InvalidRequest: it cannot be honoured; names the parameter.
+    """
+    body, warnings = parse_request(given, ChatRequest, strict=settings.strict)
+    check_choices("n", body.n, settings.limits)
+    tools = body.tool_use
+    limits = body.limits(
+        settings.limits, body.cap, body.cap_name, tools.constraint, thinking=body.thinking
+    )
+    return Ask(
+        CHAT,
+        (body.conversation,),
+        body.policy_choice(thought_cap=body.thought_cap(limits.max_tokens)),
+        body.sampling,
+        limits,
+        partial(ChatEncoder, body, settings.reasoning_fields),
+        choices=body.n,
+        tools=tools,
+        stream=body.stream,
+        labels=body.labels(warnings),
+    )
+
+
+class ChatEncoder(Encoder):
+    """A chat completion; `thought_in` names the fields that hold the thought."""
+
+    def __init__(
+        self,
+        body: ChatRequest,
+        thought_in: Sequence[str],
+        choice: Choice,
+        response: ResponseAccumulator,
+    ) -> None:
+        super().__init__(choice, response)
+        self._body, self._thought_in = body, thought_in
+        self._strip = Stripped(begun=body.continue_final_message)
+        self._answer = AnswerReader(choice, response)
+        self._events = StreamEvents(response) if body.wants_events else None
+        self._logprobs: Json | None = None  # if they are asked for
+
+    async def before(self, workers: Mapping[WorkerName, Worker]) -> None:
+        if self._body.logprobs:
+            await Scorer(self.choice, self.response, workers, self._body.top_logprobs).check()
+
+    async def after(self, workers: Mapping[WorkerName, Worker]) -> None:
+        if self._body.logprobs:
+            with suppress(ContextLengthExceeded):  # the answer itself is there, and stays
+                scorer = Scorer(self.choice, self.response, workers, self._body.top_logprobs)
+                begun = self._body.continue_final_message
+                self._logprobs = _logprobs(shown_tokens(await scorer.answer(), begun=begun))
+
+    def whole(self) -> Json:
+        text, calls = read_answer(self.choice, self.response)
+        message: Json = {
+            "role": "assistant",
+            "content": text or None if calls else text,
+            **dict.fromkeys(self._thought_in, self.response.thought),
+            "refusal": None,
+        }
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in calls
+            ]
+        made = {
+            "index": self.choice.index,
+            "message": message,
+            "logprobs": self._logprobs,
+            "finish_reason": self.response.finish_reason,
+        }
+        return {
+            **head(self.choice, "chat.completion"),
+            "choices": [made],
+            "usage": usage(self.response),
+            "baton": baton(self.choice, self.response),
+        }
+
+    def begin(self) -> bytes:
+        first = self._chunk({"role": "assistant", "content": ""})
+        return sse(first if self._events is None else {**first, "baton": _beginning(self.choice)})
+
+    def more(self, events: Sequence[Event]) -> bytes:
+        chunks = [self._chunk(delta) for delta in self._deltas(events)]
+        if chunks and self._body.wants_running_usage:
+            chunks[-1]["usage"] = running_usage(self.response)
+        if self._events is not None and (news := self._events.more(events)) is not None:
+            shown = {"index": self.choice.index, **news}
+            chunks.append({**self._chunk({}), "choices": [], "baton": shown})
+        return b"".join(map(sse, chunks))
+
+    def finish(self) -> bytes:
+        rest = [self._chunk(delta) for delta in self._answer_deltas(self._answer.end())]
+        if self._logprobs is not None:
+            rest.append(self._chunk({}, logprobs=self._logprobs))
+        finish = self.response.finish_reason
+        last = self._chunk({}, finish)
+        if self._body.wants_running_usage:
+            last["usage"] = usage(self.response)
+        data = b"".join(map(sse, rest))
+        return data + sse({**last, "baton": baton(self.choice, self.response)})
+
+    def end(self, responses: Sequence[ResponseAccumulator]) -> bytes:
+        if not self._body.wants_usage:
+            return DONE
+        total = total_usage(map(usage, responses))
+        last = {**head(self.choice, "chat.completion.chunk"), "choices": [], "usage": total}
+        return sse(last) + DONE
+
+    def _deltas(self, events: Sequence[Event]) -> Iterator[Json]:
+        """The accepted text in `events` as OpenAI deltas; neighbours of one phase share one."""
+        texts = [event for event in events if isinstance(event, TextDelta)]
+        for phase, group in groupby(texts, key=lambda text: text.phase):
+            text = "".join(item.text for item in group)
+            if phase == "thought":
+                yield dict.fromkeys(self._thought_in, text)
+            else:
+                yield from self._answer_deltas(self._answer.feed(text))
+
+    def _answer_deltas(self, pieces: Iterable[Piece]) -> Iterator[Json]:
+        for piece in pieces:
+            if isinstance(piece, CallPiece):
+                yield {"tool_calls": [_call_delta(piece)]}
+            elif text := self._strip.feed(piece):
+                yield {"content": text}
+
+    def _chunk(self, delta: Json, finish: str | None = None, logprobs: Json | None = None) -> Json:
+        choice = {
+            "index": self.choice.index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+        }
+        made = {**head(self.choice, "chat.completion.chunk"), "choices": [choice]}
+        return {**made, "usage": None} if self._body.wants_usage else made
+
+
+def _call_delta(piece: CallPiece) -> Json:
+    if piece.name is None:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+
+
+def _logprobs(tokens: Sequence[tuple[TokenScore, Sequence[TokenScore]]]) -> Json:
+    """OpenAI's list: each token, and the most likely ones in its place."""
+    rows = [{**_row(token), "top_logprobs": list(map(_row, likely))} for token, likely in tokens]
+    return {"content": rows, "refusal": None}
+
+
+def _row(token: TokenScore) -> Json:
+    # A token without text has no bytes: a character across tokens belongs to the last of them.
+    known = list(token.text.encode()) if token.text else None
+    return {"token": token.name, "logprob": token.logprob, "bytes": known}
+
+
+def _beginning(choice: Choice) -> Json:
+    """The policy that will answer, with its parameters."""
+    plan = choice.plan
+    return {
+        "trace_id": choice.trace_id,
+        "index": choice.index,
+        "policy": plan.name,
+        "version": plan.version,
+        "experiment": plan.experiment,
+        "arm": plan.arm,
+        "speculation": dict(plan.decoding),
+        "parameters": plan.policy.model_dump(mode="json"),
+    }
+
+
+class StreamEvents:
+    """A running request's events, for a stream with `include_events`: each step with its author,
+    score and fate, each call of a worker, and the calls that are running."""
+
+    def __init__(self, response: ResponseAccumulator) -> None:
+        self._response = response
+        self._calls = self._steps = 0  # shown so far
+
+    def more(self, events: Sequence[Event]) -> Json | None:
+        """These events as JSON; calls come first, since steps name them by index."""
+        timeline = self._response.timeline
+        shown: list[Json] = [
+            {"type": "call", **call_json(c)} for c in timeline.calls[self._calls :]
+        ]
+        self._calls = len(timeline.calls)
+        for event in events:
+            if isinstance(event, TextDelta):
+                shown.append({"type": "text", **asdict(event)})
+            elif isinstance(event, StepCompleted):
+                shown.append({"type": "step", **step_json(self._response, self._steps)})
+                self._steps += 1
+        if not shown:
+            return None
+        running = [
+            {"worker": worker, "kind": kind, "since_ms": round(since, 1)}
+            for worker, kind, since in timeline.running
+        ]
+        return {
+            "ms": round(self._response.elapsed_s * 1000, 1),
+            "events": shown,
+            "running": running,
+        }

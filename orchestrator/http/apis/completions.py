@@ -1,0 +1,313 @@
+"""`POST /v1/completions`: texts or token ids that one model continues as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from typing import Annotated, Literal, NotRequired
+
+from pydantic import Field, PlainValidator, model_validator
+from typing_extensions import TypedDict
+
+from orchestrator.errors import ContextLengthExceeded, InvalidRequest
+from orchestrator.http.apis.parameters import (
+    MOST_LIKELY,
+    UNSUPPORTED,
+    AnswerForm,
+    Choices,
+    TextRequest,
+    check_choices,
+)
+from orchestrator.http.apis.scores import ScoredSegment, Scorer, TokenScore
+from orchestrator.http.ask import TEXT_COMPLETION, Ask, Choice
+from orchestrator.http.body import contradiction, parse_request
+from orchestrator.http.encoder import (
+    DONE,
+    Baton,
+    Encoder,
+    Json,
+    TokenUsage,
+    baton,
+    head,
+    running_usage,
+    sse,
+    total_usage,
+    usage,
+)
+from orchestrator.http.settings import HttpSettings
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.actions import WorkerName
+from orchestrator.loop.events import Event, TextDelta
+from orchestrator.types import Constraint, Message, Segment, Transcript
+from orchestrator.worker import Worker
+
+
+def _prompts(given: object) -> tuple[str | tuple[int, ...], ...]:
+    """One prompt, or the prompts of a list. Anything else is refused here, since pydantic would
+    name every branch of a union."""
+    listed = given if isinstance(given, list) and given and not _is_id(given[0]) else [given]
+    places = [f"prompt[{i}]" for i in range(len(listed))] if len(listed) > 1 else ["prompt"]
+    return tuple(map(_prompt, listed, places))
+
+
+def _prompt(given: object, place: str) -> str | tuple[int, ...]:
+    if given in ("", []):
+        raise contradiction(place, "must not be empty")
+    if isinstance(given, str):
+        return given
+    if isinstance(given, list) and all(map(_is_id, given)):
+        return tuple(given)
+    said = "must be a string or an array of token ids"
+    raise InvalidRequest(f"{place}: {said}", param=place, code="invalid_type")
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+class CompletionRequest(AnswerForm, TextRequest):
+    """A text completion, by a policy of one model: no chat template, no thought, no steps."""
+
+    unsupported = {  # noqa: RUF012 (a constant)
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        **UNSUPPORTED,
+        "add_special_tokens": (True,),
+        "suffix": ("",),
+        "thinking_token_budget": (),
+        "top_logprobs": (0,),
+        "prompt_logprobs": (0,),
+    }
+
+    prompt: Annotated[
+        tuple[str | tuple[int, ...], ...],
+        PlainValidator(
+            _prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]
+        ),
+    ] = Field(description="a text, or the ids of its tokens; or several of them")
+    max_tokens: Annotated[int, Field(ge=0)] = Field(
+        default=16, description="of the continuation; 0, with echo: the prompt alone"
+    )
+    n: Choices = Field(default=1, description="how many answers to give to each prompt")
+    echo: bool = Field(default=False, description="show the prompt before its continuation")
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELY)] | None = Field(
+        default=None,
+        description="log-probabilities of the tokens, and of this many of the most likely ones "
+        "at each place",
+    )
+
+    @model_validator(mode="after")
+    def _whole_only(self) -> CompletionRequest:
+        for name, given in (("echo", self.echo), ("logprobs", self.logprobs is not None)):
+            if given and self.stream:
+                raise contradiction(name, "only allowed when stream is false")
+        if not (self.max_tokens or self.echo):
+            raise contradiction("max_tokens", "must be at least 1, or 0 where echo is true")
+        if self.logprobs is not None and self.stop:
+            raise contradiction("logprobs", "only allowed without stop")
+        return self
+
+    @property
+    def conversations(self) -> tuple[tuple[Message, ...], ...]:
+        """One message for each prompt."""
+        return tuple(
+            (Message("prompt", one) if isinstance(one, str) else Message("prompt", "", one),)
+            for one in self.prompt
+        )
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the answer must match, white space and all."""
+        return self.form and replace(self.form, exact=True)
+
+
+class TextChoice(TypedDict):
+    """One of the answers; each of several has its own `baton`."""
+
+    index: int
+    text: str
+    logprobs: Json | None
+    finish_reason: Literal["stop", "length"]
+    baton: NotRequired[Baton]
+
+
+class TextCompletion(TypedDict):
+    """OpenAI's text completion."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: TokenUsage
+    baton: Baton
+
+
+def parse(given: bytes, settings: HttpSettings) -> Ask:
+    """Parse the body of `POST /v1/completions`.
+
+    Raises:
+        InvalidRequest: it cannot be honoured; names the parameter.
+    """
+    body, warnings = parse_request(given, CompletionRequest, strict=settings.strict)
+    choices = body.n * len(body.prompt)
+    check_choices("n" if len(body.prompt) == 1 else "prompt", choices, settings.limits)
+    form = body.constraint
+    return Ask(
+        TEXT_COMPLETION,
+        body.conversations,
+        body.policy_choice(alone="model"),
+        body.sampling,
+        body.limits(settings.limits, body.max_tokens, "max_tokens", form, thinking=False),
+        partial(CompletionEncoder, body),
+        choices=choices,
+        stream=body.stream,
+        labels=body.labels(warnings),
+    )
+
+
+class CompletionEncoder(Encoder):
+    """A text completion: the text as the model wrote it, white space and all."""
+
+    def __init__(
+        self, body: CompletionRequest, choice: Choice, response: ResponseAccumulator
+    ) -> None:
+        super().__init__(choice, response)
+        self._body = body
+        self._prompt: ScoredSegment | None = None  # if it is asked for
+        self._answer: list[ScoredSegment] | None = None  # if it is asked for and can be scored
+
+    async def before(self, workers: Mapping[WorkerName, Worker]) -> None:
+        body, (prompt,) = self._body, self.choice.messages
+        if body.echo and (body.logprobs is not None or prompt.tokens is not None):
+            self._prompt = await self._score_prompt(workers)
+        elif body.logprobs is not None:  # only a call shows whether the worker can score
+            await Scorer(self.choice, self.response, workers, body.logprobs).check()
+
+    async def after(self, workers: Mapping[WorkerName, Worker]) -> None:
+        if self._body.logprobs is not None and self._body.max_tokens:
+            with suppress(ContextLengthExceeded):  # the answer itself is there, and stays
+                scorer = Scorer(self.choice, self.response, workers, self._body.logprobs)
+                self._answer = await scorer.answer()
+
+    def whole(self) -> Json:
+        body, text, logprobs = self._body, self.response.raw_answer, None
+        if self._answer is not None:
+            scored = [*([] if self._prompt is None else [self._prompt]), *self._answer]
+            logprobs = _logprobs(scored, body.echo, self._unwritten)
+        elif self._prompt is not None and body.logprobs is not None and not body.max_tokens:
+            logprobs = _logprobs([self._prompt], echo=True, unwritten=False)
+        if self._prompt is not None:
+            text = "".join(self._prompt.scores.pieces) + text
+        elif body.echo:
+            text = self.choice.messages[0].content + text
+        return {
+            **self._choice(text, self.response.finish_reason, logprobs),
+            "usage": usage(self.response),
+            "baton": baton(self.choice, self.response),
+        }
+
+    def begin(self) -> bytes:
+        return b""
+
+    def more(self, events: Sequence[Event]) -> bytes:
+        text = "".join(event.text for event in events if isinstance(event, TextDelta))
+        if not text:
+            return b""
+        return sse(self._chunk(text, None, running_usage(self.response)))
+
+    def finish(self) -> bytes:
+        last = self._chunk("", self.response.finish_reason, usage(self.response))
+        return sse({**last, "baton": baton(self.choice, self.response)})
+
+    def end(self, responses: Sequence[ResponseAccumulator]) -> bytes:
+        if not self._body.wants_usage:
+            return DONE
+        last = self._chunk("", None, None)
+        total = total_usage(map(usage, responses), self.choice.ask.answers_each)
+        return sse({**last, "choices": [], "usage": total}) + DONE
+
+    def _chunk(self, text: str, finish: str | None, so_far: Json | None) -> Json:
+        made = self._choice(text, finish)
+        if not self._body.wants_usage:
+            return made
+        return {**made, "usage": so_far if self._body.wants_running_usage else None}
+
+    def _choice(self, text: str, finish: str | None, logprobs: Json | None = None) -> Json:
+        choice = {
+            "index": self.choice.index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+        }
+        return {**head(self.choice, "text_completion"), "choices": [choice]}
+
+    async def _score_prompt(self, workers: Mapping[WorkerName, Worker]) -> ScoredSegment:
+        """Score the prompt's tokens, after those that begin every text."""
+        (prompt,) = self.choice.messages
+        nothing = Message("prompt", "", None if prompt.tokens is None else ())
+        segment = Segment("policy", prompt.content)
+        if prompt.tokens is not None:
+            segment = Segment("policy", "", prompt.tokens, tokenizer=self.response.vocabulary)
+        (name,) = self.choice.plan.policy.called
+        before = Transcript((nothing,)).without_thought()
+        scorer = Scorer(self.choice, self.response, workers, self._body.logprobs or 0)
+        return await scorer.verify(name, before, segment, "echo")
+
+    @property
+    def _unwritten(self) -> bool:
+        """Whether the last token shows no text: the model's end, or half a character if there is
+        nothing else. Evaluations that ask for one token expect its row."""
+        assert self.response.completed is not None
+        transcript = self.response.completed.transcript
+        return transcript.ends > 0 or not transcript.answer
+
+
+def _logprobs(scored: Sequence[ScoredSegment], echo: bool, unwritten: bool) -> Json:
+    """OpenAI's lists; the first token of an echoed text has no log-probability.
+
+    `unwritten`: a token without text follows the scored ones, with its own row.
+    """
+    tokens, values, top = list[str](), list[float | None](), list[Json | None]()
+    widths = [width for one in scored for width in _widths(one)]
+    for one in scored:
+        for token, likely in one.tokens():
+            tokens.append(token.name)
+            values.append(token.logprob)
+            top.append(_by_name([*likely, token]))
+    if unwritten:
+        last = scored[-1].scores
+        value = last.logprobs[-1] if last.ending is None else -last.ending
+        tokens.append("")
+        widths.append(0)
+        values.append(value)
+        top.append(_by_name([*scored[-1].behind(), TokenScore("", "", value)]))
+    if echo and values:
+        values[0] = top[0] = None
+    offsets = list(accumulate(widths, initial=0))[:-1]
+    return {
+        "tokens": tokens,
+        "token_logprobs": values,
+        "top_logprobs": top,
+        "text_offset": offsets,
+    }
+
+
+def _by_name(tokens: Sequence[TokenScore]) -> Json:
+    """Log-probabilities by name, the most likely first; the last token keeps its own."""
+    row: Json = {}
+    for one in sorted(tokens, key=lambda one: -one.logprob):
+        row.setdefault(one.name, one.logprob)
+    return row | {tokens[-1].name: tokens[-1].logprob}
+
+
+def _widths(scored: ScoredSegment) -> Iterator[int]:
+    """How many shown characters each token has; markup in an answer has none."""
+    text, at, is_prompt = scored.segment.text, 0, scored.segment.author == "policy"
+    for piece in scored.scores.pieces:
+        width = len(piece) if is_prompt or text.startswith(piece, at) else 0
+        at += width
+        yield width

@@ -1,0 +1,365 @@
+"""The parameters that the APIs share, in OpenAI's words and a few of Baton's.
+
+`UNSUPPORTED` lists parameters of OpenAI and a few servers that Baton does not have, those that
+matter most to a client first, each with the values that mean the default: those pass. `HINTS`
+change no answer (who asks, what to cache, how soon) and pass.
+
+The deployment decides the sampling that a request leaves open: its file, or the large model's
+checkpoint. OpenAI's default is a temperature of 1.
+
+`reasoning_effort` caps the accepted thinking tokens at a share of `max_tokens` (`EFFORT`),
+`thinking_token_budget` at a number; the smallest of these and `policy.budget` holds. With effort
+`none`, or a budget of 0, there is no thought.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.grammar import check
+from orchestrator.http.ask import AskedPolicy, AskedSampling, Labels
+from orchestrator.http.body import MAX_DEPTH, Parameters, contradiction, nesting
+from orchestrator.http.settings import ServiceLimits
+from orchestrator.types import Constraint, Limits
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORT: Final[dict[Effort, float | None]] = {
+    "none": None,  # no thought to cap
+    "minimal": 1 / 8,
+    "low": 1 / 4,
+    "medium": 1 / 2,
+    "high": None,  # only the policy's cap
+    "xhigh": None,
+    "max": None,
+}
+HINTS: Final = frozenset({
+    "parallel_tool_calls",  # without tools there are none
+    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "request_id",
+    "safety_identifier", "service_tier", "session_id", "store", "verbosity",
+})  # fmt: skip
+UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "best_of": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "stop_token_ids": ([],),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "bad_words": ([],),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "include_stop_str_in_output": (False,),
+    "add_special_tokens": (False,),
+    "prediction": (),
+    "reasoning": (),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
+    "chat_template": (),
+    "echo": (False,),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "moderation": (),
+    **dict.fromkeys(
+        (
+            "structural_tag", "allowed_token_ids", "logits_processors", "logprob_token_ids",
+            "prompt_logprobs", "prompt_embeds", "truncate_prompt_tokens", "repetition_detection",
+            "documents", "mm_processor_kwargs", "media_io_kwargs", "cache_salt",
+            "kv_transfer_params", "vllm_xargs",
+        ),
+        (),
+    ),
+}  # fmt: skip
+MOST_LIKELY: Final = 20
+"""The most likely tokens that a request may ask for at a place: OpenAI's limit, and vLLM's."""
+
+
+def _listed(stop: object) -> object:
+    if not isinstance(stop, str | list):
+        raise PydanticCustomError("invalid_type", "must be a string or a list of strings")
+    return [stop] if isinstance(stop, str) else stop
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = Field(default=False, description="a hint: changes nothing")
+
+
+_Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+_Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Choices = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class TextRequest(Parameters):
+    """What all bodies that ask for a text have in common."""
+
+    hints = HINTS
+    unsupported = UNSUPPORTED
+
+    model: str = Field(description="a policy, or one of its published versions: NAME@VERSION")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
+        default=None, description="0 is greedy; none: as the deployment or the large model wants"
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="none: the same"
+    )
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
+        default=None, description="0 and -1: off; none: the same"
+    )
+    seed: _Int64 | None = None
+    stop: Annotated[
+        list[_Stop],
+        Field(max_length=16),
+        BeforeValidator(_listed, json_schema_input_type=_Stop | list[_Stop]),
+    ] = Field(default_factory=list, description="strings that end the answer; one, or several")
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool = Field(
+        default=False, description="write to the cap; for load tests of a single model"
+    )
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = Field(
+        default=0,
+        description="of thought and answer; the text does not end before, at a stop string neither;"
+        " for a single model",
+    )
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = Field(
+        default=0, description="of a key's requests that wait for a place the lowest is first"
+    )
+    user: Annotated[str, Field(max_length=256)] | None = None
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
+        Field(default_factory=dict, max_length=16)
+    )
+    policy: dict[str, Any] = Field(
+        default_factory=dict, description="the policy's parameters for this request"
+    )
+    speculation: str | None = Field(
+        default=None, description="the large worker's token-level method; none: its default"
+    )
+
+    @model_validator(mode="after")
+    def _streaming(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise contradiction("stream_options", "only allowed when stream is true")
+        return self
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        options = self.stream_options
+        return options is not None and (options.include_usage or options.continuous_usage_stats)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether every chunk of a stream holds the usage so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
+    def sampling(self) -> AskedSampling:
+        return AskedSampling(self.temperature, self.top_p, self.top_k, self.seed)
+
+    def policy_choice(
+        self, *, alone: str | None = None, thought_cap: int | None = None
+    ) -> AskedPolicy:
+        """The policy that is asked for; `alone`: a parameter that only one model can honour."""
+        for name, given in (("ignore_eos", self.ignore_eos), ("min_tokens", self.min_tokens > 0)):
+            if alone is None and given:
+                alone = name
+        return AskedPolicy(self.model, self.policy, self.speculation, alone, thought_cap)
+
+    def labels(self, warnings: tuple[str, ...]) -> Labels:
+        return Labels(self.user, self.metadata, self.priority, warnings)
+
+    def limits(
+        self,
+        most: ServiceLimits,
+        cap: int | None,
+        cap_name: str,
+        form: Constraint | None,
+        *,
+        thinking: bool = True,
+    ) -> Limits:
+        """The limits of each answer: `cap` tokens (None: as usual), and within the service's.
+
+        Raises:
+            InvalidRequest: above the service's limits, or contradictory.
+        """
+        if cap is not None and cap > most.max_tokens_cap:
+            raise InvalidRequest(
+                f"{cap_name}: must be at most {most.max_tokens_cap} (limits.max_tokens_cap)",
+                param=cap_name,
+            )
+        for name, given in (("ignore_eos", self.ignore_eos), ("min_tokens", self.min_tokens)):
+            if given and form is not None:
+                raise contradiction(name, "contradicts an answer that must match a form")
+        max_tokens = min(most.max_tokens, most.max_tokens_cap) if cap is None else cap
+        if self.min_tokens > max_tokens:
+            raise contradiction("min_tokens", f"is {self.min_tokens}, above the cap {max_tokens}")
+        return Limits(
+            max_tokens,
+            most.deadline_s,
+            tuple(self.stop),
+            thinking,
+            self.ignore_eos,
+            self.min_tokens,
+            complete=most.complete,
+            prices=most.prices,
+            constraint=form,
+        )
+
+
+def check_choices(name: str, count: int, limits: ServiceLimits) -> None:
+    """Refuse more answers than the service makes; the parameter `name` asks for them."""
+    most = min(limits.choices, limits.concurrent)
+    if count > most:
+        raise InvalidRequest(
+            f"{name}: this service gives at most {most} answers to a request, not {count}",
+            param=name,
+            code="invalid_value",
+        )
+
+
+ANY_OBJECT = '{"type": "object"}'
+_Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=256)]
+
+
+class NamedSchema(BaseModel):
+    """A JSON Schema; `strict` changes nothing, since an answer always matches it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    name: Annotated[str, Field(max_length=64)] = ""
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """`response_format`: plain text, any JSON object, or JSON that matches a schema."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise contradiction(
+                "response_format",
+                "json_schema must be given where the type is json_schema, and only there",
+            )
+        return self
+
+    @property
+    def constraint(self) -> Constraint | None:
+        if self.json_schema is not None:
+            return Constraint("json_schema", json.dumps(self.json_schema.schema_))
+        return Constraint("json_schema", ANY_OBJECT) if self.type == "json_object" else None
+
+
+class StructuredOutput(BaseModel):
+    """`structured_outputs`: one of what vLLM offers."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: _Choices | None = None
+    grammar: str | None = Field(default=None, description="in Lark's notation")
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = Field(default=None, description="JSON has none anyway")
+    disable_fallback: bool | None = Field(default=None, description="there is none anyway")
+    disable_additional_properties: Literal[False] | None = None
+    whitespace_pattern: None = None
+    structural_tag: None = None
+
+
+class AnswerForm(BaseModel):
+    """The parameters for what an answer must match; at most one may be given."""
+
+    response_format: ResponseFormat | None = Field(
+        default=None, description="the answer is text, JSON, or JSON that matches a schema"
+    )
+    structured_outputs: StructuredOutput | None = Field(
+        default=None, description="vLLM's: the answer matches a schema, a regex, ..."
+    )
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        given = self._given()
+        if len(given) > 1:
+            first, second = list(given)[:2]
+            raise contradiction(second, f"contradicts {first}: give one of them")
+        for place, constraint in given.items():
+            check(constraint, place)
+        return self
+
+    @property
+    def form(self) -> Constraint | None:
+        """What the answer must match."""
+        return next(iter(self._given().values()), None)
+
+    def _given(self) -> dict[str, Constraint]:
+        """What the request asks for, by its place."""
+        other = self.structured_outputs or StructuredOutput()
+        form = self.response_format
+        asked = {
+            "response_format": None if form is None else form.constraint,
+            "structured_outputs.json": _schema(other.json_, "structured_outputs.json"),
+            "structured_outputs.regex": _plain("regex", other.regex),
+            "structured_outputs.choice": _choice(other.choice),
+            "structured_outputs.grammar": _plain("grammar", other.grammar),
+            "structured_outputs.json_object": _schema(
+                ANY_OBJECT if other.json_object else None, "structured_outputs.json_object"
+            ),
+        }
+        return {place: one for place, one in asked.items() if one is not None}
+
+
+def _schema(schema: dict[str, Any] | str | None, place: str) -> Constraint | None:
+    if schema is None:
+        return None
+    if isinstance(schema, str):
+        try:
+            levels = nesting(json.loads(schema))
+        except (ValueError, RecursionError):
+            raise contradiction(place, "expected a JSON Schema, but it is no JSON") from None
+        if levels > MAX_DEPTH:
+            raise contradiction(
+                place, f"expected a JSON Schema at most {MAX_DEPTH} levels deep, got {levels}"
+            )
+        return Constraint("json_schema", schema)
+    return Constraint("json_schema", json.dumps(schema))
+
+
+def _plain(kind: Literal["regex", "grammar"], source: str | None) -> Constraint | None:
+    return None if source is None else Constraint(kind, source)
+
+
+def _choice(choices: list[str] | None) -> Constraint | None:
+    return None if choices is None else _plain("regex", "|".join(map(_literally, choices)))
+
+
+def _literally(text: str) -> str:
+    """A regular expression that matches only this text (`re.escape` escapes more than some
+    dialects allow)."""
+    return re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", text)

@@ -1,0 +1,638 @@
+"""`POST /v1/responses`: OpenAI's newer form of a conversation; the service stores none of it.
+
+A client sends the whole conversation as `input`, with the reasoning items of earlier answers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import count, groupby
+from typing import Annotated, Any, Final, Literal, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+from typing_extensions import TypedDict
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.grammar import check
+from orchestrator.http.apis.parameters import (
+    ANY_OBJECT,
+    EFFORT,
+    HINTS,
+    UNSUPPORTED,
+    AnswerForm,
+    Effort,
+    TextRequest,
+)
+from orchestrator.http.ask import RESPONSES, Ask, Choice
+from orchestrator.http.body import contradiction, parse_request
+from orchestrator.http.encoder import Baton, Encoder, Json, Stripped, baton, dump, usage
+from orchestrator.http.settings import HttpSettings
+from orchestrator.http.tools.call_reader import AnswerReader, CallPiece, Piece
+from orchestrator.http.tools.offered import (
+    MAX_TOOLS,
+    TOOL_NAME,
+    AllowedChoice,
+    FunctionTool,
+    ToolChoice,
+    ToolReference,
+    ToolUse,
+    check_arguments,
+    function_tool,
+    or_no_arguments,
+)
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.events import Event, TextDelta
+from orchestrator.types import Constraint, Message, Role, ToolCall
+
+LOGPROBS: Final = "message.output_text.logprobs"
+
+
+_PART_TYPES = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_FIELDS = {
+    "message": {"type", "role", "content", "id", "status", "phase"},
+    "function_call": {
+        "type", "id", "call_id", "name", "arguments", "parsed_arguments", "status", "namespace",
+    },
+    "function_call_output": {"type", "id", "call_id", "output", "status"},
+    "reasoning": {"type", "id", "summary", "content", "encrypted_content", "status"},
+}  # fmt: skip
+
+
+def read_input(given: object) -> object:
+    """Read an `input`, a text or a list of items, as messages.
+
+    An item is a message, a call of a function by an earlier answer, its result, or reasoning.
+    Reasoning goes with the answer or the calls after it; the chat template decides whether a model
+    sees it again. A null in an item counts as not given: clients send items back with all fields.
+
+    Raises:
+        PydanticCustomError: it is neither.
+        InvalidRequest: an item is none of these.
+        ValidationError: an item has an unknown field.
+    """
+    if isinstance(given, str):
+        return (Message("user", given),)
+    if not isinstance(given, list):
+        raise PydanticCustomError("invalid_type", "must be a string or an array of items")
+    items = [
+        {name: value for name, value in item.items() if value is not None}
+        if isinstance(item, dict)
+        else item
+        for item in given
+    ]
+    kinds = [_kind(item, f"input[{i}]") for i, item in enumerate(items)]
+    _check_fields(items, kinds)
+    turns: list[Message] = []
+    called: dict[str, str] = {}
+    reasoning = ""
+    for i, (kind, item) in enumerate(zip(kinds, items, strict=True)):
+        place = f"input[{i}]"
+        if kind == "reasoning":
+            named = "summary" if item.get("summary") else "content"
+            text = _text(item[named], f"{place}.{named}") if item.get(named) else ""
+            reasoning = _lines(reasoning, text)
+            continue
+        if kind == "function_call":
+            call = _call(item, place)
+            called[call.id] = call.name
+            last = turns[-1] if turns and turns[-1].role == "assistant" else None
+            if last is None:
+                turns.append(Message("assistant", "", calls=(call,), reasoning=reasoning))
+            else:
+                thought = _lines(last.reasoning, reasoning)
+                turns[-1] = replace(last, calls=(*last.calls, call), reasoning=thought)
+        elif kind == "function_call_output":
+            turns.append(_output(item, called, place))
+        else:
+            turn = _message(item, place)
+            if turn.role == "assistant":
+                turn = replace(turn, reasoning=reasoning)
+            last = turns[-1] if turns else None
+            if turn.role == "assistant" and last and last.calls:
+                # An answer may continue after its calls; their results follow all of it.
+                text = _lines(last.content, turn.content)
+                thought = _lines(last.reasoning, turn.reasoning)
+                turns[-1] = replace(last, content=text, reasoning=thought)
+            else:
+                turns.append(turn)
+        reasoning = ""
+    return tuple(turns)
+
+
+def _kind(item: object, place: str) -> str:
+    kind = item.get("type", "message") if isinstance(item, dict) else None
+    if not isinstance(kind, str) or kind not in _FIELDS:
+        named = f"{kind[:64]!r} items" if isinstance(kind, str) else "such items"
+        raise _wrong(
+            place,
+            f"{named} are not supported: messages, reasoning items, function_call and "
+            "function_call_output are",
+            "unsupported_parameter",
+        )
+    return kind
+
+
+def _check_fields(items: list[Any], kinds: list[str]) -> None:
+    """Refuse unknown fields of items, all in one error."""
+    unknown = [
+        InitErrorDetails(type="extra_forbidden", loc=(i, str(name)), input=item[name])
+        for i, (item, kind) in enumerate(zip(items, kinds, strict=True))
+        for name in sorted(item.keys() - _FIELDS[kind])
+    ]
+    if unknown:
+        raise ValidationError.from_exception_data("input", unknown)
+
+
+def _call(item: Mapping[str, Any], place: str) -> ToolCall:
+    given = {**item, "arguments": or_no_arguments(item.get("arguments"))}
+    call = ToolCall(*(_string(given, name, place) for name in ("call_id", "name", "arguments")))
+    if not re.fullmatch(TOOL_NAME, call.name):
+        raise _wrong(f"{place}.name", "is no name of a function")
+    check_arguments(call.arguments, f"{place}.arguments")
+    return call
+
+
+def _output(item: Mapping[str, Any], called: Mapping[str, str], place: str) -> Message:
+    call = _string(item, "call_id", place)
+    if call not in called:
+        raise _wrong(
+            f"{place}.call_id", "expected that of a function_call before it, none has this one"
+        )
+    text = _text(item.get("output"), f"{place}.output")
+    return Message("tool", text, call_id=call, name=called[call])
+
+
+def _message(item: Mapping[str, Any], place: str) -> Message:
+    role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
+    if role not in ("system", "user", "assistant"):
+        raise _wrong(f"{place}.role", "must be user, assistant, system or developer")
+    return Message(cast("Role", role), _text(item.get("content"), f"{place}.content"))
+
+
+def _string(item: Mapping[str, Any], name: str, place: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise _wrong(f"{place}.{name}", "must be a string", "invalid_type")
+    if not value:
+        raise _wrong(f"{place}.{name}", "must not be empty")
+    return value
+
+
+def _text(content: object, place: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise _wrong(place, "must be a string or an array of parts", "invalid_type")
+    for i, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") not in _PART_TYPES:
+            raise _wrong(f"{place}[{i}]", "only text parts are supported", "unsupported_parameter")
+        if not isinstance(part.get("text"), str):
+            raise _wrong(f"{place}[{i}].text", "must be a string", "invalid_type")
+    return "\n".join(part["text"] for part in content)
+
+
+def _lines(*texts: str) -> str:
+    """The texts that are not empty, one a line."""
+    return "\n".join(filter(None, texts))
+
+
+def _wrong(place: str, message: str, code: str = "invalid_value") -> InvalidRequest:
+    return InvalidRequest(f"{place}: {message}", param=place, code=code)
+
+
+class Reasoning(BaseModel):
+    """`reasoning`: how much thought. The summary is always the accepted thought."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class TextFormat(BaseModel):
+    """`text.format`: as `response_format` of a chat completion, but flat."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: Annotated[str, Field(max_length=64)] | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    @property
+    def constraint(self) -> Constraint | None:
+        if self.type == "json_schema":
+            return Constraint("json_schema", json.dumps(self.schema_))
+        return Constraint("json_schema", ANY_OBJECT) if self.type == "json_object" else None
+
+
+class TextSettings(BaseModel):
+    """`text`: the form of the answer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    format: TextFormat = TextFormat()
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponsesTool(FunctionTool):
+    """A function that may be called, as responses have it: flat."""
+
+    type: Literal["function"]
+
+
+def _choice(given: object) -> object:
+    """The choice as a chat completion has it: the function's name one level deeper."""
+    if not isinstance(given, dict):
+        return given
+    if given.get("type") == "function" and "name" in given:
+        rest = {key: value for key, value in given.items() if key != "name"}
+        return {**rest, "function": {"name": given["name"]}}
+    if given.get("type") == "allowed_tools" and isinstance(tools := given.get("tools"), list):
+        allowed = {"mode": given.get("mode"), "tools": list(map(_choice, tools))}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return given
+
+
+class ResponsesRequest(TextRequest):
+    """The body of a response: a chat completion's content under other names."""
+
+    hints = (HINTS - {"verbosity"}) | {"max_tool_calls"}
+    unsupported = {  # noqa: RUF012 (a constant)
+        **UNSUPPORTED,
+        **dict.fromkeys(AnswerForm.model_fields, ()),
+        "thinking_token_budget": (),
+        "previous_response_id": (),
+        "conversation": (),
+        "prompt": (),
+        "background": (False,),
+        "truncation": ("disabled",),
+        "n": (1,),
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "context_management": ([],),
+    }
+
+    input: Annotated[
+        tuple[Message, ...],
+        Field(min_length=1, max_length=2048),
+        BeforeValidator(read_input, json_schema_input_type=str | list[dict[str, Any]]),
+    ] = Field(description="the question, or the conversation so far as items")
+    instructions: str | None = Field(default=None, description="a system message before the input")
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="cap on thought and answer together"
+    )
+    include: list[str] | None = Field(
+        default=None,
+        description="adds nothing that is missing; log-probabilities are refused",
+    )
+    reasoning: Reasoning = Reasoning()
+    text: TextSettings = TextSettings()
+    tools: Annotated[
+        list[Annotated[ResponsesTool, BeforeValidator(function_tool)]], Field(max_length=MAX_TOOLS)
+    ] = Field(default_factory=list, description="functions that the answer may call")
+    tool_choice: Annotated[
+        ToolChoice | None,
+        BeforeValidator(_choice, json_schema_input_type=str | dict[str, Any] | None),
+    ] = Field(
+        default=None, description="auto (the default), none, required, or a function by its name"
+    )
+    parallel_tool_calls: bool = Field(
+        default=True, description="whether one answer may make several calls"
+    )
+
+    @model_validator(mode="after")
+    def _ends_with_a_question(self) -> ResponsesRequest:
+        last = self.input[-1]
+        if last.role == "assistant":
+            raise contradiction("input", "the last message must be the user's")
+        if last.role != "tool" and not last.content.strip():
+            raise contradiction("input", "the question is empty")
+        if LOGPROBS in (self.include or ()):
+            raise contradiction(
+                "include", f"{LOGPROBS} is not supported here; chat completions have logprobs"
+            )
+        form = self.text.format
+        if (form.type == "json_schema") != (form.schema_ is not None):
+            raise contradiction(
+                "text.format.schema", "must be given where the type is json_schema, and only there"
+            )
+        if form.constraint is not None:
+            check(form.constraint, "text.format.schema")
+        self.tool_use  # noqa: B018 (refuses a choice of a tool that is missing)
+        return self
+
+    @cached_property
+    def tool_use(self) -> ToolUse:
+        return ToolUse(
+            self.tools,
+            self.tool_choice,
+            parallel=self.parallel_tool_calls,
+            form=self.text.format.constraint,
+            inner="",
+        )
+
+    @property
+    def tool_choice_as_given(self) -> str | dict[str, Any]:
+        """The choice in the form of responses."""
+        if isinstance(self.tool_choice, ToolReference):
+            return {"type": "function", "name": self.tool_choice.function.name}
+        if isinstance(self.tool_choice, AllowedChoice):
+            allowed = self.tool_choice.allowed_tools
+            tools = [{"type": "function", "name": tool.function.name} for tool in allowed.tools]
+            return {"type": "allowed_tools", "mode": allowed.mode, "tools": tools}
+        return self.tool_choice or ("auto" if self.tools else "none")
+
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        system = (Message("system", self.instructions),) if self.instructions else ()
+        return (*self.tool_use.messages, *system, *self.input)
+
+
+class ResponseObject(TypedDict):
+    """OpenAI's response: a reasoning item, whose summary is the thought, and a message."""
+
+    id: str
+    object: Literal["response"]
+    status: Literal["completed", "incomplete"]
+    output: list[Json]
+    usage: Json
+    baton: Baton
+
+
+def parse(given: bytes, settings: HttpSettings) -> Ask:
+    """Parse the body of `POST /v1/responses`.
+
+    Raises:
+        InvalidRequest: it cannot be honoured; names the parameter.
+    """
+    body, warnings = parse_request(given, ResponsesRequest, strict=settings.strict)
+    effort, tools = body.reasoning.effort, body.tool_use
+    limits = body.limits(
+        settings.limits,
+        body.max_output_tokens,
+        "max_output_tokens",
+        tools.constraint,
+        thinking=effort != "none",
+    )
+    share = EFFORT[effort] if effort else None
+    cap = None if share is None else max(1, int(share * limits.max_tokens))
+    return Ask(
+        RESPONSES,
+        (body.conversation,),
+        body.policy_choice(thought_cap=cap),
+        body.sampling,
+        limits,
+        partial(ResponsesEncoder, body),
+        tools=tools,
+        stream=body.stream,
+        labels=body.labels(warnings),
+    )
+
+
+Phase = Literal["thought", "answer"]
+Kind = Literal["thought", "answer", "call"]
+"""What an item holds."""
+
+
+class ResponsesEncoder(Encoder):
+    """A response, whole or as a stream of events.
+
+    The accepted thought is the summary of a reasoning item; the answer is a message, and each call
+    of a tool an item. A stream announces each item, sends its deltas and completes it; its events
+    are numbered. A whole answer is made of the same items.
+    """
+
+    def __init__(
+        self, body: ResponsesRequest, choice: Choice, response: ResponseAccumulator
+    ) -> None:
+        super().__init__(choice, response)
+        self._body = body
+        self._numbers, self._strip = count(), Stripped()
+        self._answer = AnswerReader(choice, response)
+        self._open: Kind | None = None  # the kind of the open item
+        self._call: CallPiece | None = None  # its first piece, if it is a call
+        self._text = ""  # of the open item, so far
+        self._items: list[Json] = []  # completed ones
+
+    def whole(self) -> Json:
+        self._answer = AnswerReader(self.choice, self.response, self.response.reply_start)
+        for phase, text in (("thought", self.response.thought), ("answer", self.response.answer)):
+            for _ in self._read(phase, text):  # type: ignore[arg-type]
+                pass
+        for _ in self._end():
+            pass
+        return self._finished()
+
+    def begin(self) -> bytes:
+        begun = self._response("in_progress", [])
+        return self._event("response.created", response=begun) + self._event(
+            "response.in_progress", response=begun
+        )
+
+    def more(self, events: Sequence[Event]) -> bytes:
+        return b"".join(self._events(events))
+
+    def finish(self) -> bytes:
+        data = b"".join(self._end())
+        finished = self._finished()
+        return data + self._event(f"response.{finished['status']}", response=finished)
+
+    def failure(self, body: Json) -> bytes:
+        error = body["error"]
+        return self._event(
+            "error",
+            code=error["code"],
+            message=error["message"],
+            param=error["param"],
+            error=error,
+        )
+
+    def _events(self, events: Sequence[Event]) -> Iterator[bytes]:
+        texts = [event for event in events if isinstance(event, TextDelta)]
+        for phase, group in groupby(texts, key=lambda text: text.phase):
+            yield from self._read(phase, "".join(item.text for item in group))
+
+    def _read(self, phase: Phase, text: str) -> Iterator[bytes]:
+        pieces = [text] if phase == "thought" else self._answer.feed(text)
+        for piece in pieces:
+            yield from self._piece(phase, piece)
+
+    def _end(self) -> Iterator[bytes]:
+        for piece in self._answer.end():
+            yield from self._piece("answer", piece)
+        yield from self._close(last=True)
+        if not any(item["type"] != "reasoning" for item in self._items):
+            yield from self._begin_item("answer")  # without calls there is always a message
+            yield from self._close(last=True)
+
+    def _piece(self, phase: Phase, piece: Piece) -> Iterator[bytes]:
+        if isinstance(piece, CallPiece):
+            if piece.name is not None:
+                yield from self._close()
+                self._call = piece
+                yield from self._begin_item("call")
+            self._text += piece.arguments
+            if piece.arguments:
+                yield self._item_event(
+                    "response.function_call_arguments.delta", delta=piece.arguments
+                )
+            return
+        text = piece if phase == "thought" else self._strip.feed(piece)
+        if not text:
+            return
+        if self._open != phase:
+            yield from self._close()
+            yield from self._begin_item(phase)
+        self._text += text
+        if phase == "thought":
+            yield self._part_event("response.reasoning_summary_text.delta", phase, delta=text)
+        else:
+            yield self._part_event("response.output_text.delta", phase, delta=text, logprobs=[])
+
+    def _begin_item(self, kind: Kind) -> Iterator[bytes]:
+        self._open, self._text = kind, ""
+        yield self._event(
+            "response.output_item.added",
+            output_index=len(self._items),
+            item=self._item(kind, None, "in_progress"),
+        )
+        if kind != "call":
+            yield self._part_event(f"response.{_PART[kind]}.added", kind, part=_part(kind, ""))
+
+    def _close(self, *, last: bool = False) -> Iterator[bytes]:
+        """Complete the open item, if any; the `last` one may have been cut."""
+        kind, text = self._open, self._text
+        if kind is None:
+            return
+        if kind == "thought":
+            yield self._part_event("response.reasoning_summary_text.done", kind, text=text)
+        elif kind == "answer":
+            yield self._part_event("response.output_text.done", kind, text=text, logprobs=[])
+        else:
+            assert self._call is not None
+            yield self._item_event(
+                "response.function_call_arguments.done", name=self._call.name, arguments=text
+            )
+        if kind != "call":
+            yield self._part_event(f"response.{_PART[kind]}.done", kind, part=_part(kind, text))
+        cut = last and self._is_cut(kind)
+        item = self._item(kind, text, "incomplete" if cut else "completed")
+        yield self._event("response.output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
+        self._open = None
+
+    def _part_event(self, kind: str, phase: Phase, **more: Any) -> bytes:
+        index = "summary_index" if phase == "thought" else "content_index"
+        return self._item_event(kind, **{index: 0}, **more)
+
+    def _item_event(self, kind: str, **more: Any) -> bytes:
+        assert self._open is not None
+        return self._event(
+            kind, item_id=self._item_id(self._open), output_index=len(self._items), **more
+        )
+
+    def _event(self, kind: str, **more: Any) -> bytes:
+        data = {"type": kind, "sequence_number": next(self._numbers), **more}
+        return b"event: " + kind.encode() + b"\ndata: " + dump(data) + b"\n\n"
+
+    def _finished(self) -> Json:
+        status = "incomplete" if self.response.finish_reason == "length" else "completed"
+        return {
+            **self._response(status, self._items),
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "usage": self._usage(),
+            "baton": baton(self.choice, self.response),
+        }
+
+    def _is_cut(self, kind: Kind) -> bool:
+        """Whether a cap cut the last item. Not cut are a thought before an answer, an answer that
+        ended by itself (even if a cap cut the thought), and a call with all its arguments."""
+        if self.response.completed is None or self.response.finish_reason != "length":
+            return False
+        transcript = self.response.completed.transcript
+        if kind == "thought":
+            return transcript.forced and transcript.answer.is_blank
+        if kind == "call" and _is_json(self._text):
+            return False
+        return not transcript.answer or transcript.answer[-1].finish not in ("eos", "stop")
+
+    def _item(self, kind: Kind, text: str | None, status: str) -> Json:
+        head = {"id": self._item_id(kind), "status": status}
+        if kind == "call":
+            assert self._call is not None
+            named = {"call_id": self._call.id, "name": self._call.name, "arguments": text or ""}
+            return {**head, "type": "function_call", **named}
+        parts = [] if text is None else [_part(kind, text)]
+        if kind == "thought":
+            return {**head, "type": "reasoning", "summary": parts}
+        return {**head, "type": "message", "role": "assistant", "content": parts}
+
+    def _item_id(self, kind: Kind) -> str:
+        if kind == "call":
+            assert self._call is not None
+            return "fc_" + self._call.id.removeprefix("call_")
+        name = f"{'rs' if kind == 'thought' else 'msg'}_{self.choice.trace_id}"
+        more = sum(item["id"].startswith(name) for item in self._items)
+        return f"{name}_{more}" if more else name
+
+    def _response(self, status: str, output: list[Json]) -> Json:
+        body, cut = self._body, status == "incomplete"
+        return {
+            "id": self.choice.answer_id,
+            "object": "response",
+            "created_at": self.choice.incoming.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata,
+            "model": body.model,
+            "output": output,
+            "parallel_tool_calls": body.parallel_tool_calls,
+            "previous_response_id": None,
+            "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
+            "store": False,
+            "temperature": self.choice.sampling.temperature,
+            "text": body.text.model_dump(by_alias=True, exclude_none=True),
+            "tool_choice": body.tool_choice_as_given,
+            "tools": [tool.model_dump() for tool in body.tools],
+            "top_p": self.choice.sampling.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "user": body.user,
+        }
+
+    def _usage(self) -> Json:
+        counted = usage(self.response) or {}
+        return {
+            "input_tokens": counted["prompt_tokens"],
+            "input_tokens_details": {**counted["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": counted["completion_tokens"],
+            "output_tokens_details": counted["completion_tokens_details"],
+            "total_tokens": counted["total_tokens"],
+        }
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+_PART: dict[Phase, str] = {"thought": "reasoning_summary_part", "answer": "content_part"}
+
+
+def _part(phase: Phase, text: str) -> Json:
+    if phase == "thought":
+        return {"type": "summary_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

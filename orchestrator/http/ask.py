@@ -1,0 +1,277 @@
+"""The values between an API and the step loop: what is asked, by whom, and how it is answered.
+
+An API file parses a body into one `Ask`. The service adds a `RequestPlan` (which policy
+answers) and a place (`admission.Place`). Each answer that the request wants is a `Choice`, which
+the API's `Encoder` shows to the client.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.experiments.assignment import Enrollment
+from orchestrator.http.tools.offered import ToolUse
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.policy import Policy
+from orchestrator.types import Limits, Message, Sampling
+
+if TYPE_CHECKING:
+    from orchestrator.http.encoder import Encoder
+
+BYTES_PER_TOKEN: Final = 3
+"""For a prompt that no worker has read yet: English has about four, other scripts fewer."""
+MAX_SEED: Final = 2**63 - 1
+"""Workers want a seed that is not negative; they get these bits of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One API: its operation in OpenTelemetry's words, the prefix of its answers' ids, and the
+    parameter that holds the question."""
+
+    operation: str
+    id_prefix: str
+    question: str
+
+
+CHAT: Final = Api("chat", "chatcmpl-", "messages")
+TEXT_COMPLETION: Final = Api("text_completion", "cmpl-", "prompt")
+RESPONSES: Final = Api("chat", "resp_", "input")
+APIS: Final = (CHAT, TEXT_COMPLETION, RESPONSES)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPolicy:
+    """The policy that a request asks for.
+
+    `parameters` override the policy's own; `speculation` is the large worker's method (None: its
+    default). `alone` names the request's parameter that only a policy of one model can honour.
+    `thought_cap` is in tokens.
+    """
+
+    model: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    speculation: str | None = None
+    alone: str | None = None
+    thought_cap: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskedSampling:
+    """What a request says of its sampling; None: the deployment's default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+
+    def over(self, default: Sampling) -> Sampling:
+        """Fill what is missing from the default."""
+        return Sampling(
+            default.temperature if self.temperature is None else self.temperature,
+            default.top_p if self.top_p is None else self.top_p,
+            default.top_k if self.top_k is None else max(self.top_k, 0),
+            None if self.seed is None else self.seed & MAX_SEED,
+        )
+
+    @property
+    def needs_no_default(self) -> bool:
+        return self.temperature == 0 or None not in (self.temperature, self.top_p, self.top_k)
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What a request says of itself that changes no answer; the lowest `priority` is first."""
+
+    user: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    priority: int = 0
+    warnings: tuple[str, ...] = ()  # parameters that were left out
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request for a text, as every API reads it. `choices` counts the answers of all
+    conversations, each of which gets the same number; `encoder` shows one of them."""
+
+    api: Api
+    conversations: tuple[tuple[Message, ...], ...]
+    policy: AskedPolicy
+    sampling: AskedSampling
+    limits: Limits
+    encoder: Callable[[Choice, ResponseAccumulator], Encoder]
+    choices: int = 1
+    tools: ToolUse | None = None
+    stream: bool = False
+    labels: Labels = field(default_factory=Labels)
+
+    @property
+    def answers_each(self) -> int:
+        """How many answers each conversation gets."""
+        return self.choices // len(self.conversations)
+
+    @property
+    def estimated_prompt(self) -> int:
+        """About how many tokens the prompts have, before a worker has read them."""
+        return sum(map(estimated_tokens, self.conversations))
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """The HTTP request that asks. The client may choose `request_id`; `key` is 8 hex digits of the
+    API key's digest, None without keys; `created` is in seconds since 1970."""
+
+    request_id: str
+    key: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    trace_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def session(self) -> str | None:
+        """The client's session: experiments may be assigned by it, and its requests prefer one
+        replica of each worker."""
+        return self.headers.get("x-session-id") or None
+
+    @property
+    def forced_arm(self) -> str | None:
+        """The experiment's arm, EXPERIMENT/ARM, that the client wants to test."""
+        return self.headers.get("x-baton-arm")
+
+    def unit(self, name: str | None) -> str | None:
+        """A user or session that the client names, made unique to its key."""
+        return None if name is None else f"{self.key or ''}:{name}"
+
+    def owner(self, user: str | None) -> str:
+        """For whom the answer is made: a name that only the service knows or chooses.
+
+        It is made of the key and of the user that the request names under this key
+        (`orchestrator.worker.key_of`).
+        """
+        if self.key is None and user is None:
+            return ""
+        names = (self.key, (self.key, user))
+        key, name = (blake2b(repr(one).encode(), digest_size=16).hexdigest() for one in names)
+        return f"{key if self.key is not None else ''}.{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """How a request is answered, by the configuration of the moment when it was admitted.
+
+    `version` 0 is the deployment file's policy. `overrides` are the parameters that the request set
+    itself. `decoding` is each worker's method, as users read it.
+    """
+
+    name: str
+    policy: Policy
+    sampling: Sampling
+    version: int = 0
+    overrides: tuple[str, ...] = ()
+    enrollment: Enrollment | None = None
+    speculation: str | None = None
+    decoding: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def experiment(self) -> str | None:
+        return None if self.enrollment is None else self.enrollment.run.name
+
+    @property
+    def arm(self) -> str | None:
+        return None if self.enrollment is None else self.enrollment.arm
+
+    @property
+    def run(self) -> int | None:
+        return None if self.enrollment is None else self.enrollment.run.number
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the answers that a request wants. `affinity` names its session to workers."""
+
+    ask: Ask
+    incoming: Incoming
+    plan: RequestPlan
+    affinity: str = ""
+    index: int = 0
+
+    @property
+    def trace_id(self) -> str:
+        """The request's, with the number of the answer after the first."""
+        first = self.incoming.trace_id
+        return f"{first}-{self.index}" if self.index else first
+
+    @property
+    def answer_id(self) -> str:
+        """The id of all answers to the request, as clients see it."""
+        return self.ask.api.id_prefix + self.incoming.trace_id
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation that is answered."""
+        return self.ask.conversations[self.index // self.ask.answers_each]
+
+    @property
+    def sampling(self) -> Sampling:
+        """The plan's; each further answer to a prompt takes the next seed."""
+        sampling, number = self.plan.sampling, self.index % self.ask.answers_each
+        if sampling.seed is None:
+            return sampling
+        return replace(sampling, seed=(sampling.seed + number) & MAX_SEED)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether it is the first answer to its prompt."""
+        return self.index % self.ask.answers_each == 0
+
+    @property
+    def owner(self) -> str:
+        return self.incoming.owner(self.ask.labels.user)
+
+    @property
+    def question(self) -> str:
+        """The user's last message, or the last message if there is none."""
+        asked = [message.content for message in self.messages if message.role == "user"]
+        return asked[-1] if asked else self.messages[-1].content
+
+    @property
+    def span_attributes(self) -> dict[str, str | int | float]:
+        """Attributes of its span, in OpenTelemetry's words and a few of Baton's."""
+        plan, sampling, count = self.plan, self.sampling, self.ask.choices
+        version = f"@{plan.version}" if plan.version else ""
+        seed = {} if sampling.seed is None else {"gen_ai.request.seed": sampling.seed}
+        several = {} if count == 1 else {"gen_ai.request.choice.count": count}
+        return {
+            "baton.trace_id": self.trace_id,
+            "baton.policy": plan.name,
+            "gen_ai.operation.name": self.ask.api.operation,
+            "gen_ai.provider.name": "baton",
+            "gen_ai.request.model": self.ask.policy.model,
+            "gen_ai.response.model": f"{plan.name}{version}",
+            "gen_ai.response.id": self.answer_id,
+            "gen_ai.request.max_tokens": self.ask.limits.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            **seed,
+            **several,
+        }
+
+
+def estimated_tokens(messages: Sequence[Message]) -> int:
+    """About how many tokens a conversation has."""
+    return sum(
+        _bytes(one) // BYTES_PER_TOKEN if one.tokens is None else len(one.tokens)
+        for one in messages
+    )
+
+
+def _bytes(message: Message) -> int:
+    """The bytes of everything in a message that a chat template may show."""
+    called = [text for call in message.calls for text in (call.id, call.name, call.arguments)]
+    texts = (message.content, message.reasoning, message.call_id, message.name, *called)
+    return sum(len(text.encode()) for text in texts)

@@ -1,0 +1,237 @@
+"""What the answers of every API have: usage, the `baton` object, how they are sent as JSON."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Final, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from orchestrator.http.ask import Choice
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.actions import WorkerName
+from orchestrator.loop.budget import spent
+from orchestrator.loop.events import Event, Metrics
+from orchestrator.types import Step
+from orchestrator.worker import Worker
+
+Json = dict[str, Any]
+DONE: Final = b"data: [DONE]\n\n"
+"""The end of a stream."""
+
+
+class CachedTokens(TypedDict):
+    cached_tokens: int
+
+
+class ReasoningTokens(TypedDict):
+    reasoning_tokens: int
+
+
+class TokenUsage(TypedDict):
+    """Accepted tokens, and the ends of thought and turn that a model wrote."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
+
+
+class DraftAcceptance(TypedDict):
+    """For each position of a draft: in how many rounds it was reached, and accepted."""
+
+    drafted_at: list[int]
+    accepted_at: list[int]
+
+
+class Baton(TypedDict):
+    """Who wrote the text, and what it cost. In a stream it is beside the finish reason; in a body
+    of several choices it is the first one's."""
+
+    warnings: NotRequired[list[str]]
+    trace_id: str
+    policy: str
+    version: int
+    experiment: str | None
+    arm: str | None
+    speculation: dict[str, str]
+    acceptance: Annotated[dict[str, DraftAcceptance], Field(description="by worker that drafted")]
+    degraded: Annotated[list[Json], Field(description="failed calls: worker, call, error")]
+    forced: Annotated[bool, Field(description="a cap or a loop closed the thought")]
+    steps: list[Step]
+    answer_steps: list[Step]
+    metrics: Metrics
+
+
+class Encoder(ABC):
+    """Shows one answer in the form of an API: whole, or as chunks of a stream.
+
+    It knows no connection and no other answers to the same request: `answering` joins them and
+    sends them.
+
+    Args:
+        choice: the answer.
+        response: its events so far; each is folded in before it comes here.
+    """
+
+    def __init__(self, choice: Choice, response: ResponseAccumulator) -> None:
+        self.choice, self.response = choice, response
+
+    async def before(self, workers: Mapping[WorkerName, Worker]) -> None:  # noqa: B027 (optional)
+        """Ask `workers` for more than the answer, once the prompt is read. A worker that cannot
+        tell refuses here, before anything is shown."""
+
+    async def after(self, workers: Mapping[WorkerName, Worker]) -> None:  # noqa: B027 (optional)
+        """Ask `workers` about the finished answer."""
+
+    @abstractmethod
+    def whole(self) -> Json:
+        """The body of an answer that is not streamed, as if it were the only one."""
+
+    @abstractmethod
+    def begin(self) -> bytes:
+        """The first chunks of a stream, once the prompt is read."""
+
+    @abstractmethod
+    def more(self, events: Sequence[Event]) -> bytes:
+        """The chunks for these events; empty if they show nothing."""
+
+    @abstractmethod
+    def finish(self) -> bytes:
+        """The last chunks of the answer."""
+
+    def end(self, responses: Sequence[ResponseAccumulator]) -> bytes:
+        """The end of a stream after all of a request's answers."""
+        return b""
+
+    def failure(self, body: Json) -> bytes:
+        """The end of a stream that broke off; `body` is the error as OpenAI has it."""
+        return sse(body)
+
+
+class Stripped:
+    """`str.strip()` for a text that comes in pieces.
+
+    `begun`: it continues another text, so the white space before it stays.
+    """
+
+    def __init__(self, *, begun: bool = False) -> None:
+        self._begun, self._held = begun, ""
+
+    def feed(self, text: str) -> str:
+        """The part of the text that is certain after this piece, "" for none."""
+        text = self._held + text
+        if not self._begun:
+            text = text.lstrip()
+        certain = text.rstrip()
+        self._begun |= bool(certain)
+        self._held = text[len(certain) :]
+        return certain
+
+
+def running_usage(response: ResponseAccumulator) -> Json:
+    """The usage so far: the tokens of the text that was shown."""
+    thought, answer = response.shown["thought"], response.shown["answer"]
+    return _usage(response, thought + answer, thought)
+
+
+def usage(response: ResponseAccumulator) -> Json | None:
+    """The usage as OpenAI counts it: accepted tokens and the ends of thought and turn that a model
+    wrote, without drafts and judge calls. None before the answer has ended."""
+    if response.completed is None:
+        return None
+    transcript = response.completed.transcript
+    return _usage(response, spent(transcript), transcript.thought.tokens)
+
+
+def _usage(response: ResponseAccumulator, completion: int, thought: int) -> Json:
+    prompt = response.prompt.prompt
+    return _counted(prompt, min(response.prompt.cached, prompt), completion, thought)
+
+
+def _counted(prompt: int, cached: int, completion: int, thought: int) -> Json:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": thought},
+    }
+
+
+def total_usage(usages: Iterable[Json | None], each: int | None = None) -> Json | None:
+    """The usage of all answers to a request. A prompt counts once for its `each` answers, which
+    follow one another (None: all answers have one prompt)."""
+    known = [one for one in usages if one is not None]
+    if not known:
+        return None
+    firsts = known[::each] if each else known[:1]
+    details = [one["completion_tokens_details"]["reasoning_tokens"] for one in known]
+    cached = [one["prompt_tokens_details"]["cached_tokens"] for one in firsts]
+    completion = sum(one["completion_tokens"] for one in known)
+    prompt = sum(one["prompt_tokens"] for one in firsts)
+    return _counted(prompt, sum(cached), completion, sum(details))
+
+
+def joined(answers: Sequence[Json], each: int | None = None) -> Json:
+    """Join the bodies of all answers to a request: each of several choices has its own `baton`
+    object, and the body has the first one's. `each`: as in `total_usage`."""
+    first, *more = answers
+    if not more:
+        return first
+    choices = [{**one["choices"][0], "baton": one["baton"]} for one in answers]
+    total = total_usage((one["usage"] for one in answers), each)
+    return {**first, "choices": choices, "usage": total}
+
+
+def baton(choice: Choice, response: ResponseAccumulator) -> Json:
+    """The `baton` object: `steps` are the chain's, with rejected drafts."""
+    completed = response.completed
+    shared = "thought" if response.thinking else "answer"
+    plan, metrics, prices = choice.plan, response.metrics, choice.ask.limits.prices
+    warnings = choice.ask.labels.warnings
+    priced = {} if prices is None else {"cost": prices.of(metrics)}
+    warned = {"warnings": list(warnings)} if warnings else {}
+    return {
+        **warned,
+        "trace_id": choice.trace_id,
+        "policy": plan.name,
+        "version": plan.version,
+        "experiment": plan.experiment,
+        "arm": plan.arm,
+        "speculation": dict(plan.decoding),
+        "acceptance": {
+            worker: {"drafted_at": drafted, "accepted_at": accepted}
+            for worker, (drafted, accepted) in response.acceptance.items()
+        },
+        # Calls that failed: the answer may differ from an undisturbed one.
+        "degraded": [asdict(failure) for failure in response.failures],
+        "forced": completed is not None and completed.transcript.forced,
+        "steps": [asdict(step) for step in response.steps if step.phase == shared],
+        "answer_steps": [asdict(step) for step in response.steps if step.phase != shared],
+        "metrics": {**asdict(metrics), **priced},
+    }
+
+
+def head(choice: Choice, kind: str) -> Json:
+    """The first fields of every completion and chunk; `kind` is OpenAI's name of the object."""
+    return {
+        "id": choice.answer_id,
+        "object": kind,
+        "created": choice.incoming.created,
+        "model": choice.ask.policy.model,
+    }
+
+
+def dump(value: Json) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def sse(value: Json) -> bytes:
+    """One server-sent event."""
+    return b"data: " + dump(value) + b"\n\n"

@@ -1,0 +1,156 @@
+"""A request and its answer as the store keeps them: the record, and the outcome for experiments."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, replace
+from typing import Final
+
+from orchestrator.http.ask import APIS, Choice
+from orchestrator.http.encoder import Json, baton, usage
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.timeline import CallSpan
+from orchestrator.types import Message
+
+OUTCOMES: Final = "outcomes"
+"""The store's stream of outcomes."""
+OUTCOMES_OF: Final = "outcomes-of/"
+"""Before a key's name: the stream of the outcomes of its requests."""
+OUTCOMES_OF_KEPT: Final = 2000
+"""Outcomes that stay in it."""
+REWARDS: Final = "rewards"
+"""The stream of rewards: apart, so that many judgements of one answer push no outcome out."""
+BRIEF: Final = 2000
+"""Characters that are kept of a text whose beginning is enough."""
+LAST: Final = 8
+"""Messages that are kept of a conversation whose end is enough."""
+
+
+def record(
+    choice: Choice,
+    response: ResponseAccumulator,
+    status: str,
+    error: Json | None = None,
+) -> Json:
+    """Everything about a request; `status` is finished, failed or cancelled.
+
+    If a request made nothing, only the beginnings of its last messages are kept, so that refused
+    requests take no room from answered ones.
+    """
+    ask, plan = choice.ask, choice.plan
+    nothing = status != "finished" and not (
+        response.steps or response.thought or response.raw_answer
+    )
+    messages = choice.messages[-LAST:] if nothing else choice.messages
+    return {
+        **baton(choice, response),
+        "id": choice.trace_id,
+        "object": "baton.trace",
+        "request_id": choice.incoming.request_id,
+        "choice": choice.index,
+        "created": choice.incoming.created,
+        "model": ask.policy.model,
+        "parameters": plan.policy.model_dump(mode="json"),
+        "overrides": list(plan.overrides),
+        "run": plan.run,
+        "sampling": asdict(choice.sampling),
+        "limits": {**asdict(ask.limits), "budget": plan.policy.budget},
+        "user": ask.labels.user,
+        "metadata": ask.labels.metadata,
+        "key": choice.incoming.key,
+        "messages": [_message(message, brief=nothing) for message in messages],
+        "brief": nothing,
+        "question": _brief(choice.question),
+        "steps": [step_json(response, index) for index in range(len(response.steps))],
+        "calls": [call_json(call) for call in response.timeline.calls],
+        "reasoning_content": response.thought,
+        "answer": response.answer,
+        "finish_reason": response.finish_reason if status == "finished" else None,
+        "usage": usage(response) if status == "finished" else None,
+        "status": status,
+        "error": error,
+    }
+
+
+def step_json(response: ResponseAccumulator, index: int) -> Json:
+    """A step, with the time when it was complete, the indices of the calls that made it, and the
+    origins of its tokens, if known."""
+    moment = response.timeline.steps[index]
+    made = {} if moment.provenance is None else {"provenance": asdict(moment.provenance)}
+    when = {"at_ms": moment.at_ms, "calls": moment.calls}
+    return {**asdict(response.steps[index]), **when, **made}
+
+
+def call_json(call: CallSpan) -> Json:
+    """A call of a worker, without empty fields and those for spans."""
+    shown = asdict(replace(call, usage=None, finish=None))
+    return {name: value for name, value in shown.items() if value is not None}
+
+
+def _message(message: Message, *, brief: bool) -> Json:
+    """A message, without empty fields."""
+    if brief:
+        message = replace(
+            message,
+            content=_brief(message.content),
+            reasoning=_brief(message.reasoning),
+            tokens=message.tokens and message.tokens[:BRIEF],
+            calls=(),
+        )
+    rest = {name: value for name, value in asdict(message).items() if value or name == "content"}
+    return {"role": message.role, **rest}
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= BRIEF else f"{text[:BRIEF]}\u2026"
+
+
+def outcome(
+    choice: Choice,
+    response: ResponseAccumulator,
+    status: str,
+    error: Json | None = None,
+) -> Json:
+    """A request that ended, as an event for experiments; times in ms, None if they never came.
+
+    `status` is finished, failed or cancelled. `refused`: it failed by its own fault. `overrides`
+    names the parameters that the request set itself; such a request says little about the version.
+    `accepted` is the share of judged drafts that stayed; `prompt_tokens` are those computed.
+    `speculation` is the large worker's method, marked if it is lossy.
+    """
+    metrics, plan = response.metrics, choice.plan
+    return {
+        "kind": "outcome",
+        "trace_id": choice.trace_id,
+        "at": time.time(),
+        "policy": plan.name,
+        "version": plan.version,
+        "speculation": plan.decoding.get("large"),
+        "overrides": list(plan.overrides),
+        "experiment": plan.experiment,
+        "arm": plan.arm,
+        "status": status,
+        "refused": error is not None and error["type"] == "invalid_request_error",
+        "finish_reason": response.finish_reason if status == "finished" else None,
+        "ms": response.ms,
+        "first_step_ms": response.first_step_ms,
+        "small_tokens": metrics.small_tokens,
+        "large_tokens": metrics.large_tokens,
+        "discarded_tokens": metrics.discarded_tokens,
+        "prompt_tokens": metrics.prefill_tokens,
+        "accepted": metrics.acceptance_rate,
+        "key": choice.incoming.key,
+    }
+
+
+def trace_id_of(answer: str) -> str:
+    """The trace id in the id of an answer of any API, or in a trace id."""
+    for api in APIS:
+        if answer.startswith(api.id_prefix):
+            return answer.removeprefix(api.id_prefix)
+    return answer
+
+
+def trace_name(trace_id: str) -> str:
+    """The store's name for a request's record."""
+    return f"trace/{trace_id}"

@@ -1,0 +1,153 @@
+"""The routes of experiments. Changes need the admin key, which `auth` checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, Response
+
+from orchestrator.errors import InvalidRequest, Unusable
+from orchestrator.experiments import readouts
+from orchestrator.experiments.documents import Experiment
+from orchestrator.experiments.runs import Run
+from orchestrator.http.body import json_object, read_body
+from orchestrator.http.routes.openapi import described
+from orchestrator.http.routes.policies import ChangeNote, audit_info, refresh
+from orchestrator.http.service import Service
+from orchestrator.state.store import read_state
+
+Json = dict[str, Any]
+
+
+def add_experiment_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes; the application's middleware applies to them."""
+    experimenter = service.shared.experimenter
+    runs = experimenter.runs
+
+    @app.get("/v1/experiments", **described("Every experiment's newest run", errors=(503,)))
+    async def overview() -> Response:
+        found = await runs.read(await read_state(service.shared.store))
+        listed = [run_json(run) for run in found.runs]
+        listed += [unreadable_json(name, why) for name, why in found.unreadable.items()]
+        return JSONResponse(
+            {
+                "object": "list",
+                "degraded": service.shared.degraded,
+                "not_in_effect": found.set_aside,
+                "data": listed,
+            }
+        )
+
+    @app.post(
+        "/v1/experiments", **described("Start an experiment", Experiment, status=201, errors=(404,))
+    )
+    async def start(request: Request) -> Response:
+        given = Experiment.parse(await json_object(request, service.settings.limits))
+        _check_judges(service, given)
+        run = await runs.start(given, audit_info(request, given))
+        await refresh(service)
+        return JSONResponse(run_json(run), status_code=201)
+
+    @app.get(
+        "/v1/experiments/{name}", **described("An experiment with its state", errors=(404, 503))
+    )
+    async def show(name: str) -> Response:
+        try:
+            return JSONResponse(run_json(await runs.find(name)))
+        except Unusable as error:
+            return JSONResponse(unreadable_json(name, str(error)))
+
+    @app.get("/v1/experiments/{name}/report", **described("The readout", errors=(404, 503)))
+    async def readout(name: str) -> Response:
+        run, analysis = await experimenter.report(name)
+        if analysis.unreadable:
+            service.shared.foreign.skip(run.stream)
+        coverage = run.state.coverage(run.experiment) if run.live else 0.0
+        about = {"object": "baton.report", "run": run.number, "coverage": coverage}
+        past = await readouts.read(service.shared.store, run, service.shared.foreign.skip)
+        return JSONResponse({**about, **analysis.json(), "readouts": past})
+
+    @app.post(
+        "/v1/experiments/{name}/stop", **described("End an experiment", ChangeNote, errors=(404,))
+    )
+    async def stop(name: str, request: Request) -> Response:
+        given = await read_body(request, service.settings.limits, ChangeNote)
+        run = await runs.stop(name, audit_info(request, given))
+        await refresh(service)
+        return JSONResponse(run_json(run))
+
+    @app.post(
+        "/v1/experiments/{name}/remove",
+        **described("Forget an experiment that has ended", ChangeNote, errors=(404,)),
+    )
+    async def remove(name: str, request: Request) -> Response:
+        given = await read_body(request, service.settings.limits, ChangeNote)
+        run = await runs.remove(name, audit_info(request, given))
+        await refresh(service)
+        gone = unreadable_json(name, None) if run is None else run_json(run)
+        return JSONResponse(gone)
+
+
+def _check_judges(service: Service, given: Experiment) -> None:
+    """Refuse an experiment whose rewards decide, if there are keys and it names none that count.
+
+    Raises:
+        InvalidRequest: it names none.
+    """
+    access = service.access
+    keys = access.users or access.admins or access.observers
+    if keys and given.acts_on_rewards and given.judges is None:
+        raise InvalidRequest(
+            "judges: rewards alone may stop an arm here, and any key can give its answers the "
+            "worst; name the keys whose rewards count, each by the eight digits in logs and "
+            "traces, or all",
+            param="judges",
+            code="invalid_value",
+        )
+
+
+def unreadable_json(name: str, trouble: str | None) -> Json:
+    """An experiment that cannot be read, as the API shows it; no `trouble`: it is removed."""
+    return {
+        "object": "baton.experiment",
+        "id": name,
+        "run": None,
+        "status": "unreadable",
+        "in_effect": False,
+        "trouble": trouble,
+        "coverage": 0.0,
+        "weights": {},
+        "base": None,
+        "arms": {},
+        "state": None,
+        "experiment": None,
+    }
+
+
+def run_json(run: Run) -> Json:
+    """A run as the API shows it: the current `coverage`, and `base`, the control. `in_effect`: this
+    replica gives its arms to requests."""
+    experiment, state = run.experiment, run.state
+    return {
+        "object": "baton.experiment",
+        "id": run.name,
+        "run": run.number,
+        "status": "running" if run.live else "stopped",
+        "in_effect": run.live and run.error is None,
+        "trouble": run.error if run.live or not run.arms else None,
+        "coverage": state.coverage(experiment) if run.live else 0.0,
+        "weights": experiment.weights,
+        "base": experiment.base,
+        "arms": {
+            name: {
+                "policy": arm.name,
+                "version": arm.version,
+                "params": arm.policy.model_dump(mode="json"),
+                "speculation": arm.speculation,
+            }
+            for name, arm in run.arms.items()
+        },
+        "state": state.model_dump(mode="json"),
+        "experiment": experiment.model_dump(mode="json"),
+    }

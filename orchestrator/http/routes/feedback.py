@@ -1,0 +1,72 @@
+"""Rewards: judgements of answers, which experiments and people learn from.
+
+A reward names the request's trace and the key that judged. The first reward of each key counts, in
+experiments always (`OutcomeLog`). A later one that differs is refused if the first is known. Two
+replicas that are asked in the same moment, or without the store, may both record one.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from orchestrator.errors import Conflict, StoreError
+from orchestrator.http.records import trace_id_of
+from orchestrator.state.outbox import Outbox
+
+
+class Feedback(BaseModel):
+    """The body of `POST /v1/feedback`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    trace_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")]
+    reward: Annotated[float, Field(ge=0, le=1)]
+
+
+async def is_first_feedback(
+    outbox: Outbox, feedback: Feedback, key: str | None, ttl_s: float
+) -> bool:
+    """Record a judgement for `ttl_s` seconds; returns whether it is the key's first.
+
+    Raises:
+        Conflict: one is known, and it differs.
+    """
+    name = f"feedback/{trace_id_of(feedback.trace_id)}/{key or 'anybody'}"
+    value = str(feedback.reward)
+    try:
+        before = await outbox.get(name)
+    except StoreError:
+        before = None
+    # Another request may have judged it meanwhile.
+    before = outbox.waiting(name) or before
+    if before is None or not _is_reward(before):
+        outbox.put(name, value.encode(), ttl_s=ttl_s)
+        return True
+    if before != value.encode():
+        raise Conflict("conflicting feedback exists; the first is kept")
+    return False
+
+
+def _is_reward(value: bytes) -> bool:
+    """Whether a stored value is a judgement: a store may hold anything."""
+    try:
+        return 0 <= float(value) <= 1
+    except ValueError:
+        return False
+
+
+def reward(feedback: Feedback, record: dict[str, Any], key: str | None) -> dict[str, Any]:
+    """The event of a judgement by `key` (8 hex digits of its digest); `record` is the answer's
+    trace."""
+    about = {key: record.get(key) for key in ("policy", "version", "experiment", "arm")}
+    return {
+        "kind": "reward",
+        "trace_id": trace_id_of(feedback.trace_id),
+        "at": time.time(),
+        "key": key,
+        **about,
+        "reward": feedback.reward,
+    }

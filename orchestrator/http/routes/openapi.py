@@ -1,0 +1,119 @@
+"""What FastAPI does not know of the service for `/openapi.json`.
+
+FastAPI describes routes, their parameters and their answers. This adds the bodies, which the routes
+read themselves in bounded size; the errors that keys and bodies may meet; and each policy's
+parameters, with the deployment's values as defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from orchestrator.http.auth import OPEN_PATHS, READ_METHODS, USER_PATHS, is_observers
+from orchestrator.http.body import Parameters
+from orchestrator.http.errors import Error
+from orchestrator.http.service import Service
+
+Json = dict[str, Any]
+_REF: Final = "#/components/schemas/"
+_bodies: Final[dict[str, type[BaseModel]]] = {}  # by name: all that routes were described with
+
+
+def described(
+    summary: str,
+    body: type[BaseModel] | None = None,
+    answer: Any = Json,
+    *,
+    status: int = 200,
+    errors: Sequence[int] = (),
+    streams: bool = False,
+) -> Json:
+    """The arguments of a route's decorator: its body, its answer, and its own errors (`describe`
+    adds those of all such routes)."""
+    responses: dict[int, Json] = {error: {"model": Error} for error in errors}
+    if streams:
+        responses[status] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+    extra: Json = {}
+    if body is not None:
+        _bodies[body.__name__] = body
+        form = {"application/json": {"schema": {"$ref": _REF + body.__name__}}}
+        extra = {"requestBody": {"required": True, "content": form}}
+    return {
+        "summary": summary,
+        "response_model": answer,
+        "status_code": status,
+        "responses": responses,
+        "openapi_extra": extra,
+    }
+
+
+def describe(app: FastAPI, service: Service) -> Json:
+    """The OpenAPI document of the application's routes as they are now."""
+    document: Json = get_openapi(
+        title="Baton",
+        version=metadata.version("baton"),
+        summary="A large and a small reasoning model share one chain of thought.",
+        routes=app.routes,
+    )
+    error = {"application/json": {"schema": {"$ref": _REF + Error.__name__}}}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            answers = operation["responses"]
+            answers.pop("422", None)  # a wrong parameter is 400 here
+            for status in _errors(path, method.upper(), operation):
+                answers.setdefault(str(status), {"description": "Error", "content": error})
+            if service.settings.loopback:
+                answers["421"] = {"description": "Misdirected Request", "content": error}
+    kinds = [(body, "validation") for body in _bodies.values()]
+    _, made = models_json_schema(kinds, ref_template=_REF + "{model}")  # type: ignore[arg-type]
+    schemas: dict[str, Json] = {**document["components"]["schemas"], **made["$defs"]}
+    policies = [
+        {"$ref": _REF + _policy(schemas, service, name)}
+        for name in service.planner.catalog.policies
+    ]
+    for name, body in _bodies.items():
+        if issubclass(body, Parameters):
+            schemas[name]["properties"]["policy"]["anyOf"] = [*policies, {"type": "null"}]
+    for name in ("HTTPValidationError", "ValidationError"):  # the 422 that no route answers
+        schemas.pop(name, None)
+    keys = {"type": "http", "scheme": "bearer", "description": "an API key, if there are any"}
+    document["components"] = {"schemas": schemas, "securitySchemes": {"key": keys}}
+    document["security"] = [{}, {"key": []}]
+    return document
+
+
+def _errors(path: str, method: str, operation: Json) -> Iterator[int]:
+    """The statuses of errors that any request of this kind may meet."""
+    yield 500
+    reads = method in READ_METHODS
+    if path not in OPEN_PATHS:
+        yield 401
+        if not reads or is_observers(path):
+            yield 403
+    if "requestBody" in operation:
+        yield from (400, 408, 413)
+    if any(parameter["in"] == "query" for parameter in operation.get("parameters", ())):
+        yield 400
+    if not reads and path not in USER_PATHS:
+        yield from (409, 503)
+
+
+def _policy(schemas: dict[str, Json], service: Service, name: str) -> str:
+    """Add a policy's parameters to `schemas`; returns their name there."""
+    kind = service.planner.catalog.policies[name]
+    schema = kind.model_json_schema(ref_template=_REF + "{model}")
+    schemas.update(schema.pop("$defs", {}))
+    values = service.planner.default(name).model_dump(mode="json")
+    for parameter, about in schema["properties"].items():
+        about["default"] = values[parameter]
+    schema["title"] = f"policy {name}"
+    schema["properties"]["name"] = {"const": name, "description": "with the model baton"}
+    schemas[f"policy.{name}"] = schema
+    return f"policy.{name}"

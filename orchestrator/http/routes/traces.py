@@ -1,0 +1,158 @@
+"""The routes of requests on record.
+
+With keys, the list holds the requests of the key that asks; an admin key sees all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import FastAPI, Query, Request
+from pydantic import BaseModel, Field, ValidationError
+from starlette.responses import JSONResponse, Response
+
+from orchestrator.errors import StoreError
+from orchestrator.http.errors import HttpError
+from orchestrator.http.records import OUTCOMES, OUTCOMES_OF, trace_id_of, trace_name
+from orchestrator.http.routes.openapi import described
+from orchestrator.http.service import Service
+from orchestrator.state.foreign import json_object
+
+Json = dict[str, Any]
+SEARCHED: Final = 2000
+"""The number of latest outcomes that a filter looks through."""
+QUESTION: Final = 200
+"""Characters of a question in the list."""
+
+_TRACE_ID: Final = r"[A-Za-z0-9._-]{1,128}"
+
+
+def add_trace_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes; the application's middleware applies to them."""
+
+    @app.get("/v1/traces", **described("The latest requests, newest first", errors=(503,)))
+    async def traces(
+        request: Request,
+        count: int = Query(50, ge=1, le=200),
+        policy: str | None = None,
+        version: int | None = None,
+        experiment: str | None = None,
+        arm: str | None = None,
+        status: Literal["finished", "failed", "cancelled"] | None = None,
+        min_ms: float = Query(0.0, ge=0),
+        min_large_tokens: int = Query(0, ge=0),
+    ) -> Response:
+        wanted = {
+            name: value
+            for name, value in (
+                ("policy", policy),
+                ("version", version),
+                ("experiment", experiment),
+                ("arm", arm),
+                ("status", status),
+            )
+            if value is not None
+        }
+        # Each key has a separate stream: in a common one others' requests would push its own out,
+        # and the number left would show how many they are.
+        stream = OUTCOMES
+        if not service.access.sees_all(request.headers.get("authorization")):
+            stream = f"{OUTCOMES_OF}{request.state.key}"
+        rows = []
+        for entry in await service.shared.store.newest(stream, SEARCHED):
+            row = json_object(entry.event)
+            if row is None or not _is_listed(row):
+                service.shared.foreign.skip(stream, entry.at)
+                continue
+            if (
+                row["kind"] == "outcome"  # a store may hold rewards among them
+                and all(row.get(name) == value for name, value in wanted.items())
+                and row["ms"] >= min_ms
+                and row["large_tokens"] >= min_large_tokens
+            ):
+                rows.append(row)
+                if len(rows) == count:
+                    break
+        questions = await asyncio.gather(*(_question(service, row["trace_id"]) for row in rows))
+        data = [
+            {"object": "baton.trace_summary", "id": row["trace_id"], **row, "question": question}
+            for row, question in zip(rows, questions, strict=True)
+        ]
+        return JSONResponse({"object": "list", "data": data})
+
+    @app.get(
+        "/v1/traces/{trace_id}",
+        **described("Everything on record about one request", errors=(404, 503)),
+    )
+    async def trace(trace_id: str, request: Request) -> Response:
+        found, _ = await read_record(service, request, trace_id)
+        return Response(found, media_type="application/json")
+
+
+async def read_record(service: Service, request: Request, trace_id: str) -> tuple[bytes, Json]:
+    """A request's record, as it is kept and as JSON.
+
+    Raises:
+        HttpError: 404, there is none, or no longer; or another key's request left it.
+    """
+    trace_id, found = trace_id_of(trace_id), None
+    if re.fullmatch(_TRACE_ID, trace_id):
+        found = await service.shared.outbox.get(trace_name(trace_id))
+    record = None if found is None else await _parsed(service, trace_id, found)
+    if found is None or record is None:
+        raise _no_trace()
+    if record.get("key") != request.state.key and not service.access.sees_all(
+        request.headers.get("authorization")
+    ):
+        raise _no_trace()
+    return found, record
+
+
+def _no_trace() -> HttpError:
+    return HttpError(404, "no such trace, or no longer kept", code="trace_not_found")
+
+
+async def _question(service: Service, trace_id: str) -> str | None:
+    """The beginning of a request's question; None if its record is no longer kept."""
+    try:
+        found = await service.shared.outbox.get(trace_name(trace_id))
+    except StoreError:
+        return None
+    if found is None:
+        return None
+    record = await _parsed(service, trace_id, found)
+    return None if record is None else record["question"][:QUESTION]
+
+
+async def _parsed(service: Service, trace_id: str, found: bytes) -> Json | None:
+    """A record as JSON; None if it is foreign."""
+    try:
+        record = await asyncio.to_thread(json.loads, found)  # it may be long
+    except (ValueError, RecursionError):
+        record = None
+    if isinstance(record, dict) and isinstance(record.get("question"), str):
+        return record
+    service.shared.foreign.skip(trace_name(trace_id))
+    return None
+
+
+class _Outcome(BaseModel):
+    """The fields of an outcome that the list needs."""
+
+    kind: Literal["outcome"]
+    trace_id: Annotated[str, Field(pattern=rf"^{_TRACE_ID}$")]
+    ms: float
+    large_tokens: int
+
+
+def _is_listed(row: Json) -> bool:
+    if row.get("kind") == "reward":
+        return True
+    try:
+        _Outcome.model_validate(row, strict=True)
+    except ValidationError:
+        return False
+    return True

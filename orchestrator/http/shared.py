@@ -1,0 +1,78 @@
+"""What replicas share through the store: configuration, records, experiments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from prometheus_client import CollectorRegistry
+
+from orchestrator.experiments.experimenter import Experimenter
+from orchestrator.experiments.recorder import EventRecorder
+from orchestrator.experiments.runs import Runs
+from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
+from orchestrator.http.planning import Catalog
+from orchestrator.loop.events import Event
+from orchestrator.loop.policy import Policy
+from orchestrator.state.foreign import ForeignEntries
+from orchestrator.state.outbox import Outbox
+from orchestrator.state.store import Store
+from orchestrator.state.versions import PolicyVersions
+from orchestrator.state.watcher import ConfigWatcher
+
+
+class Shared:
+    """One replica's side of the store.
+
+    Args:
+        quiet: set while no request is being answered; only then shadows run.
+        solve_shadow: answers a served request again by another policy.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        catalog: Catalog,
+        registry: CollectorRegistry,
+        quiet: asyncio.Event,
+        solve_shadow: Callable[[Policy, ShadowRequest], AsyncGenerator[Event, None]],
+    ) -> None:
+        self.store = store
+        self.versions = PolicyVersions(store, catalog.policies, catalog.params)
+        runs = Runs(store, self.versions, catalog.policies, catalog.params, catalog.methods)
+        self.watcher = ConfigWatcher(store, self.versions, runs, registry)
+        self.outbox, self.foreign = Outbox(store, registry), ForeignEntries(registry)
+        self.shadows = ShadowRunner(solve_shadow, quiet, self.outbox, registry)
+        self.recorder = EventRecorder(self.outbox, self.shadows, registry)
+        self.experimenter = Experimenter(
+            store, runs, lambda: self.watcher.current.experiments, self.watcher.refresh, registry
+        )
+
+    async def start(self) -> None:
+        """Begin to follow the store; one that does not answer delays this only shortly."""
+        await self.watcher.start()
+        await self.outbox.start()
+        await self.shadows.start()
+        await self.experimenter.start()
+
+    async def stop(self) -> None:
+        """Write what waits for the store, and close it."""
+        await self.experimenter.stop()
+        await self.shadows.stop()
+        await self.watcher.stop()
+        await self.outbox.stop()
+        await self.store.aclose()
+
+    @property
+    def degraded(self) -> str | None:
+        """Why the configuration may be old, outcomes wait, or a published document is not in
+        effect; None if all is in order."""
+        if self.error is not None:
+            return self.error
+        aside = self.watcher.current.set_aside.items()
+        return "; ".join(f"{name} is not in effect: {why}" for name, why in aside) or None
+
+    @property
+    def error(self) -> str | None:
+        """Why the store cannot be read or written to; None if it answers."""
+        return self.watcher.error or self.outbox.error

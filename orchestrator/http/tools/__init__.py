@@ -1,0 +1,6 @@
+"""Calls of tools.
+
+- `offered`: the tools that a request offers, and the form of an answer that may call them.
+- `call_reader`: separates text and calls in an answer as it comes.
+- `tagged_arguments`: arguments in tags, one by one.
+"""

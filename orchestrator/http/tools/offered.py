@@ -1,0 +1,222 @@
+"""The tools that a request offers, and whether one must be called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
+
+from orchestrator.grammar import tool_rules
+from orchestrator.http.body import FINITE_JSON, UNSUPPORTED_ITEM, contradiction, nesting
+from orchestrator.types import Constraint, Message
+
+TOOL_NAME = r"^[a-zA-Z0-9_.:/-]{1,64}$"
+ToolName = Annotated[str, StringConstraints(pattern=TOOL_NAME)]
+MAX_TOOLS = 128
+MAX_DEPTH = 64  # levels of nesting of a call's arguments
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+
+
+class FunctionTool(BaseModel):
+    """A function that may be called. A `strict` schema that cannot constrain a text is refused;
+    else only the parts that can are used. Servers (`url`) do not constrain calls."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    type: Literal["function"]
+    function: FunctionTool
+
+
+def function_tool(given: object) -> object:
+    """A tool that is a function; others, which OpenAI itself runs, are not supported."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        raise PydanticCustomError(
+            UNSUPPORTED_ITEM,
+            "tools of the type {kind} are not supported here, only functions are",
+            {"kind": kind[:64]},
+        )
+    return given
+
+
+class ToolNamed(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    name: ToolName
+
+
+class ToolReference(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    type: Literal["function"]
+    function: ToolNamed
+
+
+class AllowedTools(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolReference], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedChoice(BaseModel):
+    """Some of the tools, for this answer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _choice(given: object) -> object:
+    """The choice by its type, so that an error names the place alone."""
+    if given in ("none", "auto", "required"):
+        return given
+    if isinstance(given, dict) and given.get("type") == "function":
+        return ToolReference.model_validate(given)
+    if isinstance(given, dict) and given.get("type") == "allowed_tools":
+        return AllowedChoice.model_validate(given)
+    kind = given.get("type") if isinstance(given, dict) else given
+    raise PydanticCustomError(
+        "invalid_value",
+        "expected none, auto, required, a function or allowed_tools, got {kind}",
+        {"kind": str(kind)[:64]},
+    )
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | ToolReference | AllowedChoice, BeforeValidator(_choice)
+]
+
+
+def or_no_arguments(given: object) -> object:
+    """A blank text as the JSON of no arguments: models write it for a tool without any."""
+    return "{}" if isinstance(given, str) and not given.strip() else given
+
+
+class FunctionCall(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    name: ToolName
+    arguments: Annotated[str, BeforeValidator(or_no_arguments)] = Field(
+        description="the JSON of an object; blank: no arguments"
+    )
+    parsed_arguments: Any = None  # the official client's reading of them
+
+
+class MessageToolCall(BaseModel):
+    """A call that an earlier turn made; `index` is what streams number them by."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    id: Annotated[str, Field(max_length=256)]
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class ToolUse:
+    """The tools of a request as models see them, and what an answer that calls them must match.
+
+    Args:
+        tools: as given.
+        choice: as given; None: auto.
+        parallel: whether one answer may make several calls; never if the choice is a function.
+        form: what an answer without calls must match.
+        inner: between a tool and its parameters, in the names of places.
+
+    Attributes:
+        names: the tools that may be called.
+        strict: the schemas of those of them that are `strict`.
+        schemas: of the arguments of each tool, None if it has none.
+
+    Raises:
+        InvalidRequest: a choice of a missing tool; a form that contradicts tools; a strict schema
+            that cannot constrain a text.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[FunctionTool],
+        choice: ToolChoice | None,
+        *,
+        parallel: bool,
+        form: Constraint | None,
+        inner: str = "function.",
+    ) -> None:
+        names = [tool.name for tool in tools]
+        if len(set(names)) < len(names):
+            raise contradiction("tools", "two of them have the same name")
+        if not tools and choice not in (None, "none", "auto"):
+            raise contradiction("tool_choice", "there are no tools")
+        required, allowed = choice == "required", names
+        if isinstance(choice, ToolReference):
+            required, allowed, parallel = True, [choice.function.name], False
+        elif isinstance(choice, AllowedChoice):
+            required = choice.allowed_tools.mode == "required"
+            allowed = [tool.function.name for tool in choice.allowed_tools.tools]
+        if unknown := sorted(set(allowed) - set(names)):
+            raise contradiction("tool_choice", f"there is no tool {unknown[0]!r}")
+        self.tools = () if choice == "none" else tuple(tools)
+        self.names = frozenset(allowed if self.tools else ())
+        self.strict = {
+            tool.name: tool.parameters or _NO_PARAMETERS
+            for tool in self.tools
+            if tool.name in self.names and tool.strict
+        }
+        self.schemas = {tool.name: tool.parameters for tool in self.tools}
+        self.parallel = parallel
+        self.constraint = form
+        if self.tools:
+            if form is not None and form.kind != "json_schema":
+                raise contradiction(
+                    "tools",
+                    "an answer that may call tools is text or JSON, of no other form",
+                )
+            self.constraint = tool_rules(
+                [
+                    {
+                        "name": tool.name,
+                        "parameters": tool.parameters or _NO_PARAMETERS,
+                        "strict": bool(tool.strict),
+                        "place": f"tools[{i}].{inner}parameters",
+                    }
+                    for i, tool in enumerate(self.tools)
+                    if tool.name in allowed
+                ],
+                required=required,
+                parallel=parallel,
+                answer=None if form is None else form.source,
+            )
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The message that lists them for the chat template, if there are any."""
+        if not self.tools:
+            return ()
+        # Templates need the fields that OpenAI lets clients leave out.
+        listed = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description or "",
+                    "parameters": tool.parameters or _NO_PARAMETERS,
+                },
+            }
+            for tool in self.tools
+        ]
+        return (Message("tools", json.dumps(listed, ensure_ascii=False)),)
+
+
+def check_arguments(text: str, place: str) -> None:
+    """Refuse arguments of an earlier call that are too deep. Any other text passes: a call that was
+    cut off comes back as it was written."""
+    with suppress(ValueError, RecursionError):
+        if nesting(FINITE_JSON.decode(text)) > MAX_DEPTH:
+            raise contradiction(place, f"expected JSON at most {MAX_DEPTH} levels deep")

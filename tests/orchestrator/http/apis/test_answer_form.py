@@ -1,0 +1,112 @@
+"""What requests may say of their answer's form, and what of it reaches the workers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.types import Constraint
+from tests.orchestrator.serving import asked, client, service, serving
+from workers.scripted import Scripted
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+NAMED = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
+GOOD: list[tuple[dict[str, Any], Constraint | None]] = [
+    ({}, None),
+    ({"response_format": {"type": "text"}}, None),
+    (
+        {"response_format": {"type": "json_object"}},
+        Constraint("json_schema", '{"type": "object"}'),
+    ),
+    ({"response_format": NAMED}, Constraint("json_schema", json.dumps(SCHEMA))),
+    (
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+        Constraint("json_schema", json.dumps(SCHEMA)),
+    ),
+    ({"structured_outputs": {"regex": "[0-9]+/[0-9]+"}}, Constraint("regex", "[0-9]+/[0-9]+")),
+    (
+        {"structured_outputs": {"choice": ["yes", "no.", "a/b\n "]}},
+        Constraint("regex", "yes|no\\.|a/b\n "),
+    ),
+    ({"structured_outputs": {"grammar": 'start: "a"+'}}, Constraint("grammar", 'start: "a"+')),
+    ({"structured_outputs": {"json": SCHEMA}}, Constraint("json_schema", json.dumps(SCHEMA))),
+    (
+        {"structured_outputs": {"json_object": True}},
+        Constraint("json_schema", '{"type": "object"}'),
+    ),
+    ({"structured_outputs": {"choice": ["a"]}}, Constraint("regex", "a")),
+    (
+        {
+            "structured_outputs": {
+                **dict.fromkeys(("json", "regex", "grammar", "json_object"), None),
+                **dict.fromkeys(("whitespace_pattern", "structural_tag"), None),
+                "choice": ["a"],
+                "disable_fallback": False,
+                "disable_any_whitespace": True,
+                "disable_additional_properties": False,
+            }
+        },
+        Constraint("regex", "a"),
+    ),
+]
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": {"type": "text", "json_schema": NAMED["json_schema"]}}, "response_format"),
+    (
+        {"response_format": {**NAMED, "json_schema": {"schema": {"type": "strin"}}}},
+        "response_format",
+    ),
+    ({"response_format": NAMED, "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"regex": "(?=a)"}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": "[" * 5000}}, "structured_outputs.json"),
+    (
+        {"structured_outputs": {"json": '{"items": ' * 600 + "{}" + "}" * 600}},
+        "structured_outputs.json",
+    ),
+    ({"structured_outputs": {"json": '{"enum": ["\\ud800"]}'}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": '{"enum": [NaN]}'}}, "structured_outputs.json"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice[0]"),
+    ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"grammar": "x" * 200_000}}, "structured_outputs.grammar"),
+    (
+        {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": True}},
+        "structured_outputs.disable_additional_properties",
+    ),
+    ({"structured_outputs": {"jso": SCHEMA}}, "structured_outputs.jso"),
+]
+
+
+@pytest.mark.parametrize(("body", "constraint"), GOOD, ids=range(len(GOOD)))
+def test_what_an_answer_must_match(body: dict[str, Any], constraint: Constraint | None) -> None:
+    assert asked(**body).limits.constraint == constraint
+    completion = asked("completions", model="large-only", prompt="Hi", **body)
+    assert completion.limits.constraint == (constraint and replace(constraint, exact=True))
+
+
+@pytest.mark.parametrize(("body", "place"), BAD, ids=range(len(BAD)))
+def test_what_no_answer_can_match_is_refused_by_name(body: dict[str, Any], place: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        asked(**body)
+    assert caught.value.param == place
+
+
+def test_the_thought_is_free_and_every_writer_of_the_answer_is_held_to_it() -> None:
+    small, large = (Scripted(story=("Well.\n\nYes.", '{"a": 1}')) for _ in range(2))
+    with serving(service(small, large)) as url, client(url) as official:
+        answer = official.chat.completions.create(
+            model="specreason",
+            messages=[{"role": "user", "content": "Hi"}],
+            response_format=NAMED,  # type: ignore[arg-type]
+        )
+    assert answer.choices[0].message.content == '{"a": 1}'
+    for call in (*small.calls, *large.calls):
+        held = call.call.constraint is not None
+        assert held == call.call.transcript.closed

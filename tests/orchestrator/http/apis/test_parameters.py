@@ -1,0 +1,243 @@
+"""The pure parts of the HTTP surface, on many inputs."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.errors import ConfigError, InvalidRequest
+from orchestrator.http.apis.chat import ChatRequest
+from orchestrator.http.apis.completions import CompletionRequest
+from orchestrator.http.apis.parameters import UNSUPPORTED
+from orchestrator.http.apis.responses import ResponsesRequest
+from orchestrator.http.auth import Keys
+from orchestrator.http.body import parse_request
+from orchestrator.http.encoder import Stripped
+from orchestrator.types import GREEDY
+from tests.orchestrator.serving import asking
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+NAMES = sorted({*ChatRequest.model_fields, *UNSUPPORTED})
+
+
+@given(st.lists(st.text(" \n\tab")))
+def test_stripping_in_pieces(pieces: list[str]) -> None:
+    strip = Stripped()
+    assert "".join(strip.feed(piece) for piece in pieces) == "".join(pieces).strip()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4))
+def test_any_body_is_understood_or_refused(body: dict[str, object]) -> None:
+    whole = {"model": "baton", "messages": [{"role": "user", "content": "hi"}], **body}
+    with suppress(InvalidRequest):
+        asked, _warnings = parse_request(json.dumps(whole).encode(), ChatRequest)
+        assert asked.conversation
+        assert asked.sampling.over(GREEDY).temperature >= 0
+
+
+@settings(max_examples=80)
+@given(st.binary())
+def test_any_bytes_are_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_request(body, ChatRequest)
+
+
+DEFAULTS: dict[str, Any] = {
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "stop_token_ids": [],
+    "bad_words": [],
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "return_token_ids": False,
+    "return_tokens_as_token_ids": False,
+    "separate_reasoning": True,
+    "request_id": "r-1",
+    **dict.fromkeys(("structured_outputs", "documents")),
+    **dict.fromkeys(("cache_salt", "vllm_xargs", "allowed_token_ids", "logits_processors")),
+}
+"""What vLLM's and SGLang's clients send where they ask for nothing."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (ChatRequest, {"messages": [{"role": "user", "content": "hi"}]}),
+        (CompletionRequest, {"prompt": "hi"}),
+        (ResponsesRequest, {"input": "hi"}),
+    ],
+)
+def test_defaults_of_other_servers_pass(kind: Any, body: dict[str, Any]) -> None:
+    plain = {"model": "m", **body}
+    asked, warnings = parse_request(json.dumps({**plain, **DEFAULTS}).encode(), kind)
+    assert (asked, warnings) == parse_request(json.dumps(plain).encode(), kind)
+    for name, value in {"min_p": 0.1, "use_beam_search": True, "cache_salt": "x"}.items():
+        with pytest.raises(InvalidRequest, match=name):
+            parse_request(json.dumps({**plain, name: value}).encode(), kind)
+
+
+def test_roles_and_parts() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    turns = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
+    asked, _warnings = parse_request(
+        json.dumps({"model": "m", "messages": turns}).encode(), ChatRequest
+    )
+    said = [(message.role, message.content) for message in asked.conversation]
+    assert said == [("system", "be brief"), ("user", "one\ntwo")]
+
+
+WITHIN: dict[str, Any] = {
+    "model": "m",
+    "stream": True,
+    "stream_options": {"chatty": 1},
+    "messages": [
+        {"role": "system", "content": "be brief", "mood": 1},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two", "x": {}}],
+        },
+    ],
+    "tools": [{"type": "function", "function": {"name": "add", "y": None}, "z": 1}],
+    "tool_choice": {"type": "function", "function": {"name": "add"}, "w": 1},
+}
+PLACES = [
+    "messages[0].mood",
+    "messages[1].content[1].x",
+    "stream_options.chatty",
+    "tool_choice.w",
+    "tools[0].function.y",
+    "tools[0].z",
+]
+
+
+def test_what_is_unknown_within_is_refused_by_name_at_once() -> None:
+    with pytest.raises(InvalidRequest, match="are unknown here") as caught:
+        parse_request(json.dumps(WITHIN | {"zeal": 1}).encode(), ChatRequest)
+    said = caught.value.message.removesuffix(" are unknown here").split(", ")
+    assert (said[0], sorted(said[1:])) == ("zeal", PLACES)
+    assert (caught.value.param, caught.value.code) == ("zeal", "unknown_parameter")
+    one = {**asking(), "messages": [{"role": "user", "content": "hi", "nam": "a"}]}
+    with pytest.raises(InvalidRequest, match="unknown parameter; did you mean name") as caught:
+        parse_request(json.dumps(one).encode(), ChatRequest)
+    assert caught.value.param == "messages[0].nam"
+    with pytest.raises(InvalidRequest, match=r"^zeal, messages\[0\].nam are unknown here$"):
+        parse_request(json.dumps(one | {"zeal": 1}).encode(), ChatRequest)
+
+
+def test_what_is_unknown_within_is_left_out_where_the_deployment_says_so() -> None:
+    asked, warnings = parse_request(json.dumps(WITHIN).encode(), ChatRequest, strict=False)
+    (warning,) = warnings
+    said = warning.removesuffix(" are unknown here, and left out").split(", ")
+    assert sorted(said) == PLACES
+    assert [message.content for message in asked.conversation[1:]] == ["be brief", "one\ntwo"]
+    assert asked.tool_use.names == {"add"}
+    items = [{"role": "user", "content": "hi", "mood": "glad", "n": [1]}]
+    body = {"model": "m", "input": items}
+    _, warnings = parse_request(json.dumps(body).encode(), ResponsesRequest, strict=False)
+    assert warnings == ("input[0].mood, input[0].n are unknown here, and left out",)
+    with pytest.raises(InvalidRequest) as caught:  # what is wrong stays wrong
+        parse_request(json.dumps(WITHIN | {"n": 0}).encode(), ChatRequest, strict=False)
+    assert caught.value.param == "n"
+    far = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "a"}]}
+    far["tools"][0]["x"] = 1  # type: ignore[index]
+    tools = [{"type": "function", "name": "a"}]
+    body |= {"input": "hi", "tools": tools, "tool_choice": far}
+    _answered, warnings = parse_request(json.dumps(body).encode(), ResponsesRequest, strict=False)
+    assert warnings == ("tool_choice.tools[0].x is unknown here, and left out",)
+
+
+HOSTED = [
+    {"type": "web_search"},
+    {"type": "function", "function": {"name": "add"}, "extra": 1},
+    {"type": "mcp", "server_label": "files", "server_url": "https://x"},
+    {"type": "function", "function": {"name": "look_up"}},
+]
+
+
+def test_tools_that_are_no_functions_are_named_or_left_out() -> None:
+    body = asking() | {"tools": HOSTED}
+    with pytest.raises(
+        InvalidRequest, match=r"^tools\[0\]: tools of the type web_search"
+    ) as caught:
+        parse_request(json.dumps(body).encode(), ChatRequest)
+    assert (caught.value.param, caught.value.code) == ("tools[0]", "unsupported_parameter")
+    asked, warnings = parse_request(json.dumps(body).encode(), ChatRequest, strict=False)
+    assert warnings == (
+        "tools[1].extra, tools[0] (web_search), tools[2] (mcp) are unknown here, and left out",
+    )
+    assert asked.tool_use.names == {"add", "look_up"}
+    flat = [{"type": "function", "name": "add"}, {"type": "custom", "name": "x"}]
+    items = {"model": "m", "input": "hi", "tools": flat}
+    with pytest.raises(InvalidRequest, match=r"^tools\[1\]: tools of the type custom are not"):
+        parse_request(json.dumps(items).encode(), ResponsesRequest)
+    answered, warnings = parse_request(json.dumps(items).encode(), ResponsesRequest, strict=False)
+    assert answered.tool_use.names == {"add"}
+    assert warnings == ("tools[1] (custom) is unknown here, and left out",)
+
+
+def test_of_many_unknown_names_none_hides_another() -> None:
+    messages = [{"role": "user", "content": "hi", "time": 1} for _ in range(40)]
+    body = {**asking(), "messages": messages, "stream": True, "stream_options": {"chatty": 1}}
+    _asked, warnings = parse_request(json.dumps(body).encode(), ChatRequest, strict=False)
+    assert warnings == ("stream_options.chatty, messages[*].time are unknown here, and left out",)
+    names = {f"a{i}": 1 for i in range(20)}
+    with pytest.raises(InvalidRequest, match="a5 and 4 more are unknown here"):
+        parse_request(json.dumps(asking() | names).encode(), ChatRequest)
+
+
+@pytest.mark.parametrize("name", ["x[0]", "str", "int"])
+def test_a_name_that_reads_like_a_place_is_left_out_and_nothing_around_it(name: str) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    body = asking() | {"response_format": schema | {name: 1}}
+    asked, warnings = parse_request(json.dumps(body).encode(), ChatRequest, strict=False)
+    assert warnings == (f"response_format.{name} is unknown here, and left out",)
+    assert asked.tool_use.constraint is not None
+
+
+def test_hints_and_what_a_client_made_of_a_reply_pass() -> None:
+    call = {"name": "add", "arguments": "{}", "parsed_arguments": {"a": 1}}
+    turns = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}},
+                {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": "{}",
+            "parsed": {"a": 1},
+            "tool_calls": [{"id": "c", "type": "function", "function": call}],
+        },
+        {"role": "tool", "content": "5", "tool_call_id": "c"},
+    ]
+    options = {"include_obfuscation": True}
+    body = {"model": "m", "messages": turns, "stream": True, "stream_options": options}
+    asked, _warnings = parse_request(json.dumps(body).encode(), ChatRequest)
+    assert [message.content for message in asked.conversation] == ["a\nb", "{}", "5"]
+
+
+def test_keys() -> None:
+    keys = Keys(["sk-a", "sk-b"])
+    assert keys.owner("Bearer sk-a") != keys.owner("bearer sk-b")
+    for header in (None, "", "Bearer", "Bearer ", "Bearer sk-", "Basic sk-a", "sk-a", "Bearer é"):
+        assert keys.owner(header) is None
+    assert not Keys()
+    for wrong in ("", " ", "a b", "schlüssel", "a\n"):
+        with pytest.raises(ConfigError):
+            Keys([wrong])

@@ -1,0 +1,55 @@
+"""Items of an input become turns of a conversation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.http.apis.responses import ResponsesRequest, read_input
+from orchestrator.types import Message
+
+QUESTION = {"role": "user", "content": "2 + 3?"}
+ANSWER = {"type": "message", "role": "assistant", "content": "5"}
+CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
+
+
+def reasoning(text: str) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]}
+
+
+def turns(*items: dict[str, Any]) -> tuple[Message, ...]:
+    found = read_input([QUESTION, *items])
+    assert isinstance(found, tuple)
+    return found[1:]
+
+
+def test_reasoning_goes_with_the_answer_after_it() -> None:
+    (answer,) = turns(reasoning("Add."), ANSWER)
+    assert (answer.content, answer.reasoning) == ("5", "Add.")
+    first, _, second = turns(reasoning("Add."), ANSWER, QUESTION, ANSWER)
+    assert (first.reasoning, second.reasoning) == ("Add.", "")
+
+
+def test_reasoning_goes_with_the_calls_after_it() -> None:
+    (calling,) = turns(reasoning("Add."), CALL)
+    assert (calling.reasoning, calling.calls[0].name) == ("Add.", "add")
+    (both,) = turns(reasoning("Add."), ANSWER, reasoning("Or call."), CALL)
+    assert (both.content, both.reasoning) == ("5", "Add.\nOr call.")
+
+
+def test_no_reasoning_is_lost() -> None:
+    (answer,) = turns(reasoning("One."), reasoning("Two."), ANSWER)
+    assert answer.reasoning == "One.\nTwo."
+    (whole,) = turns(reasoning("One."), CALL, reasoning("Two."), ANSWER)
+    assert (whole.content, whole.reasoning) == ("5", "One.\nTwo.")
+
+
+def test_instructions_come_before_what_a_developer_says() -> None:
+    items = [{"role": "developer", "content": "Be kind."}, QUESTION]
+    request = ResponsesRequest.model_validate(
+        {"model": "baton", "input": items, "instructions": "Be brief."}
+    )
+    assert [(turn.role, turn.content) for turn in request.conversation] == [
+        ("system", "Be brief."),
+        ("system", "Be kind."),
+        ("user", "2 + 3?"),
+    ]

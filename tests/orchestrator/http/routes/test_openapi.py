@@ -1,0 +1,229 @@
+"""The service's description of itself: complete, true, and readable without anything else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from starlette.routing import Route
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.http.apis.chat import ChatRequest
+from orchestrator.http.apis.completions import CompletionRequest
+from orchestrator.http.apis.responses import ResponsesRequest
+from orchestrator.http.app import create_app
+from orchestrator.http.body import parse_request
+from policies import POLICIES
+from tests.orchestrator.http.tools.test_offered import ADD, worker
+from tests.orchestrator.serving import HTTP, asking, post, service, serving
+
+UNTYPED = {"/v1/traces/{trace_id}", "/health"}
+HIDDEN = {"/docs", "/openapi.json", "/", "/ui", "/ui/{file:path}"}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(service(defaults={"specreason": {"threshold": 3}})) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def document(url: str) -> Any:
+    reply = HTTP.get(f"{url}/openapi.json")
+    assert reply.status_code == 200
+    return reply.json()
+
+
+def mistakes(document: Any, schema: Any, value: Any) -> list[str]:
+    whole = {**schema, "components": document["components"]}
+    return [error.message for error in Draft202012Validator(whole).iter_errors(value)]
+
+
+def paths(document: Any, method: str) -> dict[str, Any]:
+    return {path: one for path, one in document["paths"].items() if method in one}
+
+
+def body_schema(document: Any, path: str) -> Any:
+    content = document["paths"][path]["post"]["requestBody"]["content"]
+    return content["application/json"]["schema"]
+
+
+def test_every_path_is_described(document: Any) -> None:
+    described = {
+        (path, method.upper())
+        for path, operations in document["paths"].items()
+        for method in operations
+    }
+    served = {
+        (re.sub(r":path", "", route.path), method)
+        for route in create_app(service()).routes
+        if isinstance(route, Route) and route.path not in HIDDEN
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+    assert described == served
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            assert operation["summary"]
+            assert {"500"} < operation["responses"].keys()
+            assert "422" not in operation["responses"]
+    answers = {path: one["post"]["responses"] for path, one in paths(document, "post").items()}
+    assert {"400", "401", "404", "408", "413", "429", "503"} < answers["/v1/responses"].keys()
+    assert "403" in answers["/v1/responses"]  # for x-baton-arm
+    assert {"403", "404", "409", "503"} < answers["/v1/feedback"].keys()  # to an observer's key
+    assert {"403", "404", "409"} < answers["/v1/policies/rollback"].keys()
+    gets = {path: one["get"]["responses"] for path, one in paths(document, "get").items()}
+    assert {"401", "403"}.isdisjoint(gets["/health"])
+    observed = {path for path, answers in gets.items() if "403" in answers}
+    assert observed == {"/metrics"} | {
+        path for path in gets if path.startswith(("/v1/policies", "/v1/experiments"))
+    }
+
+
+def test_every_reference_leads_somewhere(document: Any) -> None:
+    def references(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            yield from (inner for key, inner in value.items() if key == "$ref")
+            for inner in value.values():
+                yield from references(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                yield from references(inner)
+
+    found = set(references(document))
+    assert len(found) > 20
+    for reference in found:
+        assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
+    for schema in document["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "body"),
+    [
+        ("chat/completions", ChatRequest, asking()),
+        ("completions", CompletionRequest, {"model": "large-only", "prompt": "2+2="}),
+        ("responses", ResponsesRequest, {"model": "baton", "input": "hi"}),
+    ],
+)
+def test_null_is_allowed_where_it_is_described(
+    document: Any, path: str, kind: Any, body: dict[str, Any]
+) -> None:
+    schema = body_schema(document, f"/v1/{path}")
+    names = document["components"]["schemas"][kind.__name__]["properties"].keys()
+    assert {"temperature", "min_p", "user", "stream"} <= names
+    for name in (*names, "temprature"):
+        given = {**body, name: None}
+        described = not mistakes(document, schema, given)
+        try:
+            parse_request(json.dumps(given).encode(), kind)
+        except InvalidRequest:
+            assert not described, name
+        else:
+            assert described, name
+
+
+TURNS = [
+    {"role": "developer", "content": [{"type": "text", "text": "hi"}]},
+    asking()["messages"][0],
+]
+BODIES: list[tuple[str, dict[str, Any], bool]] = [
+    ("chat/completions", asking(), True),
+    ("chat/completions", asking(messages=TURNS, stop="x", n=1, store=True, tools=[]), True),
+    ("chat/completions", asking(policy={"threshold": 5}), True),
+    ("chat/completions", asking(policy={"name": "specreason", "threshold": 5}), True),
+    ("chat/completions", asking(stream=True, stream_options={"include_usage": True}), True),
+    ("chat/completions", asking(temprature=1), False),
+    ("chat/completions", asking(n=0), False),
+    ("chat/completions", asking(temperature=3), False),
+    ("chat/completions", asking(policy={"treshold": 5}), False),
+    ("chat/completions", {"model": "baton"}, False),
+    ("completions", {"model": "large-only", "prompt": "2+2="}, True),
+    ("completions", {"model": "large-only", "prompt": [[1, 2]], "echo": True}, True),
+    ("completions", {"model": "large-only", "prompt": 5}, False),
+    ("responses", {"model": "baton", "input": "hi", "reasoning": {"effort": "low"}}, True),
+    ("responses", {"model": "baton", "input": [{"role": "user", "content": "hi"}]}, True),
+    ("responses", {"model": "baton", "input": "hi", "tools": [{"type": "function"}]}, False),
+    (
+        "responses",
+        {"model": "baton", "input": "hi", "include": ["reasoning.encrypted_content"]},
+        True,
+    ),
+    ("feedback", {"trace_id": "a", "reward": 1}, True),
+    ("feedback", {"trace_id": "a", "reward": 2}, False),
+    ("policies", {"policy": "specreason", "params": {"threshold": 1}}, True),
+    ("policies", {"name": "specreason"}, False),
+    ("policies/rollback", {"to": "specreason@1", "note": "why"}, True),
+    ("policies/rollback", {"to": 1}, False),
+]
+STATUS = {"policies": 201, "feedback": 404, "policies/rollback": 200}  # 404: there is no such trace
+
+
+@pytest.mark.parametrize(("path", "body", "right"), BODIES, ids=lambda value: str(value)[:60])
+def test_a_body_is_right_by_the_document_where_the_service_takes_it(
+    url: str, document: Any, path: str, body: dict[str, Any], right: bool
+) -> None:
+    found = mistakes(document, body_schema(document, f"/v1/{path}"), body)
+    assert (not found) == right, found
+    status = HTTP.post(f"{url}/v1/{path}", json=body).status_code
+    assert status == (STATUS.get(path, 200) if right else 400)
+
+
+def test_answers_are_as_described(url: str, document: Any) -> None:
+    trace = post(url).json()["baton"]["trace_id"]
+    asked = {"model": "baton", "input": "Twice 2+2?"}
+    continued = {"model": "large-only", "prompt": "Twice 2+2?"}
+    replies = [
+        ("post", "/v1/chat/completions", post(url)),
+        ("post", "/v1/chat/completions", post(url, {"n": 2, "logprobs": True})),
+        ("post", "/v1/responses", HTTP.post(f"{url}/v1/responses", json=asked)),
+        ("post", "/v1/completions", HTTP.post(f"{url}/v1/completions", json=continued)),
+        *(
+            ("get", path, HTTP.get(url + path.format(model="baton", trace_id=trace)))
+            for path in ("/v1/models", "/v1/models/{model}", "/v1/traces/{trace_id}", "/health")
+        ),
+    ]
+    for method, path, reply in replies:
+        answers = document["paths"][path][method]["responses"]
+        schema = answers[str(reply.status_code)]["content"]["application/json"]["schema"]
+        assert mistakes(document, schema, reply.json()) == []
+        assert path in UNTYPED or mistakes(document, schema, {}), "anything is an answer"
+    schema = document["components"]["schemas"]["Error"]
+    assert mistakes(document, schema, post(url, {"n": 0}).json()) == []
+    assert mistakes(document, schema, {"detail": "?"})
+
+
+def test_an_answer_that_calls_tools_is_as_described(document: Any) -> None:
+    made = service(worker(), worker(), loopback=True)
+    with serving(made) as url:
+        reply = post(url, {"model": "large-only", "tools": [ADD]})
+        (choice,) = reply.json()["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        record = HTTP.get(f"{url}/v1/traces/{reply.json()['baton']['trace_id']}").json()
+        assert record["finish_reason"] == "tool_calls"
+        refused = HTTP.get(f"{url}/v1/models", headers={"host": "elsewhere"})
+        here = HTTP.get(f"{url}/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    assert mistakes(document, schemas["ChatCompletion"], reply.json()) == []
+    assert refused.status_code == 421
+    assert "421" in here["paths"]["/v1/models"]["get"]["responses"]
+    assert "421" not in document["paths"]["/v1/models"]["get"]["responses"]
+
+
+def test_policies_are_described_as_they_are_here(document: Any) -> None:
+    schemas = document["components"]["schemas"]
+    for name, policy in POLICIES.items():
+        assert policy.model_fields.keys() < schemas[f"policy.{name}"]["properties"].keys()
+    assert schemas["policy.specreason"]["properties"]["threshold"]["default"] == 3
+
+
+def test_there_is_a_page(url: str) -> None:
+    reply = HTTP.get(f"{url}/docs")
+    assert reply.headers["content-type"].startswith("text/html")
+    assert "'/openapi.json'" in reply.text
+    hostile = HTTP.get(f"{url}/docs", headers={"host": 'x"><script>alert(1)</script>'})
+    assert "alert(1)" not in hostile.text

@@ -1,0 +1,146 @@
+"""The latest requests, and what is kept of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import WorkerUnavailable
+from orchestrator.http import answering
+from orchestrator.http.auth import Access, Keys
+from orchestrator.http.records import OUTCOMES_OF, REWARDS
+from orchestrator.http.routes import traces
+from orchestrator.state.memory import MemoryStore
+from tests.orchestrator.serving import HTTP, post, scripted, service, serving, until
+
+
+def listed(url: str, key: str = "", **params: Any) -> list[dict[str, Any]]:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    reply = HTTP.get(f"{url}/v1/traces", params=params, headers=headers)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["data"]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    large = scripted(failures={3: WorkerUnavailable("gone")})
+    with serving(service(large=large)) as url:
+        post(url, {"model": "specreason"})
+        post(url, {"model": "small-only"})
+        failed = post(url, {"model": "large-only"})
+        assert failed.status_code == 503
+        until(lambda: len(listed(url)) == 3)
+        yield url
+
+
+def test_the_newest_comes_first_with_its_question(url: str) -> None:
+    rows = listed(url)
+    assert [row["policy"] for row in rows] == ["large-only", "small-only", "specreason"]
+    assert all(row["question"] == "Twice 2+2?" for row in rows)
+    assert HTTP.get(f"{url}/v1/traces/{rows[0]['id']}").json()["status"] == "failed"
+
+
+def test_what_came_to_nothing_takes_little_room() -> None:
+    turns = [{"role": "user", "content": f"{n} " + "x" * 100_000} for n in range(5)]
+    with serving(service(large=scripted(failures={0: WorkerUnavailable("gone")}))) as url:
+        assert post(url, {"model": "small-only", "messages": turns}).status_code == 200
+        assert post(url, {"model": "large-only", "messages": turns * 2}).status_code == 503
+        until(lambda: len(listed(url)) == 2)
+        failed, finished = (HTTP.get(f"{url}/v1/traces/{row['id']}").json() for row in listed(url))
+    assert [one["content"] for one in finished["messages"]] == [one["content"] for one in turns]
+    assert finished["question"] == turns[-1]["content"][:2000] + "…"
+    assert [int(one["content"][0]) for one in failed["messages"]] == [2, 3, 4, 0, 1, 2, 3, 4]
+    assert all(len(one["content"]) == 2001 for one in failed["messages"])
+    assert (failed["brief"], finished["brief"]) == (True, False)
+
+
+def test_filters(url: str) -> None:
+    assert [row["policy"] for row in listed(url, policy="small-only")] == ["small-only"]
+    assert [row["policy"] for row in listed(url, status="failed")] == ["large-only"]
+    assert [row["policy"] for row in listed(url, count=1)] == ["large-only"]
+    assert listed(url, min_ms=1e9) == []
+    assert listed(url, arm="nonesuch") == []
+    assert listed(url, min_large_tokens=10**6) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("count", 0), ("count", 201), ("status", "odd"), ("min_ms", "x")]
+)
+def test_a_filter_that_makes_no_sense_is_refused_by_name(url: str, name: str, value: Any) -> None:
+    refused = HTTP.get(f"{url}/v1/traces", params={name: value})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == f"query.{name}"
+
+
+def test_a_record_has_the_calls_that_its_steps_name(url: str) -> None:
+    (row,) = listed(url, policy="specreason")
+    record = HTTP.get(f"{url}/v1/traces/{row['id']}").json()
+    first = record["steps"][0]
+    assert [record["calls"][index]["kind"] for index in first["calls"]] == ["draft", "judge"]
+    assert first["at_ms"] > 0
+
+
+def test_a_key_sees_its_own_requests_and_the_admin_key_everybodys() -> None:
+    access = Access(Keys(["one", "two"]), Keys(["boss"]))
+    with serving(service(access=access)) as url:
+        for key in ("one", "two"):
+            post(url, headers={"authorization": f"Bearer {key}"})
+        until(lambda: len(listed(url, "boss")) == 2)
+        assert len(listed(url, "one")) == len(listed(url, "two")) == 1
+        assert listed(url, "one") != listed(url, "two")
+        assert HTTP.get(f"{url}/v1/traces").status_code == 401
+
+
+def test_a_keys_list_says_nothing_of_others_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by what it lacks, nor do others push its own out."""
+    monkeypatch.setattr(traces, "SEARCHED", 4)
+    monkeypatch.setattr(answering, "OUTCOMES_OF_KEPT", 8)
+    made = service(access=Access(Keys(["one", "two"]), Keys(["boss"])))
+    with serving(made) as url:
+        mine = [post(url, headers={"authorization": "Bearer one"}) for _ in range(3)]
+        for _ in range(12):
+            post(url, headers={"authorization": "Bearer two"})
+        post(url, headers={"authorization": "Bearer boss"})
+        until(lambda: len(listed(url, "one")) == 3 and len(listed(url, "two")) == 4)
+        ids = [one.json()["baton"]["trace_id"] for one in mine]
+        assert [row["id"] for row in listed(url, "one")] == ids[::-1]
+        until(lambda: len({row["key"] for row in listed(url, "boss")}) == 2)
+    assert isinstance(made.shared.store, MemoryStore)
+    streams = made.shared.store._streams
+    few, many = sorted(len(own) for name, own in streams.items() if name.startswith(OUTCOMES_OF))
+    assert few == 3
+    assert 8 <= many <= 9  # of 12; an eighth more may stay, and boss has none
+
+
+def test_a_key_reads_and_judges_its_own_answers_alone_and_once() -> None:
+    access = Access(Keys(["one", "two"]), Keys(["boss"]), Keys(["eye"]))
+    made = service(access=access)
+    with serving(made) as url:
+
+        def ask(method: str, path: str, key: str, **more: Any) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            return HTTP.request(method, url + path, headers=headers, **more).status_code
+
+        told = post(url, headers={"authorization": "Bearer one"}).json()["baton"]
+        path = f"/v1/traces/{told['trace_id']}"
+        until(lambda: ask("GET", path, "one") == 200)
+        assert [ask("GET", path, key) for key in ("two", "boss", "eye")] == [404, 200, 200]
+        worth = {"trace_id": told["trace_id"], "reward": 1.0}
+        assert ask("POST", "/v1/feedback", "two", json=worth) == 404
+        assert ask("POST", "/v1/feedback", "eye", json=worth) == 403
+        for _ in range(20):
+            assert ask("POST", "/v1/feedback", "one", json=worth) == 200
+        assert ask("POST", "/v1/feedback", "one", json=worth | {"reward": 0.0}) == 409
+        assert ask("POST", "/v1/feedback", "boss", json=worth) == 200
+        until(lambda: len(rewards(made)) == 2)
+        assert len({one["key"] for one in rewards(made)}) == 2
+
+
+def rewards(made: Any) -> list[Any]:
+    import asyncio
+
+    entries = asyncio.run(made.shared.store.newest(REWARDS, 100))
+    return [json.loads(one.event) for one in entries]

@@ -1,0 +1,575 @@
+"""Tools over HTTP, with the official client: whole agent loops, streams, bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from openai import BadRequestError, OpenAI, pydantic_function_tool
+from pydantic import BaseModel
+
+from orchestrator.grammar import lark
+from orchestrator.http.app import create_app
+from orchestrator.http.settings import ServiceLimits
+from orchestrator.types import ArgumentFormat, CallFormat, StopCriteria, Transcript
+from tests.orchestrator.serving import HTTP, client, service, serving
+from workers.scripted import Say, Scripted
+
+FORMAT = CallFormat(
+    '<tool_call>\n{"name": "',
+    '", "arguments": ',
+    "}\n</tool_call>",
+    '}\n</tool_call>\n<tool_call>\n{"name": "',
+)
+ADD: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+LOOK_UP: Any = {"type": "function", "function": {"name": "look_up"}}
+QUESTION = {"role": "user", "content": "What is 2 + 3?"}
+
+
+def agent(transcript: Transcript, criteria: StopCriteria) -> str:
+    """Thinks, calls `add`, and answers with what it gave back."""
+    if not transcript.closed:
+        return "I should add.\n\n" if not transcript.thought else "So I call it."
+    last = transcript.messages[-1]
+    if last.role == "tool":
+        return f"It is {last.content}."
+    return 'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+
+
+def worker(**settings: Any) -> Scripted:
+    return Scripted(agent, call_format=FORMAT, **settings)
+
+
+@contextmanager
+def api(small: Scripted | None = None, large: Scripted | None = None) -> Iterator[OpenAI]:
+    made = service(small or worker(), large or worker())
+    with serving(made) as url, client(url) as official:
+        yield official
+
+
+CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+OTHER = CALLED.replace("2", "4")
+MENTION = f"I could write {CALLED}, but no."
+
+
+def in_thought(thought: str, finish: Any, answers: list[str]) -> Scripted:
+    """Thinks so, and then answers so."""
+    left = iter(answers)
+
+    def line(transcript: Transcript, criteria: StopCriteria) -> Say:
+        if transcript.closed:
+            return Say(next(left), "eos")
+        rest = thought.removeprefix(transcript.thought.text())
+        step, blank, _ = rest.partition("\n\n")
+        return Say(step + blank, "until") if blank and criteria.until else Say(rest, finish)
+
+    return Scripted(line, call_format=FORMAT)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize(
+    "leftover", [f"maybe {OTHER} no.", "so:\n```json\n", f"maybe {OTHER[:45]}", f"{OTHER}\n{OTHER}"]
+)
+def test_calls_in_a_thought_that_goes_on_behind_its_budget_are_none(
+    leftover: str, parallel: bool
+) -> None:
+    def line(transcript: Transcript, criteria: StopCriteria) -> Say:
+        if not transcript.closed:
+            return Say("one two three four five")
+        return Say(CALLED, "eos") if transcript.reply_start else Say(leftover, "think_end")
+
+    with api(large=Scripted(line, call_format=FORMAT)) as official:
+        body: Any = {"model": "large-only", "extra_body": {"policy": {"budget": 3}}}
+        body |= {"parallel_tool_calls": parallel}
+        chat: Any = {**body, "messages": [QUESTION], "tools": [ADD]}
+        whole = official.chat.completions.create(**chat).choices[0].message.tool_calls
+        with official.chat.completions.stream(**chat) as made:
+            streamed = made.get_final_completion().choices[0].message.tool_calls
+        tools = [{"type": "function", **ADD["function"]}]
+        given: Any = {**body, "input": "2+3?", "tools": tools}
+        responses = [official.responses.create(**given).output]
+        *_, last = official.responses.create(**given, stream=True)
+        responses.append(last.response.output)
+    for calls in (whole, streamed):
+        assert [json.loads(call.function.arguments) for call in calls or ()] == [{"a": 2, "b": 3}]
+        assert [call.id.rpartition("_")[2] for call in calls or ()] == ["0"]
+    for output in responses:
+        found = [json.loads(one.arguments) for one in output if one.type == "function_call"]
+        assert found == [{"a": 2, "b": 3}]
+
+
+@pytest.mark.parametrize("policy", ["large-only", "specreason"])
+@pytest.mark.parametrize("api_name", ["chat", "responses"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("thought", "finish", "answers", "calls"),
+    [
+        (f"I should add.\n\n{CALLED}", "eos", [], [(2, 3)]),
+        (f"I should add.\n\n{CALLED}\n{OTHER}\n", "eos", [], [(2, 3), (4, 3)]),
+        (f"{MENTION}\n\nBut yes: {CALLED}", "eos", [], [(2, 3)]),
+        (f"I should add.\n\n{CALLED}", "think_end", [""], [(2, 3)]),
+        (f"I should add.\n\n{CALLED}", "think_end", ["It is 5."], []),
+        (MENTION, "eos", ["It is 5."], []),
+        (f"As in `{CALLED}`", "eos", ["It is 5."], []),
+        (CALLED[:45], "eos", ["It is 5."], []),  # not whole
+        (CALLED.replace("add", "rob"), "eos", ["It is 5."], []),  # no tool
+    ],
+)
+def test_a_call_that_ends_a_thought_and_the_turn(
+    policy: str,
+    api_name: str,
+    stream: bool,
+    thought: str,
+    finish: Any,
+    answers: list[str],
+    calls: list[tuple[int, int]],
+) -> None:
+    with api(*(in_thought(thought, finish, answers) for _ in range(2))) as official:
+        found: list[str]
+        if api_name == "responses":
+            named = {"type": "function", **ADD["function"]}
+            asked: Any = {"model": policy, "input": "2 + 3?", "tools": [named]}
+            if stream:
+                *_, last = official.responses.create(**asked, stream=True)
+                reply = last.response  # type: ignore[union-attr]
+            else:
+                reply = official.responses.create(**asked)
+            found = [item.arguments for item in reply.output if item.type == "function_call"]
+            text = reply.output_text
+        elif stream:
+            asked = {"model": policy, "messages": [QUESTION], "tools": [ADD]}
+            with official.chat.completions.stream(**asked) as made:
+                choice: Any = made.get_final_completion().choices[0]
+        else:
+            asked = {"model": policy, "messages": [QUESTION], "tools": [ADD]}
+            choice = official.chat.completions.create(**asked).choices[0]
+        if api_name == "chat":
+            found = [call.function.arguments for call in choice.message.tool_calls or []]
+            text = choice.message.content or ""
+            assert choice.finish_reason == ("tool_calls" if calls else "stop")
+        assert [tuple(json.loads(one).values()) for one in found] == calls
+        assert text == ("" if calls else answers[0])
+
+
+@pytest.mark.parametrize("policy", ["large-only", "small-only", "specreason", "cascade"])
+def test_an_agent_loop(policy: str) -> None:
+    with api() as official:
+        messages: list[Any] = [QUESTION]
+        first = official.chat.completions.create(
+            model=policy, messages=messages, tools=[ADD, LOOK_UP]
+        ).choices[0]
+        assert first.finish_reason == "tool_calls"
+        assert first.message.content == "Let me see."
+        (call,) = first.message.tool_calls or []
+        assert (call.type, call.function.name) == ("function", "add")
+        assert json.loads(call.function.arguments) == {"a": 2, "b": 3}
+        messages += [
+            first.message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": "5"},
+        ]
+        second = official.chat.completions.create(
+            model=policy, messages=messages, tools=[ADD, LOOK_UP]
+        ).choices[0]
+    assert second.finish_reason == "stop"
+    assert second.message.content == "It is 5."
+    assert second.message.tool_calls is None
+
+
+@pytest.mark.parametrize("stop", [None, ["</tool_call>"], ["}}"]])
+def test_a_stream_ends_as_the_whole_answer_does(stop: list[str] | None) -> None:
+    with api() as official:
+        body: Any = {"model": "large-only", "messages": [QUESTION], "tools": [ADD], "stop": stop}
+        whole = official.chat.completions.create(**body).choices[0]
+        chunks = [
+            chunk.choices[0]
+            for chunk in official.chat.completions.create(**body, stream=True)
+            if chunk.choices
+        ]
+    streamed = any(chunk.delta.tool_calls for chunk in chunks)
+    assert chunks[-1].finish_reason == whole.finish_reason
+    assert streamed == bool(whole.message.tool_calls) == (whole.finish_reason == "tool_calls")
+
+
+def test_a_stream_that_goes_on_with_an_answer_is_the_whole_one_too() -> None:
+    def goes_on(transcript: Transcript, criteria: StopCriteria) -> str:
+        call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+        return f" that up.\n{call}" if transcript.closed else "Let me see."
+
+    with api(Scripted(goes_on, call_format=FORMAT), Scripted(goes_on, call_format=FORMAT)) as one:
+        begun = {"role": "assistant", "content": "Let me look"}
+        body: Any = {"model": "large-only", "messages": [QUESTION, begun], "tools": [ADD]}
+        more = {"continue_final_message": True, "add_generation_prompt": False}
+        whole = one.chat.completions.create(**body, extra_body=more).choices[0].message
+        chunks = one.chat.completions.create(**body, extra_body=more, stream=True)
+        told = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert whole.tool_calls
+    assert whole.content == told.rstrip() == " that up."
+
+
+def test_a_stream_pings_while_what_comes_cannot_be_shown_yet() -> None:
+    """An argument between tags is shown once it is whole, however long that takes."""
+    tagged = CallFormat(
+        "<tool_call>\n<function=",
+        ">\n",
+        "</function>\n</tool_call>",
+        "</function>\n</tool_call>\n<tool_call>\n<function=",
+        each=ArgumentFormat("<parameter=", ">\n", "\n</parameter>\n"),
+    )
+    text = "word " * 40
+
+    def writes(transcript: Transcript, criteria: StopCriteria) -> str:
+        if not transcript.closed:
+            return "I should write."
+        value = f"<parameter=text>\n{text}\n</parameter>\n"
+        return f"<tool_call>\n<function=look_up>\n{value}</function>\n</tool_call>"
+
+    slow = [Scripted(writes, call_format=tagged, delay=0.005) for _ in range(2)]
+    body = {"model": "large-only", "messages": [QUESTION], "tools": [LOOK_UP], "stream": True}
+    with serving(service(*slow, limits=ServiceLimits(ping_s=0.05))) as url:
+        reply = HTTP.post(f"{url}/v1/chat/completions", json=body).text
+    assert text.strip() in reply
+    assert ": ping" in reply
+
+
+def test_what_models_are_shown() -> None:
+    large = worker()
+    turns: list[Any] = [
+        QUESTION,
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "I should add.",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "5"}]},
+    ]
+    with api(large=large) as official:
+        official.chat.completions.create(model="large-only", messages=turns, tools=[ADD])
+        official.chat.completions.create(
+            model="large-only", messages=[QUESTION], tools=[ADD], tool_choice="none"
+        )
+    tools, user, assistant, tool = large.calls[0].call.transcript.messages
+    assert (tools.role, json.loads(tools.content)) == ("tools", [ADD])
+    assert user.content == "What is 2 + 3?"
+    (call,) = assistant.calls
+    assert (call.id, call.name, call.arguments) == ("c1", "add", "{}")
+    assert assistant.reasoning == "I should add."
+    assert (tool.role, tool.content, tool.call_id) == ("tool", "5", "c1")
+    assert [m.role for m in large.calls[-1].call.transcript.messages] == ["user"]
+
+
+def test_models_are_shown_what_a_client_left_out_of_a_tool() -> None:
+    """Templates add descriptions to texts and go through properties (Hermes 2 Pro)."""
+    large = worker()
+    with api(large=large) as official:
+        official.chat.completions.create(model="large-only", messages=[QUESTION], tools=[LOOK_UP])
+    (tool,) = json.loads(large.calls[0].call.transcript.messages[0].content)
+    assert tool["function"] == {
+        "name": "look_up",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    }
+
+
+def test_a_call_that_was_cut_off_may_come_back() -> None:
+    large = worker()
+    call = {"id": "c0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b'}}
+    turns: list[Any] = [
+        QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c0", "content": "no JSON"},
+    ]
+    with api(large=large) as official:
+        official.chat.completions.create(model="large-only", messages=turns, tools=[ADD])
+    heard = large.calls[0].call.transcript.messages[2:]
+    assert [one.arguments for turn in heard for one in turn.calls] == ['{"a": 1, "b']
+    assert heard[-1].content == "no JSON"
+
+
+@pytest.mark.parametrize("blank", ["", " \n"])
+def test_earlier_calls_without_arguments_and_what_they_gave_back_by_name(blank: str) -> None:
+    large = worker()
+    turns: list[Any] = [QUESTION]
+    for name in ("look_up", "add"):  # one id twice, as some models number their calls
+        call = {"id": "c0", "type": "function", "function": {"name": name, "arguments": blank}}
+        turns += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c0", "content": "5"},
+        ]
+    with api(large=large) as official:
+        official.chat.completions.create(model="large-only", messages=turns, tools=[ADD, LOOK_UP])
+    heard = large.calls[0].call.transcript.messages[2:]
+    assert [(turn.role, turn.name) for turn in heard if turn.role == "tool"] == [
+        ("tool", "look_up"),
+        ("tool", "add"),
+    ]
+    assert [call.arguments for turn in heard for call in turn.calls] == ["{}", "{}"]
+
+
+def test_the_thought_is_free_and_the_answer_is_held_to_the_tools() -> None:
+    large = worker()
+    with api(large=large) as official:
+        official.chat.completions.create(
+            model="large-only",
+            messages=[QUESTION],  # type: ignore[list-item]
+            tools=[ADD, LOOK_UP],
+            tool_choice={"type": "function", "function": {"name": "add"}},
+        )
+    thought, *_, answer = large.calls
+    assert thought.call.constraint is None
+    assert answer.call.constraint is not None
+    rules = json.loads(answer.call.constraint.source)
+    assert [name for name, _ in rules["tools"]] == ["add"]
+    assert (rules["required"], rules["parallel"], rules["answer"]) == (True, False, None)
+
+
+def test_a_stream_of_calls() -> None:
+    with api() as official:
+        chunks = list(
+            official.chat.completions.create(
+                model="specreason", messages=[QUESTION], tools=[ADD], stream=True
+            )
+        )
+        with official.chat.completions.stream(
+            model="specreason",
+            messages=[QUESTION],  # type: ignore[list-item]
+            tools=[ADD],
+        ) as stream:
+            final = stream.get_final_completion().choices[0]
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    content = "".join(choice.delta.content or "" for choice in choices)
+    pieces = [piece for choice in choices for piece in choice.delta.tool_calls or []]
+    assert content == "Let me see."
+    assert [piece.index for piece in pieces] == [0] * len(pieces)
+    assert pieces[0].id
+    assert pieces[0].function is not None
+    assert pieces[0].function.name == "add"
+    assert not any(piece.id for piece in pieces[1:])
+    joined = "".join(piece.function.arguments or "" for piece in pieces if piece.function)
+    assert json.loads(joined) == {"a": 2, "b": 3}
+    assert choices[-1].finish_reason == "tool_calls"
+    assert final.message.tool_calls is not None
+    assert final.message.tool_calls[0].function.name == "add"
+
+
+class Add(BaseModel):
+    a: int
+    b: int
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_strict_tools_call_in_a_fenced_block_is_one(streamed: bool) -> None:
+    call = '```json\n{"name": "add", "arguments": {"b": 3, "a": 2}}\n```'
+    large = Scripted(story=("I should add.", call), call_format=FORMAT)
+    tools = [pydantic_function_tool(Add, name="add")]
+    assert tools[0]["function"]["strict"]  # type: ignore[typeddict-item]
+    with (
+        api(large=large) as official,
+        official.chat.completions.stream(
+            model="large-only",
+            messages=[QUESTION],  # type: ignore[list-item]
+            tools=tools,
+        ) as stream,
+    ):
+        choice: Any = stream.get_final_completion().choices[0]
+        if not streamed:
+            choice = official.chat.completions.parse(
+                model="large-only",
+                messages=[QUESTION],  # type: ignore[list-item]
+                tools=tools,
+            ).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls[0].function.parsed_arguments == Add(a=2, b=3)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_the_clients_own_helpers_give_back_can_be_sent_again(streamed: bool) -> None:
+    with api() as official:
+        body: Any = {"model": "large-only", "tools": [pydantic_function_tool(Add, name="add")]}
+        messages: list[Any] = [QUESTION]
+        if streamed:
+            with official.chat.completions.stream(messages=messages, **body) as stream:
+                first = stream.get_final_completion().choices[0].message
+        else:
+            first = official.chat.completions.parse(messages=messages, **body).choices[0].message
+        assert first.tool_calls is not None
+        assert first.tool_calls[0].function.parsed_arguments == Add(a=2, b=3)
+        result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "5"}
+        for sent in (first, first.model_dump(), first.model_dump(exclude_unset=True)):
+            second = official.chat.completions.create(messages=[*messages, sent, result], **body)
+            assert second.choices[0].message.content == "It is 5."
+
+
+def test_a_call_that_max_tokens_cuts_says_so() -> None:
+    with api() as official:
+        cut = official.chat.completions.create(
+            model="large-only",
+            messages=[QUESTION],  # type: ignore[list-item]
+            tools=[ADD],
+            max_tokens=15,
+            extra_body={"policy": {"answer_reserve": 0}},
+        ).choices[0]
+    assert cut.finish_reason == "length"
+
+
+def test_a_model_without_a_place_for_tools_is_refused() -> None:
+    with (
+        api(Scripted(agent), Scripted(agent)) as official,
+        pytest.raises(BadRequestError) as caught,
+    ):
+        official.chat.completions.create(model="large-only", messages=[QUESTION], tools=[ADD])
+    assert "tools" in str(caught.value)
+
+
+def test_a_pair_of_different_forms_is_refused() -> None:
+    other = CallFormat('{"name": "', '", "parameters": ', "}")
+    with (
+        api(large=Scripted(agent, call_format=other)) as official,
+        pytest.raises(BadRequestError) as caught,
+    ):
+        official.chat.completions.create(model="specreason", messages=[QUESTION], tools=[ADD])
+    assert "different forms" in str(caught.value)
+
+
+def wide_tool(i: int, **more: Any) -> dict[str, Any]:
+    """A tool whose schema has many words about 8 arguments."""
+    about = {"description": "what is meant by it, in words " * 8}
+    properties = {
+        f"a{i}_{k}": {"enum": [f"{k}{one}" for one in "abcdefgh"], **about} for k in range(8)
+    }
+    parameters = {"type": "object", "properties": properties, **about}
+    return {"type": "function", "function": {"name": f"tool{i}", "parameters": parameters, **more}}
+
+
+def test_as_many_tools_as_there_may_be() -> None:
+    large = worker()
+    with api(large=large) as official:
+        tools: Any = [*map(wide_tool, range(127)), ADD]
+        answer = official.chat.completions.create(
+            model="large-only",
+            messages=[QUESTION],  # type: ignore[list-item]
+            tools=tools,
+        )
+    assert answer.choices[0].finish_reason == "tool_calls"
+    constraint = large.calls[-1].call.constraint
+    assert constraint is not None
+    held = lark(constraint, FORMAT)
+    assert '"tool126"' in held
+    assert "126_7" in held
+    assert "in words" not in held
+    assert "in words" in large.calls[-1].call.transcript.messages[0].content
+
+
+async def test_others_do_not_wait_while_schemas_are_read() -> None:
+    """By counting how often the event loop turns until the last of them is refused."""
+    wrong = wide_tool(127, strict=True)
+    wrong["function"]["parameters"]["not"] = {}
+    tools, turns = [*map(wide_tool, range(100, 127)), wrong], 0
+    transport = httpx.ASGITransport(create_app(service()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        body = {"model": "large-only", "messages": [QUESTION], "tools": tools}
+        asked = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+        while not asked.done():
+            await asyncio.sleep(0)
+            turns += 1
+    assert asked.result().json()["error"]["param"] == "tools[27].function.parameters"
+    assert turns > 200
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [ADD, ADD]}, "tools"),
+    ({"tools": [ADD] * 200}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [ADD], "tool_choice": "maybe"}, "tool_choice"),
+    (
+        {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
+        "tool_choice",
+    ),
+    (
+        {
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {"name": "a", "strict": True, "parameters": {"type": "strin"}},
+                }
+            ]
+        },
+        "tools[0].function.parameters",
+    ),
+    (
+        {
+            "tools": [
+                ADD,
+                {
+                    "type": "function",
+                    "function": {"name": "b", "strict": True, "parameters": {"not": {}}},
+                },
+            ],
+            "tool_choice": {"type": "function", "function": {"name": "b"}},
+        },
+        "tools[1].function.parameters",
+    ),
+    ({"tools": [ADD], "ignore_eos": True}, "ignore_eos"),
+    ({"tools": [ADD], "structured_outputs": {"regex": "a+"}}, "tools"),
+    ({"functions": [{"name": "add"}]}, "functions"),
+    ({"messages": [QUESTION, {"role": "tool", "content": "5"}]}, "messages[1].tool_call_id"),
+    (
+        {"messages": [QUESTION, {"role": "tool", "content": "5", "tool_call_id": "c9"}]},
+        "messages[1].tool_call_id",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "Hi", "tool_calls": [CALL]}, QUESTION]},
+        "messages[0].tool_calls",
+    ),
+    ({"messages": [QUESTION, {"role": "assistant"}, QUESTION]}, "messages[1].content"),
+    ({"messages": [{"role": "function", "content": "5", "name": "add"}]}, "messages[0].role"),
+    *(
+        (
+            {
+                "messages": [
+                    QUESTION,
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{**CALL, "function": {"name": "add", "arguments": text}}],
+                    },
+                    {"role": "tool", "content": "5", "tool_call_id": "c1"},
+                ]
+            },
+            "messages[1].tool_calls[0].function.arguments",
+        )
+        for text in ('{"a":' * 90 + "1" + "}" * 90,)
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "place"), BAD, ids=range(len(BAD)))
+def test_bad_input_is_named(body: dict[str, Any], place: str) -> None:
+    with api() as official, pytest.raises(BadRequestError) as caught:
+        official.chat.completions.create(
+            **{"model": "large-only", "messages": [QUESTION]},
+            extra_body=body,
+        )
+    error: Any = caught.value.body
+    assert error["param"].startswith(place)
+    assert error["message"]
