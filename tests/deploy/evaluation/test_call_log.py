@@ -32,7 +32,7 @@ from workers.scripted import Scripted
 
 SEGMENT = Segment("small", "2+2=4 🧡", (1, 2), (-0.5, -0.25), "hash", "until")
 ANSWERS = (
-    Generation(SEGMENT, Usage(9, 8, 2, 2), 1.5, 0.25),
+    Generation(SEGMENT, Usage(9, 8, 2, 2), 1.5, True),
     Classification(("0", "1"), (0.25, 0.75), 0.1, Usage(9), 2.0, (0.5, 1.0), inf),
     Verification((0.5, inf), (1, 2, 3), Usage(9), 2.0, ("2", "4"), (SEGMENT,) * 3, None),
 )

@@ -141,7 +141,7 @@ def test_stopped_in_the_middle_it_stops_the_work_too(browser: Browser) -> None:
         page.get_by_role("button", name="Stop").click()
         ended(page, "cancelled")
         expect(page.locator(".trouble")).to_contain_text("Stopped")
-        until(lambda: slow.admission.live == 0)
+        until(lambda: slow.live.admission.live == 0)
 
 
 def test_loaded_again_in_the_middle_the_page_shows_what_is_on_record(browser: Browser) -> None:

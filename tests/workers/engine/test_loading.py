@@ -92,7 +92,7 @@ async def test_a_stored_model_answers_as_in_transformers(case: str, tmp_path: Pa
     save(tmp_path / "draft", tokenizer, draft)
     branching = {"method": "recursive-c", "draft": str(tmp_path / "draft"), "branching": [3, 2]}
     worker = load(tmp_path, speculation=branching, max_len=64)
-    worker._stop_token_ids = frozenset()  # how long it goes on is no matter here
+    worker.backend.ends = frozenset()  # how long it goes on is no matter here
     try:
         call = ask("What is 1 + 2?")
         made = (await run(worker, call, StopCriteria(20))).segment.tokens

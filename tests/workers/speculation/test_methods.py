@@ -382,7 +382,7 @@ def plain(checkpoint: Path) -> Any:
         worker = load(checkpoint, rows=2, slots=3, max_len=200)
         whole = await answers(worker)
         end = whole[0][0][1][11]
-        worker._stop_token_ids |= {end}
+        worker.backend.ends |= {end}
         ended = await answers(worker)
         worker.close()
         return end, [whole, ended]
@@ -406,7 +406,7 @@ async def test_spans_end_where_they_end_without_speculation(
     speculation = {"method": method, **options}
     worker = load(checkpoint, speculation=speculation, rows=2, slots=3, max_len=200)
     made = [await answers(worker)]
-    worker._stop_token_ids |= {end}
+    worker.backend.ends |= {end}
     made.append(await answers(worker))
     worker.close()
     assert made == expected

@@ -398,7 +398,7 @@ async def test_spans_end_inside_a_block(checkpoint: Path, draft_checkpoint: Path
         until = await ask(StopCriteria(40, until=(piece,)))
         assert text.startswith(until.segment.text)
         assert until.segment.finish == "until"
-    worker._stop_token_ids |= {tokens[11]}
+    worker.backend.ends |= {tokens[11]}
     ended = await ask(StopCriteria(40))
     assert ended.segment.finish == "eos"
     assert ended.segment.tokens == tokens[: tokens.index(tokens[11])]
