@@ -5,9 +5,7 @@ A table is a list of columns, each a heading and a way to say one row. Intervals
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -19,7 +17,6 @@ from rich.text import Text
 
 from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.summary import Row
-from orchestrator.errors import BatonError
 
 Column = tuple[str, Callable[[Row], str]]
 
@@ -172,15 +169,3 @@ def setting(about: dict[str, Any]) -> str:
         f"{about['transport']}, `{about['speculation']}` in the large worker, "
         f"concurrency {about['concurrency']}.{warm if about['transport'] == 'http' else ''}"
     )
-
-
-def write_page(name: str, out: Path, page: Callable[[], str]) -> int:
-    """Write the page of the module `name`; its exit status, 1 where there is none to write."""
-    try:
-        text = page()
-    except BatonError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 1
-    out.write_text(text, encoding="utf-8")
-    print(out)
-    return 0
