@@ -169,7 +169,7 @@ class PolicyRunner:
             return
         before = self.transcript
         if isinstance(item, TextDelta):
-            if self.budget.room.holds(before):
+            if self._held.room.holds(before):
                 self._held.hold(before, [item])
             else:
                 yield from map(self.response.add, self._shown(item))
@@ -222,7 +222,7 @@ class PolicyRunner:
         start, drafts = self._held.start or before, self._held.drafts
         events = self._held.release() + events
         cut = (after.forced, after.finish) == (True, "length")
-        if not (cut and self.budget.room.holds(before)):
+        if not (cut and self._held.room.holds(before)):
             return events
         for draft in drafts:
             self.response.give_up(draft)
@@ -334,7 +334,7 @@ class PolicyRunner:
             # Half a character at the end is made and dropped: then the context is not full. What
             # was made up to max_tokens and not shown is given up.
             short = answer.usage.generated < allowed
-            short |= self.budget.room.certain(before, allowed) < allowed
+            short |= self._held.room.certain(before, allowed) < allowed
             if self._only_half(action, answer, allowed):
                 self._reply = before
                 self._count_idle()
@@ -346,7 +346,7 @@ class PolicyRunner:
             self._check_extends(action.transcript)
             segment, draft = action.segment, self._made(action.segment)
             ends = segment.finish in ENDED
-            fits = ends or not self.budget.room.overruns(before, len(segment.tokens))
+            fits = ends or not self._held.room.overruns(before, len(segment.tokens))
             if fits and segment.text:
                 size = len(segment.tokens)
                 yield from self._shown(TextDelta(segment.author, self.phase, segment.text, size))
