@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from orchestrator.http.ask import Choice
+from orchestrator.http.ask import Choice, RequestPlan
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.budget import spent
@@ -189,6 +189,17 @@ def joined(answers: Sequence[Json], each: int | None = None) -> Json:
     return {**first, "choices": choices, "usage": total}
 
 
+def planned(plan: RequestPlan) -> Json:
+    """Which policy answers, and how each worker decodes."""
+    return {
+        "policy": plan.name,
+        "version": plan.version,
+        "experiment": plan.experiment,
+        "arm": plan.arm,
+        "speculation": dict(plan.decoding),
+    }
+
+
 def baton(choice: Choice, response: ResponseAccumulator) -> Json:
     """The `baton` object: `steps` are the chain's, with rejected drafts."""
     completed = response.completed
@@ -200,11 +211,7 @@ def baton(choice: Choice, response: ResponseAccumulator) -> Json:
     return {
         **warned,
         "trace_id": choice.trace_id,
-        "policy": plan.name,
-        "version": plan.version,
-        "experiment": plan.experiment,
-        "arm": plan.arm,
-        "speculation": dict(plan.decoding),
+        **planned(plan),
         "acceptance": {
             worker: {"drafted_at": drafted, "accepted_at": accepted}
             for worker, (drafted, accepted) in response.acceptance.items()

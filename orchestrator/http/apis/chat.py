@@ -43,6 +43,7 @@ from orchestrator.http.encoder import (
     TokenUsage,
     baton,
     head,
+    planned,
     running_usage,
     sse,
     total_usage,
@@ -528,11 +529,7 @@ def _beginning(choice: Choice) -> Json:
     return {
         "trace_id": choice.trace_id,
         "index": choice.index,
-        "policy": plan.name,
-        "version": plan.version,
-        "experiment": plan.experiment,
-        "arm": plan.arm,
-        "speculation": dict(plan.decoding),
+        **planned(plan),
         "parameters": plan.policy.model_dump(mode="json"),
     }
 
