@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy.checking.files import check
+from deploy.checking.overlay import tool
 from deploy.launch import workers
 from deploy.service.config import WorkerSpec
 from deploy.service.workers import connect_worker
@@ -254,7 +255,7 @@ MISTAKES: list[Mistake] = [
 @pytest.fixture(autouse=True)
 def _renders(request: pytest.FixtureRequest) -> None:
     """Skip what needs kustomize or kubectl if neither is installed."""
-    if shutil.which("kustomize") or shutil.which("kubectl"):
+    if tool() is not None:
         return
     callspec = getattr(request.node, "callspec", None)
     if callspec is None or "overlays" in str(callspec.params):

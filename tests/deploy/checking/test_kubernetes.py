@@ -17,7 +17,7 @@ import yaml
 
 from deploy.checking import schema
 from deploy.checking.files import check
-from deploy.checking.overlay import rendered
+from deploy.checking.overlay import rendered, tool
 from deploy.checking.rayservice import groups
 from orchestrator.errors import ConfigError
 from tests.deploy.conftest import ROOT
@@ -31,7 +31,7 @@ needs_crd = pytest.mark.skipif(CRD is None, reason="KUBERAY_SCHEMA names no RayS
 @cache
 def manifests(name: str) -> list[Any]:
     """The manifests of an overlay; the test is skipped if no tool can render it."""
-    if not (shutil.which("kustomize") or shutil.which("kubectl")):
+    if tool() is None:
         pytest.skip("neither kustomize nor kubectl is installed")
     return list(yaml.safe_load_all(rendered(FOLDER / "overlays" / name)))
 
