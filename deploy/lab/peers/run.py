@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -128,7 +128,7 @@ def compared(figures: Sequence[Figure]) -> list[dict[str, Any]]:
             if not ours or who not in found:
                 continue
             unit, theirs = found[who]["unit"], found[who]["value"]
-            best = max(ours) if unit == "tokens/s" else min(ours)
+            best = _best(unit)(ours)
             ratio = best / theirs if unit == "tokens/s" else theirs / best
             rows.append(
                 {"measure": measure, "peer": peer, "ours": best, "theirs": theirs, "unit": unit,
@@ -155,12 +155,16 @@ def _table(figures: Sequence[Figure]) -> str:
     return markdown(list(rows.values()), columns)
 
 
+def _best(unit: str) -> Callable[[Iterable[float]], float]:
+    return max if unit == "tokens/s" else min
+
+
 def _to_the_best(row: Mapping[str, Any]) -> str:
     ours = [row[who] for who in WHO[:2] if who in row]
     others = [row[who] for who in WHO[2:] if who in row]
     if not ours or not others:
         return ""
-    best = max if row["unit"] == "tokens/s" else min
+    best = _best(row["unit"])
     return f"{best(ours) / best(others):.2f}x"
 
 
