@@ -8,8 +8,6 @@ from typing import Any
 import openai
 import pytest
 
-from deploy.launch.deployment_file import DEFAULT_FILE, load
-from deploy.service.workers import load_worker
 from orchestrator.errors import WorkerError
 from orchestrator.http.settings import ServiceLimits
 from orchestrator.state.memory import MemoryStore
@@ -30,13 +28,6 @@ from workers.scripted import Scripted
 from workers.worker import EngineWorker
 
 SAMPLED = {"model": "large-only", "temperature": 1.5, "max_tokens": 40}
-
-
-@pytest.fixture(scope="module")
-def large() -> Iterator[EngineWorker]:
-    worker = load_worker(load(DEFAULT_FILE).args.workers.large)
-    yield worker
-    worker.close()
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,6 @@ from typing import Any
 import openai
 import pytest
 
-from deploy.launch.deployment_file import DEFAULT_FILE, load
-from deploy.service.workers import load_worker
 from orchestrator.errors import Unsupported
 from orchestrator.http.settings import ServiceLimits
 from orchestrator.types import Message, Segment, Transcript, Verification
@@ -23,13 +21,6 @@ from workers.scripted import Scripted
 from workers.worker import EngineWorker
 
 TEXT = "12+30=42.\n\n42-2="
-
-
-@pytest.fixture(scope="module")
-def large() -> Iterator[EngineWorker]:
-    worker = load_worker(load(DEFAULT_FILE).args.workers.large)
-    yield worker
-    worker.close()
 
 
 @pytest.fixture(scope="module")
