@@ -9,7 +9,7 @@ In reading order, the first six as a request meets them:
 - `service`: one replica's parts, and how a request is admitted.
 - `answering`: runs the step loop for a request and sends its answer.
 - `body`: a body of bounded size, as JSON and as a request; unknown parameters are refused by name.
-- `encoder`: what the answers of all APIs share: usage, the `baton` object, server-sent events.
+- `rendering`: what the answers of all APIs share: usage, the `baton` object.
 - `records`: a request and its answer as the store keeps them.
 - `tools`: the tools of a request, and their calls in an answer.
 - `planning`: which policy answers a request.

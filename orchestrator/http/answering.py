@@ -29,7 +29,7 @@ from orchestrator.errors import InvalidRequest, Unsupported, WorkerError, descri
 from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.http.admission import Place
 from orchestrator.http.ask import Ask, Choice, Incoming, estimated_tokens
-from orchestrator.http.encoder import Json, dump, joined
+from orchestrator.http.body import Json
 from orchestrator.http.errors import http_error
 from orchestrator.http.records import (
     OUTCOMES,
@@ -39,6 +39,7 @@ from orchestrator.http.records import (
     record,
     trace_name,
 )
+from orchestrator.http.rendering import dump, joined
 from orchestrator.http.service import Service
 from orchestrator.http.tools.call_reader import calls_at_end, read_answer
 from orchestrator.loop.accumulator import ResponseAccumulator

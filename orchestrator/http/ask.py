@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from orchestrator.experiments.assignment import Enrollment
+from orchestrator.http.body import Json
 from orchestrator.http.tools.offered import ToolUse
 from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.actions import WorkerName
+from orchestrator.loop.events import Event
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Limits, Message, Sampling
-
-if TYPE_CHECKING:
-    from orchestrator.http.encoder import Encoder
+from orchestrator.worker import Worker
 
 BYTES_PER_TOKEN: Final = 3
 """For a prompt that no worker has read yet: English has about four, other scripts fewer."""
@@ -260,6 +262,52 @@ class Choice:
             **seed,
             **several,
         }
+
+
+class Encoder(ABC):
+    """Shows one answer in the form of an API: whole, or as chunks of a stream.
+
+    It knows no connection and no other answers to the same request: `answering` joins them and
+    sends them.
+
+    Args:
+        choice: the answer.
+        response: its events so far; each is folded in before it comes here.
+    """
+
+    def __init__(self, choice: Choice, response: ResponseAccumulator) -> None:
+        self.choice, self.response = choice, response
+
+    async def before(self, workers: Mapping[WorkerName, Worker]) -> None:  # noqa: B027 (optional)
+        """Ask `workers` for more than the answer, once the prompt is read. A worker that cannot
+        tell refuses here, before anything is shown."""
+
+    async def after(self, workers: Mapping[WorkerName, Worker]) -> None:  # noqa: B027 (optional)
+        """Ask `workers` about the finished answer."""
+
+    @abstractmethod
+    def whole(self) -> Json:
+        """The body of an answer that is not streamed, as if it were the only one."""
+
+    @abstractmethod
+    def begin(self) -> bytes:
+        """The first chunks of a stream, once the prompt is read."""
+
+    @abstractmethod
+    def more(self, events: Sequence[Event]) -> bytes:
+        """The chunks for these events; empty if they show nothing."""
+
+    @abstractmethod
+    def finish(self) -> bytes:
+        """The last chunks of the answer."""
+
+    def end(self, responses: Sequence[ResponseAccumulator]) -> bytes:
+        """The end of a stream after all of a request's answers."""
+        return b""
+
+    @abstractmethod
+    def failure(self, body: Json) -> bytes:
+        """The end of a stream that broke off; `body` is the error as OpenAI has it."""
 
 
 def estimated_tokens(messages: Sequence[Message]) -> int:

@@ -21,6 +21,7 @@ from orchestrator.http.errors import HttpError
 from orchestrator.http.settings import ServiceLimits
 from orchestrator.validation import body_path, closest, invalid_request
 
+Json = dict[str, Any]
 Body = TypeVar("Body", bound=BaseModel)
 Parsed = TypeVar("Parsed", bound="Parameters")
 

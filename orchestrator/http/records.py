@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from orchestrator.http.ask import APIS, Choice
-from orchestrator.http.encoder import Json, baton, usage
+from orchestrator.http.body import Json
+from orchestrator.http.rendering import baton, usage
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.timeline import CallSpan
 from orchestrator.types import Message

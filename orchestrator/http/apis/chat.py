@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest
+from orchestrator.http.apis.chunks import ChunkEncoder, sse
 from orchestrator.http.apis.parameters import (
     EFFORT,
     MOST_LIKELY,
@@ -33,23 +34,9 @@ from orchestrator.http.apis.parameters import (
 )
 from orchestrator.http.apis.scores import Scorer, TokenScore, shown_tokens
 from orchestrator.http.ask import CHAT, Ask, Choice
-from orchestrator.http.body import contradiction, parse_request
-from orchestrator.http.encoder import (
-    DONE,
-    Baton,
-    Encoder,
-    Json,
-    Stripped,
-    TokenUsage,
-    baton,
-    head,
-    planned,
-    running_usage,
-    sse,
-    total_usage,
-    usage,
-)
+from orchestrator.http.body import Json, contradiction, parse_request
 from orchestrator.http.records import call_json, step_json
+from orchestrator.http.rendering import Baton, Stripped, TokenUsage, planned
 from orchestrator.http.settings import HttpSettings
 from orchestrator.http.tools.call_reader import AnswerReader, CallPiece, Piece, read_answer
 from orchestrator.http.tools.offered import (
@@ -387,8 +374,10 @@ def parse(given: bytes, settings: HttpSettings) -> Ask:
     )
 
 
-class ChatEncoder(Encoder):
+class ChatEncoder(ChunkEncoder):
     """A chat completion; `thought_in` names the fields that hold the thought."""
+
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
     def __init__(
         self,
@@ -397,7 +386,7 @@ class ChatEncoder(Encoder):
         choice: Choice,
         response: ResponseAccumulator,
     ) -> None:
-        super().__init__(choice, response)
+        super().__init__(body, choice, response)
         self._body, self._thought_in = body, thought_in
         self._strip = Stripped(begun=body.continue_final_message)
         self._answer = AnswerReader(choice, response)
@@ -432,49 +421,34 @@ class ChatEncoder(Encoder):
                 }
                 for call in calls
             ]
-        made = {
-            "index": self.choice.index,
-            "message": message,
-            "logprobs": self._logprobs,
-            "finish_reason": self.response.finish_reason,
-        }
-        return {
-            **head(self.choice, "chat.completion"),
-            "choices": [made],
-            "usage": usage(self.response),
-            "baton": baton(self.choice, self.response),
-        }
+        return self.completion(
+            {
+                "index": self.choice.index,
+                "message": message,
+                "logprobs": self._logprobs,
+                "finish_reason": self.response.finish_reason,
+            }
+        )
 
     def begin(self) -> bytes:
-        first = self._chunk({"role": "assistant", "content": ""})
+        first = self.chunk(self._choice({"role": "assistant", "content": ""}))
         return sse(first if self._events is None else {**first, "baton": _beginning(self.choice)})
 
     def more(self, events: Sequence[Event]) -> bytes:
-        chunks = [self._chunk(delta) for delta in self._deltas(events)]
+        chunks = [self.chunk(self._choice(delta)) for delta in self._deltas(events)]
         if chunks and self._body.wants_running_usage:
-            chunks[-1]["usage"] = running_usage(self.response)
+            chunks[-1]["usage"] = self.running_usage
         if self._events is not None and (news := self._events.more(events)) is not None:
             shown = {"index": self.choice.index, **news}
-            chunks.append({**self._chunk({}), "choices": [], "baton": shown})
+            chunks.append({**self.chunk({}), "choices": [], "baton": shown})
         return b"".join(map(sse, chunks))
 
     def finish(self) -> bytes:
-        rest = [self._chunk(delta) for delta in self._answer_deltas(self._answer.end())]
+        rest = [self._choice(delta) for delta in self._answer_deltas(self._answer.end())]
         if self._logprobs is not None:
-            rest.append(self._chunk({}, logprobs=self._logprobs))
-        finish = self.response.finish_reason
-        last = self._chunk({}, finish)
-        if self._body.wants_running_usage:
-            last["usage"] = usage(self.response)
-        data = b"".join(map(sse, rest))
-        return data + sse({**last, "baton": baton(self.choice, self.response)})
-
-    def end(self, responses: Sequence[ResponseAccumulator]) -> bytes:
-        if not self._body.wants_usage:
-            return DONE
-        total = total_usage(map(usage, responses))
-        last = {**head(self.choice, "chat.completion.chunk"), "choices": [], "usage": total}
-        return sse(last) + DONE
+            rest.append(self._choice({}, logprobs=self._logprobs))
+        data = b"".join(sse(self.chunk(one)) for one in rest)
+        return data + self.last_chunk(self._choice({}, self.response.finish_reason))
 
     def _deltas(self, events: Sequence[Event]) -> Iterator[Json]:
         """The accepted text in `events` as OpenAI deltas; neighbours of one phase share one."""
@@ -493,15 +467,13 @@ class ChatEncoder(Encoder):
             elif text := self._strip.feed(piece):
                 yield {"content": text}
 
-    def _chunk(self, delta: Json, finish: str | None = None, logprobs: Json | None = None) -> Json:
-        choice = {
+    def _choice(self, delta: Json, finish: str | None = None, logprobs: Json | None = None) -> Json:
+        return {
             "index": self.choice.index,
             "delta": delta,
             "logprobs": logprobs,
             "finish_reason": finish,
         }
-        made = {**head(self.choice, "chat.completion.chunk"), "choices": [choice]}
-        return {**made, "usage": None} if self._body.wants_usage else made
 
 
 def _call_delta(piece: CallPiece) -> Json:

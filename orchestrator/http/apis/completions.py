@@ -13,6 +13,7 @@ from pydantic import Field, PlainValidator, model_validator
 from typing_extensions import TypedDict
 
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest
+from orchestrator.http.apis.chunks import ChunkEncoder, sse
 from orchestrator.http.apis.parameters import (
     MOST_LIKELY,
     UNSUPPORTED,
@@ -23,20 +24,8 @@ from orchestrator.http.apis.parameters import (
 )
 from orchestrator.http.apis.scores import ScoredSegment, Scorer, TokenScore
 from orchestrator.http.ask import TEXT_COMPLETION, Ask, Choice
-from orchestrator.http.body import contradiction, parse_request
-from orchestrator.http.encoder import (
-    DONE,
-    Baton,
-    Encoder,
-    Json,
-    TokenUsage,
-    baton,
-    head,
-    running_usage,
-    sse,
-    total_usage,
-    usage,
-)
+from orchestrator.http.body import Json, contradiction, parse_request
+from orchestrator.http.rendering import Baton, TokenUsage
 from orchestrator.http.settings import HttpSettings
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
@@ -169,13 +158,15 @@ def parse(given: bytes, settings: HttpSettings) -> Ask:
     )
 
 
-class CompletionEncoder(Encoder):
+class CompletionEncoder(ChunkEncoder):
     """A text completion: the text as the model wrote it, white space and all."""
+
+    kind = chunk_kind = "text_completion"
 
     def __init__(
         self, body: CompletionRequest, choice: Choice, response: ResponseAccumulator
     ) -> None:
-        super().__init__(choice, response)
+        super().__init__(body, choice, response)
         self._body = body
         self._prompt: ScoredSegment | None = None  # if it is asked for
         self._answer: list[ScoredSegment] | None = None  # if it is asked for and can be scored
@@ -204,46 +195,25 @@ class CompletionEncoder(Encoder):
             text = "".join(self._prompt.scores.pieces) + text
         elif body.echo:
             text = self.choice.messages[0].content + text
-        return {
-            **self._choice(text, self.response.finish_reason, logprobs),
-            "usage": usage(self.response),
-            "baton": baton(self.choice, self.response),
-        }
+        return self.completion(self._choice(text, self.response.finish_reason, logprobs))
 
     def begin(self) -> bytes:
         return b""
 
     def more(self, events: Sequence[Event]) -> bytes:
         text = "".join(event.text for event in events if isinstance(event, TextDelta))
-        if not text:
-            return b""
-        return sse(self._chunk(text, None, running_usage(self.response)))
+        return sse(self.chunk(self._choice(text), self.running_usage)) if text else b""
 
     def finish(self) -> bytes:
-        last = self._chunk("", self.response.finish_reason, usage(self.response))
-        return sse({**last, "baton": baton(self.choice, self.response)})
+        return self.last_chunk(self._choice("", self.response.finish_reason))
 
-    def end(self, responses: Sequence[ResponseAccumulator]) -> bytes:
-        if not self._body.wants_usage:
-            return DONE
-        last = self._chunk("", None, None)
-        total = total_usage(map(usage, responses), self.choice.ask.answers_each)
-        return sse({**last, "choices": [], "usage": total}) + DONE
-
-    def _chunk(self, text: str, finish: str | None, so_far: Json | None) -> Json:
-        made = self._choice(text, finish)
-        if not self._body.wants_usage:
-            return made
-        return {**made, "usage": so_far if self._body.wants_running_usage else None}
-
-    def _choice(self, text: str, finish: str | None, logprobs: Json | None = None) -> Json:
-        choice = {
+    def _choice(self, text: str, finish: str | None = None, logprobs: Json | None = None) -> Json:
+        return {
             "index": self.choice.index,
             "text": text,
             "logprobs": logprobs,
             "finish_reason": finish,
         }
-        return {**head(self.choice, "text_completion"), "choices": [choice]}
 
     async def _score_prompt(self, workers: Mapping[WorkerName, Worker]) -> ScoredSegment:
         """Score the prompt's tokens, after those that begin every text."""

@@ -29,9 +29,9 @@ from orchestrator.http.apis.parameters import (
     Effort,
     TextRequest,
 )
-from orchestrator.http.ask import RESPONSES, Ask, Choice
-from orchestrator.http.body import contradiction, parse_request
-from orchestrator.http.encoder import Baton, Encoder, Json, Stripped, baton, dump, usage
+from orchestrator.http.ask import RESPONSES, Ask, Choice, Encoder
+from orchestrator.http.body import Json, contradiction, parse_request
+from orchestrator.http.rendering import Baton, Stripped, baton, dump, usage
 from orchestrator.http.settings import HttpSettings
 from orchestrator.http.tools.call_reader import AnswerReader, CallPiece, Piece
 from orchestrator.http.tools.offered import (

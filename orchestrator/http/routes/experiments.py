@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
@@ -11,13 +9,11 @@ from orchestrator.errors import InvalidRequest, Unusable
 from orchestrator.experiments import readouts
 from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.runs import Run
-from orchestrator.http.body import json_object, read_body
+from orchestrator.http.body import Json, json_object, read_body
 from orchestrator.http.routes.openapi import described
 from orchestrator.http.routes.policies import ChangeNote, audit_info, refresh
 from orchestrator.http.service import Service
 from orchestrator.state.store import read_state
-
-Json = dict[str, Any]
 
 
 def add_experiment_routes(app: FastAPI, service: Service) -> None:

@@ -17,11 +17,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from orchestrator.http.auth import OPEN_PATHS, READ_METHODS, USER_PATHS, is_observers
-from orchestrator.http.body import Parameters
+from orchestrator.http.body import Json, Parameters
 from orchestrator.http.errors import Error
 from orchestrator.http.service import Service
 
-Json = dict[str, Any]
 _REF: Final = "#/components/schemas/"
 _bodies: Final[dict[str, type[BaseModel]]] = {}  # by name: all that routes were described with
 

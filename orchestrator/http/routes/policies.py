@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Final
 
 from fastapi import FastAPI, Query, Request
 from pydantic import BaseModel, ConfigDict
@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError, UnknownPolicy, Unusable
 from orchestrator.experiments.documents import Experiment
-from orchestrator.http.body import read_body
+from orchestrator.http.body import Json, read_body
 from orchestrator.http.routes.openapi import described
 from orchestrator.http.service import Service
 from orchestrator.state.store import read_state
@@ -27,7 +27,6 @@ from orchestrator.state.versions import (
     newest_numbers,
 )
 
-Json = dict[str, Any]
 LISTED: Final = 100  # versions or changes in a list, by default
 
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from fastapi import FastAPI, Query, Request
 from pydantic import BaseModel, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError
+from orchestrator.http.body import Json
 from orchestrator.http.errors import HttpError
 from orchestrator.http.records import OUTCOMES, OUTCOMES_OF, trace_id_of, trace_name
 from orchestrator.http.routes.openapi import described
 from orchestrator.http.service import Service
 from orchestrator.state.foreign import json_object
 
-Json = dict[str, Any]
 SEARCHED: Final = 2000
 """The number of latest outcomes that a filter looks through."""
 QUESTION: Final = 200

@@ -17,7 +17,7 @@ from orchestrator.http.apis.parameters import UNSUPPORTED
 from orchestrator.http.apis.responses import ResponsesRequest
 from orchestrator.http.auth import Keys
 from orchestrator.http.body import parse_request
-from orchestrator.http.encoder import Stripped
+from orchestrator.http.rendering import Stripped
 from orchestrator.types import GREEDY
 from tests.orchestrator.serving import asking
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Final, NotRequired
+from typing import Annotated, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from orchestrator.http.ask import Choice, RequestPlan
+from orchestrator.http.body import Json
 from orchestrator.loop.accumulator import ResponseAccumulator
-from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.budget import spent
-from orchestrator.loop.events import Event, Metrics
+from orchestrator.loop.events import Metrics
 from orchestrator.types import Step
-from orchestrator.worker import Worker
-
-Json = dict[str, Any]
-DONE: Final = b"data: [DONE]\n\n"
-"""The end of a stream."""
 
 
 class CachedTokens(TypedDict):
@@ -68,52 +62,6 @@ class Baton(TypedDict):
     metrics: Metrics
 
 
-class Encoder(ABC):
-    """Shows one answer in the form of an API: whole, or as chunks of a stream.
-
-    It knows no connection and no other answers to the same request: `answering` joins them and
-    sends them.
-
-    Args:
-        choice: the answer.
-        response: its events so far; each is folded in before it comes here.
-    """
-
-    def __init__(self, choice: Choice, response: ResponseAccumulator) -> None:
-        self.choice, self.response = choice, response
-
-    async def before(self, workers: Mapping[WorkerName, Worker]) -> None:  # noqa: B027 (optional)
-        """Ask `workers` for more than the answer, once the prompt is read. A worker that cannot
-        tell refuses here, before anything is shown."""
-
-    async def after(self, workers: Mapping[WorkerName, Worker]) -> None:  # noqa: B027 (optional)
-        """Ask `workers` about the finished answer."""
-
-    @abstractmethod
-    def whole(self) -> Json:
-        """The body of an answer that is not streamed, as if it were the only one."""
-
-    @abstractmethod
-    def begin(self) -> bytes:
-        """The first chunks of a stream, once the prompt is read."""
-
-    @abstractmethod
-    def more(self, events: Sequence[Event]) -> bytes:
-        """The chunks for these events; empty if they show nothing."""
-
-    @abstractmethod
-    def finish(self) -> bytes:
-        """The last chunks of the answer."""
-
-    def end(self, responses: Sequence[ResponseAccumulator]) -> bytes:
-        """The end of a stream after all of a request's answers."""
-        return b""
-
-    def failure(self, body: Json) -> bytes:
-        """The end of a stream that broke off; `body` is the error as OpenAI has it."""
-        return sse(body)
-
-
 class Stripped:
     """`str.strip()` for a text that comes in pieces.
 
@@ -134,22 +82,16 @@ class Stripped:
         return certain
 
 
-def running_usage(response: ResponseAccumulator) -> Json:
-    """The usage so far: the tokens of the text that was shown."""
-    thought, answer = response.shown["thought"], response.shown["answer"]
-    return _usage(response, thought + answer, thought)
-
-
 def usage(response: ResponseAccumulator) -> Json | None:
     """The usage as OpenAI counts it: accepted tokens and the ends of thought and turn that a model
     wrote, without drafts and judge calls. None before the answer has ended."""
     if response.completed is None:
         return None
     transcript = response.completed.transcript
-    return _usage(response, spent(transcript), transcript.thought.tokens)
+    return usage_of(response, spent(transcript), transcript.thought.tokens)
 
 
-def _usage(response: ResponseAccumulator, completion: int, thought: int) -> Json:
+def usage_of(response: ResponseAccumulator, completion: int, thought: int) -> Json:
     prompt = response.prompt.prompt
     return _counted(prompt, min(response.prompt.cached, prompt), completion, thought)
 
@@ -225,20 +167,5 @@ def baton(choice: Choice, response: ResponseAccumulator) -> Json:
     }
 
 
-def head(choice: Choice, kind: str) -> Json:
-    """The first fields of every completion and chunk; `kind` is OpenAI's name of the object."""
-    return {
-        "id": choice.answer_id,
-        "object": kind,
-        "created": choice.incoming.created,
-        "model": choice.ask.policy.model,
-    }
-
-
 def dump(value: Json) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def sse(value: Json) -> bytes:
-    """One server-sent event."""
-    return b"data: " + dump(value) + b"\n\n"

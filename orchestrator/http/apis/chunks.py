@@ -1,0 +1,79 @@
+"""What chat and text completions share: OpenAI's objects with `choices`, whole or as chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+from orchestrator.http.apis.parameters import TextRequest
+from orchestrator.http.ask import Choice, Encoder
+from orchestrator.http.body import Json
+from orchestrator.http.rendering import baton, dump, total_usage, usage, usage_of
+from orchestrator.loop.accumulator import ResponseAccumulator
+
+DONE: Final = b"data: [DONE]\n\n"
+"""The end of a stream."""
+
+
+class ChunkEncoder(Encoder):
+    """Shows an answer as one of the `choices` of an object.
+
+    Attributes:
+        kind: OpenAI's name of the whole object.
+        chunk_kind: OpenAI's name of a chunk.
+    """
+
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(self, body: TextRequest, choice: Choice, response: ResponseAccumulator) -> None:
+        super().__init__(choice, response)
+        self._request = body
+
+    def completion(self, choice: Json) -> Json:
+        """The whole object with this choice."""
+        return {
+            **self._object(self.kind, [choice]),
+            "usage": usage(self.response),
+            "baton": baton(self.choice, self.response),
+        }
+
+    def chunk(self, choice: Json, so_far: Json | None = None) -> Json:
+        """A chunk with this choice; `so_far` is the usage, if every chunk is to hold it."""
+        made = self._object(self.chunk_kind, [choice])
+        if not self._request.wants_usage:
+            return made
+        return {**made, "usage": so_far if self._request.wants_running_usage else None}
+
+    def last_chunk(self, choice: Json) -> bytes:
+        last = self.chunk(choice, usage(self.response))
+        return sse({**last, "baton": baton(self.choice, self.response)})
+
+    def end(self, responses: Sequence[ResponseAccumulator]) -> bytes:
+        if not self._request.wants_usage:
+            return DONE
+        total = total_usage(map(usage, responses), self.choice.ask.answers_each)
+        return sse({**self._object(self.chunk_kind, []), "usage": total}) + DONE
+
+    def failure(self, body: Json) -> bytes:
+        return sse(body)
+
+    @property
+    def running_usage(self) -> Json:
+        """The usage so far: the tokens of the text that was shown."""
+        thought, answer = self.response.shown["thought"], self.response.shown["answer"]
+        return usage_of(self.response, thought + answer, thought)
+
+    def _object(self, kind: str, choices: list[Json]) -> Json:
+        return {
+            "id": self.choice.answer_id,
+            "object": kind,
+            "created": self.choice.incoming.created,
+            "model": self.choice.ask.policy.model,
+            "choices": choices,
+        }
+
+
+def sse(value: Json) -> bytes:
+    """One server-sent event."""
+    return b"data: " + dump(value) + b"\n\n"
