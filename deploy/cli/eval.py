@@ -95,9 +95,6 @@ def evaluate(
     as_json: Annotated[
         Path | None, typer.Option("--json", help="Write the summary to this file.")
     ] = None,
-    as_markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Write the tables to this file.")
-    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw accuracy over time and over large tokens as PNG.")
     ] = None,
@@ -130,7 +127,7 @@ def evaluate(
     from deploy.evaluation.evaluation_log import EvaluationLog
     from deploy.evaluation.problems import load_problems
     from deploy.evaluation.summary import rows as summarise
-    from deploy.evaluation.tables import MAIN, WORK, by_level, notes, report, show
+    from deploy.evaluation.tables import MAIN, WORK, by_level, notes, show
 
     if url is not None and speculation is not None:
         raise InvalidRequest("--speculation is the service's own choice; leave it out with --url")
@@ -189,8 +186,6 @@ def evaluate(
     about["n"] = len(chosen)
     if as_json is not None:
         write(as_json, json.dumps({"rows": table, **about}, indent=2) + "\n")
-    if as_markdown is not None:
-        write(as_markdown, report(table, about))
     if plot is not None:
         from deploy.evaluation.plots import draw
 

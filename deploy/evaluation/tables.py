@@ -1,12 +1,8 @@
-"""Rows as people read them: in the terminal, and in Markdown, on a page of their own.
-
-A table is a list of columns, each a heading and a way to say one row. Intervals are of 95 %.
-"""
+"""Rows as tables in a terminal: each column is a heading and how it says a row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -133,39 +129,3 @@ def show(
             block.add_row(head, Text(cell(row)))
         console.print(Text(name(row), style="bold"))
         console.print(Padding(block, (0, 0, 1, 2)))
-
-
-def markdown(table: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Rows as a Markdown table."""
-    heads = [head for head, _ in columns]
-    lines = [heads, ["---", *("---:" for _ in heads[1:])]]
-    lines += [[text(row) for _, text in columns] for row in table]
-    return "".join("| " + " | ".join(escape(cell) for cell in line) + " |\n" for line in lines)
-
-
-def escape(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def report(table: Sequence[Row], about: dict[str, Any], heading: str = "#") -> str:
-    """An evaluation in Markdown: the main table, the work behind it, and the levels."""
-    parts = [
-        f"{heading} Evaluation\n\n{setting(about)}\n\n{markdown(table, MAIN)}",
-        f"{heading}# Where work and time go\n\n{markdown(table, WORK)}",
-    ]
-    if any(row["levels"] for row in table):
-        parts.append(
-            f"{heading}# By level\n\nAccuracy %, speedup in brackets.\n\n"
-            f"{markdown(table, by_level(table))}"
-        )
-    return "\n".join(parts) + f"\n{notes(about['concurrency'], about['speculation'])}\n"
-
-
-def setting(about: dict[str, Any]) -> str:
-    """In which circumstances the rows were measured, in one sentence."""
-    warm = " A service's prefix cache may hold what the policy before has read."
-    return (
-        f"{about['n']} problems of `{about['problems']}` (seed {about['seed']}), "
-        f"{about['transport']}, `{about['speculation']}` in the large worker, "
-        f"concurrency {about['concurrency']}.{warm if about['transport'] == 'http' else ''}"
-    )

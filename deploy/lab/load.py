@@ -28,12 +28,13 @@ from typing import Any
 import yaml
 from openai import OpenAI
 
+from deploy.cli.common import wide_console
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.evaluate import Problem
 from deploy.evaluation.grading import Grader
 from deploy.evaluation.intervals import wilson
 from deploy.evaluation.problems import load_problems
-from deploy.evaluation.tables import markdown
+from deploy.evaluation.tables import show
 from deploy.lab.peers.servers import free_port, running
 
 PLAIN, SPECULATING = "large-only", "large-only@chain"
@@ -131,8 +132,8 @@ def round_of(
     return {"seconds": round(seconds, 2), "kept": kept, "right": asyncio.run(graded())}
 
 
-def table(rows: Sequence[dict[str, Any]], problems: int) -> str:
-    """Requests a second by candidate, and what they are to those of the large model alone."""
+def show_rates(rows: Sequence[dict[str, Any]], problems: int) -> None:
+    """Show requests a second by candidate, and what they are to those of the large model alone."""
     by_candidate: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_candidate.setdefault(row["candidate"], []).append(row)
@@ -162,11 +163,11 @@ def table(rows: Sequence[dict[str, Any]], problems: int) -> str:
         "right": "right [95 %]",
         "share": "large share",
         "rate": "requests a second",
-        PLAIN: "to `large-only`",
-        SPECULATING: "to `large-only` by `chain`",
+        PLAIN: "to large-only",
+        SPECULATING: "to large-only by chain",
     }
     shown = [(title, itemgetter(key)) for key, title in columns.items() if key in made[0]]
-    return markdown(made, shown)
+    show(made, shown, wide_console())
 
 
 @contextmanager
@@ -227,8 +228,7 @@ def main() -> None:
                 file.write(json.dumps(rows[-1]) + "\n")
                 file.flush()
                 print(f"{name}, round {number + 1}: {made['seconds']} s", flush=True)
-    shown = table([row for row in rows if row["candidate"] in candidates], len(problems))
-    print(shown)
+    show_rates([row for row in rows if row["candidate"] in candidates], len(problems))
 
 
 if __name__ == "__main__":

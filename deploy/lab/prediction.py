@@ -15,7 +15,7 @@ from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.intervals import mean, paired, quantile, wilson
 from deploy.evaluation.recording import Recording, load
 from deploy.evaluation.summary import Row
-from deploy.evaluation.tables import Column, difference, label, markdown, percent
+from deploy.evaluation.tables import Column, difference, label, percent
 from deploy.lab.call_costs import ASSUMPTIONS, Costs, Predicted, predict_loaded
 from deploy.service.config import explain
 from orchestrator.errors import ConfigError
@@ -271,9 +271,3 @@ def _tokens(token_ms: float | Mapping[Any, float]) -> str:
         return f"{next(iter(token_ms.values())):g} ms a token"
     each = ", ".join(f"{ms:g} at {streams}" for streams, ms in token_ms.items())
     return f"ms a token by live streams: {each}"
-
-
-def report(data: dict[str, Any], heading: str = "#") -> str:
-    """A prediction in Markdown, with all that it assumes."""
-    lines = "".join(f"- {line}\n" for line in basis(data))
-    return f"{heading} {title(data)}\n\n{markdown(data['rows'], COLUMNS)}\nAssumptions:\n\n{lines}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from deploy.evaluation.tables import Column, markdown
+from deploy.evaluation.tables import Column
 from deploy.lab.bench.rounds import Row
 
 Data = dict[str, Any]
@@ -84,13 +84,3 @@ def notes(data: Data) -> list[str]:
     ]
     lines += [f"Not available: {one['label']}: {one['reason']}" for one in data["unavailable"]]
     return lines
-
-
-def report(data: Data) -> str:
-    """Everything in Markdown."""
-    parts = ["# Decoding side by side\n"]
-    parts += [
-        f"## {heading}\n\n{markdown(rows, columns)}" for heading, columns, rows in sections(data)
-    ]
-    parts.append("\n".join(f"- {line}" for line in notes(data)) + "\n")
-    return "\n".join(parts)

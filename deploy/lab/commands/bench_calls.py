@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from deploy.cli.common import bar, wide_console, write
+from deploy.lab.commands.options import JsonFile, counts
 from orchestrator.errors import InvalidRequest
 
 
@@ -29,12 +30,7 @@ def bench_calls(
     tokens: Annotated[
         int, typer.Option(min=1, help="Of each generation, at most (with --streams).")
     ] = 64,
-    as_json: Annotated[
-        Path | None, typer.Option("--json", help="Write the rows to this file.")
-    ] = None,
-    as_markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Write the table to this file.")
-    ] = None,
+    as_json: JsonFile = None,
 ) -> None:
     """Milliseconds of a generation, a judge's call and a verification through several workers.
 
@@ -46,11 +42,11 @@ def bench_calls(
 
       baton lab bench-calls deploy/local.yaml vllm.yaml --streams 1,8 --repeats 3
     """
-    sizes = _numbers("--prefixes", prefixes, "numbers of tokens as 100,800")
-    counts = _numbers("--streams", streams, "numbers of generations as 1,8") if streams else []
+    sizes = counts("--prefixes", prefixes)
+    at_once = counts("--streams", streams) if streams else []
     if len({file.stem for file in files}) < len(files):
         raise InvalidRequest("two files have one name, which is the row's: rename one")
-    from deploy.evaluation.tables import markdown, show
+    from deploy.evaluation.tables import show
     from deploy.lab.bench import calls
     from deploy.launch.deployment_file import load
     from deploy.launch.workers import close, open_worker
@@ -63,25 +59,16 @@ def bench_calls(
             for name, spec in specs.items():
                 workers[name] = open_worker(spec)
             with bar(Console(stderr=True)) as shown:
-                if counts:
+                if at_once:
                     return await calls.bench_streams(
-                        workers, counts, tokens=tokens, repeats=repeats, tell=shown.tell
+                        workers, at_once, tokens=tokens, repeats=repeats, tell=shown.tell
                     )
                 return await calls.bench_calls(workers, sizes, repeats=repeats, tell=shown.tell)
         finally:
             await close(workers.values())
 
     rows = asyncio.run(run())
-    columns = calls.STREAM_COLUMNS if counts else calls.COLUMNS
+    columns = calls.STREAM_COLUMNS if at_once else calls.COLUMNS
     if as_json is not None:
         write(as_json, json.dumps({"files": [str(file) for file in files], "rows": rows}) + "\n")
-    if as_markdown is not None:
-        write(as_markdown, f"# Calls side by side\n\n{markdown(rows, columns)}\n")
     show(rows, columns, wide_console())
-
-
-def _numbers(option: str, text: str, expected: str) -> list[int]:
-    parts = [one.strip() for one in text.split(",") if one.strip()]
-    if not parts or not all(one.isdigit() and int(one) > 0 for one in parts):
-        raise InvalidRequest(f"{option}: expected {expected}, not {text!r}")
-    return [int(one) for one in parts]

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from deploy.cli.common import bar, wide_console, write
+from deploy.lab.commands.options import Device, JsonFile, ModelName, Threads, counts, numbers
 from orchestrator.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from deploy.lab.bench.candidates import CandidateSpec
 
 
@@ -24,9 +23,7 @@ def bench_decode(
         str | None,
         typer.Option(help="Comma-separated; parameters as chain:gamma=4. None: all there are."),
     ] = None,
-    model: Annotated[
-        str, typer.Option(help="A folder, a Hugging Face id, or embedded:NAME.")
-    ] = "embedded:large",
+    model: ModelName = "embedded:large",
     draft: Annotated[
         str, typer.Option(help="The draft model; embedded:draft is a weak one; none: without.")
     ] = "embedded:small",
@@ -40,22 +37,15 @@ def bench_decode(
     ] = 128,
     temperature: Annotated[str, typer.Option(help="One or several, as 0,1.")] = "0,1",
     streams: Annotated[str, typer.Option(help="Prompts at once; several as 1,4.")] = "1",
-    device: Annotated[str, typer.Option(help="A torch device.")] = "cpu",
+    device: Device = "cpu",
     dtype: Annotated[str | None, typer.Option(help="Of the computation.")] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads, for all; None: as a worker takes.")
-    ] = None,
+    threads: Threads = None,
     seed: Annotated[int, typer.Option(help="Which problems, and the draws.")] = 0,
     rows: Annotated[
         Path | None,
         typer.Option(help="A JSON line per turn; an interrupted run continues from there."),
     ] = None,
-    as_json: Annotated[
-        Path | None, typer.Option("--json", help="Write rows and settings to this file.")
-    ] = None,
-    as_markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Write the tables to this file.")
-    ] = None,
+    as_json: JsonFile = None,
 ) -> None:
     """Time token-level methods on one model, in turns on the same prompts.
 
@@ -73,8 +63,8 @@ def bench_decode(
       baton lab bench-decode --model runs/large --draft runs/small --rows build/decode.jsonl
     """
     chosen = None if methods is None else _methods(methods)
-    warmths = _numbers("--temperature", temperature, float, 0.0)
-    widths = _numbers("--streams", streams, int, 1)
+    warmths = numbers("--temperature", temperature, least=0)
+    widths = counts("--streams", streams)
     if prompts % max(widths) or any(prompts % width for width in widths):
         raise InvalidRequest(f"--prompts {prompts}: want a multiple of each of --streams {streams}")
     import torch
@@ -82,7 +72,7 @@ def bench_decode(
 
     from deploy.evaluation.tables import show
     from deploy.lab.bench.run import Settings, bench
-    from deploy.lab.bench.tables import notes, report, sections
+    from deploy.lab.bench.tables import notes, sections
 
     disable_progress_bar()
     set_verbosity_error()
@@ -98,8 +88,6 @@ def bench_decode(
         torch.set_num_threads(before)
     if as_json is not None:
         write(as_json, json.dumps(data, indent=2) + "\n")
-    if as_markdown is not None:
-        write(as_markdown, report(data))
     console = wide_console()
     for heading, columns, table in sections(data):
         show(table, columns, console, heading)
@@ -121,13 +109,3 @@ def _methods(text: str) -> list[CandidateSpec]:
             raise InvalidRequest(f"no method {one.policy!r}; there are {known}")
         found.append(CandidateSpec(one.policy, one.params))
     return found
-
-
-def _numbers(option: str, text: str, kind: Callable[[str], Any], least: float) -> list[Any]:
-    try:
-        found = [kind(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or not all(least <= number < 1000 for number in found):
-        raise InvalidRequest(f"{option} {text}: want numbers from {least:g}, such as 0,1 or 1,4")
-    return list(dict.fromkeys(found))

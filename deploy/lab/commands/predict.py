@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from deploy.cli.common import wide_console, write
+from deploy.lab.commands.options import JsonFile, counts
 from orchestrator.errors import InvalidRequest
 
 
@@ -24,12 +25,7 @@ def predict(
     gpu_hour: Annotated[
         float | None, typer.Option(help="Price of a GPU for an hour, for money per 1,000 requests.")
     ] = None,
-    as_json: Annotated[
-        Path | None, typer.Option("--json", help="Write rows, costs and assumptions to this file.")
-    ] = None,
-    as_markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Write the table to this file.")
-    ] = None,
+    as_json: JsonFile = None,
 ) -> None:
     """Predict latency, GPU-hours and money on a pair that cannot run here.
 
@@ -51,28 +47,14 @@ def predict(
 
     if gpu_hour is not None and not 0 < gpu_hour < inf:
         raise InvalidRequest(f"--gpu-hour {gpu_hour:g}: want a price above 0")
-    counts, pair = _counts(streams), prediction.load_costs(costs)
+    at_once = counts("--streams", streams) if streams else []
+    pair = prediction.load_costs(costs)
     if gpu_hour is not None:
         pair = pair.model_copy(update={"gpu_hour": gpu_hour})
-    data = prediction.predicted(recordings, pair, counts)
+    data = prediction.predicted(recordings, pair, at_once)
     if as_json is not None:
         write(as_json, json.dumps(data, indent=2) + "\n")
-    if as_markdown is not None:
-        write(as_markdown, prediction.report(data))
     console = wide_console()
     show(data["rows"], prediction.COLUMNS, console, prediction.title(data))
     for line in prediction.basis(data):
         console.print(f"- {line}", style="dim", markup=False)
-
-
-def _counts(text: str | None) -> list[int]:
-    """Numbers of requests at once."""
-    if text is None:
-        return []
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        counts = [0]
-    if min(counts) < 1:
-        raise InvalidRequest(f"--streams {text}: want whole numbers from 1, such as 1,8,32")
-    return counts

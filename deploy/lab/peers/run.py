@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.evaluation.tables import Column, markdown
+from deploy.cli.common import wide_console
+from deploy.evaluation.tables import Column, show
 from deploy.lab.peers.rows import ROWS, Figure, Run
 from deploy.lab.peers.servers import ROOT
 from deploy.launch.environment import prepare
@@ -114,7 +115,8 @@ def _report(folder: Path, failed: Mapping[str, str]) -> None:
     document = {"about": about, "rows": compared(figures), "figures": figures, "failed": {**failed}}
     for file in (folder / "bench.json", ROOT / "build" / "bench.json"):
         file.write_text(json.dumps(document, indent=2) + "\n")
-    print(f"{_table(figures)}\n{about}", *failed.values(), sep="\n")
+    _show(figures)
+    print(about, *failed.values(), sep="\n")
     print(f"Written to {folder} and build/bench.json")
 
 
@@ -137,7 +139,7 @@ def compared(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     return rows
 
 
-def _table(figures: Sequence[Figure]) -> str:
+def _show(figures: Sequence[Figure]) -> None:
     """A line for each measure, a column for each who was measured, Baton's ratio to the best of
     the others last."""
     rows: dict[str, dict[str, Any]] = {}
@@ -152,7 +154,7 @@ def _table(figures: Sequence[Figure]) -> str:
         *((who, lambda row, who=who: _number(row.get(who))) for who in shown),
         ("Baton to the best other", _to_the_best),
     ]
-    return markdown(list(rows.values()), columns)
+    show(list(rows.values()), columns, wide_console())
 
 
 def _best(unit: str) -> Callable[[Iterable[float]], float]:
