@@ -14,7 +14,7 @@ In reading order:
 - `evaluation_log`: an evaluation's rows in a file; a run that stopped goes on from there.
 - `intervals`: means, quantiles, confidence intervals, McNemar's exact test.
 - `summary`: from results to rows, one for each policy and budget.
-- `tables`: rows in the terminal and in Markdown.
+- `tables`: rows in the terminal.
 - `plots`: Pareto plots of accuracy over time and over tokens.
 - `recording`: a request's events as JSON lines, written and read.
 - `recorded_answers`: the workers' answers in a recording, found by their call.

@@ -1,5 +1,6 @@
 """The commands under `baton lab`.
 
+- `options`: what they share.
 - `bench_calls`: the time of a call through several workers.
 - `bench_decode`: token-level methods side by side.
 - `bench_weights`: types of weights side by side.
