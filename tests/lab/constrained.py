@@ -62,7 +62,7 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
 
 SMALL_DRAFTS: tuple[dict[str, Any], ...] = tuple(
     {"method": method, "draft": "SMALL"}
-    for method in ("chain", "spectr", "recursive-c", "recursive-s", "greedy-multi", "auto")
+    for method in ("chain", "spectr", "recursive-c", "recursive-s", "auto")
 )
 METHODS: dict[str, tuple[dict[str, Any], ...]] = {
     "embedded": (
@@ -73,7 +73,7 @@ METHODS: dict[str, tuple[dict[str, Any], ...]] = {
         {"method": "fspad"},
         {"method": "reflective", "draft": "SMALL"},
     ),
-    "real": ({"method": "vanilla"}, {"method": "lookup"}, *SMALL_DRAFTS[:4], SMALL_DRAFTS[5]),
+    "real": ({"method": "vanilla"}, {"method": "lookup"}, *SMALL_DRAFTS),
 }
 
 

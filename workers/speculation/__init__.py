@@ -13,7 +13,6 @@ A method is one file here and one line in `METHODS`. In reading order:
 - `spectr`: several independent sequences, with optimal transport.
 - `recursive_c`: trees of constant branching, drawn without replacement.
 - `recursive_s`: stochastic beams.
-- `greedy_multi`: the likeliest tokens and one draw.
 - `kangaroo`: self-speculation through an early-exit head.
 - `feature_head`: feature drafters: one decoder layer between the target's embedding and head.
 - `fspad`: a feature drafter on dynamic trees (FSPAD, EAGLE-2).
@@ -33,7 +32,6 @@ from workers.speculation.auto import Auto
 from workers.speculation.chain import Chain
 from workers.speculation.drafter import LoadModel
 from workers.speculation.fspad import Fspad
-from workers.speculation.greedy_multi import GreedyMulti
 from workers.speculation.kangaroo import Kangaroo
 from workers.speculation.lookup import Lookup
 from workers.speculation.lossy import LossyMethod
@@ -55,7 +53,6 @@ METHODS: dict[str, Builder] = {
     "spectr": Spectr,
     "recursive-c": RecursiveConstant,
     "recursive-s": RecursiveBeam,
-    "greedy-multi": GreedyMulti,
     "kangaroo": Kangaroo,
     "fspad": Fspad,
     "auto": Auto,  # chooses among the others

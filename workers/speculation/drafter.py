@@ -20,7 +20,6 @@ from workers.model.sampling import draw, gumbels, is_nan, nan_logits, warp
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.method import Method
-from workers.speculation.parameters import branching_factors
 
 LoadModel = Callable[[str], Any]
 """From the name of a checkpoint to a model with the target's tokenizer, on its device.
@@ -190,20 +189,6 @@ def gumbel_noise(rows: Sequence[Row], level: int, logits: Tensor) -> Tensor:
     return noise
 
 
-def children_of(tokens: Tensor, parent_index: list[list[int]]) -> list[list[Child]]:
-    """Children from [rows, nodes, children] tokens (-1: none), without those of padding."""
-    counts = [max(index, default=-1) + 1 for index in parent_index]
-    return [
-        [
-            (parent, token)
-            for parent, mine in enumerate(nodes[:count])
-            for token in mine
-            if token >= 0
-        ]
-        for nodes, count in zip(tokens.tolist(), counts, strict=True)
-    ]
-
-
 class IndependentExpander(TreeExpander):
     """`count` independent sequences a row; greedy rows, whose sequences are all equal, get one."""
 
@@ -327,23 +312,3 @@ class DraftModelMethod(DrafterMethod):
 
     def __init__(self, target: Target, load_model: LoadModel, draft: str) -> None:
         super().__init__(target, Drafter(wrap_draft_model(target, load_model(draft))))
-
-
-class BranchingMethod(DraftModelMethod):
-    """A draft model's trees with `branching[l]` children at every node of level l."""
-
-    expander: Callable[[Sequence[Row], Sequence[int]], TreeExpander]
-
-    def __init__(
-        self,
-        target: Target,
-        load_model: LoadModel,
-        *,
-        draft: str,
-        branching: Sequence[int] = (2, 2, 1, 1),
-    ) -> None:
-        self.branching = branching_factors(branching)
-        super().__init__(target, load_model, draft)
-
-    def draft(self, rows: list[Row]) -> Plan:
-        return self.plan(rows, len(self.branching), type(self).expander(rows, self.branching))

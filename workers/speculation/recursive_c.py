@@ -17,18 +17,17 @@ import torch
 from torch import Tensor
 
 from workers.model.target import Target
-from workers.model.tree import Row
+from workers.model.tree import Plan, Row
 from workers.speculation import rejection
 from workers.speculation.drafter import (
-    BranchingMethod,
     Child,
+    DraftModelMethod,
     LoadModel,
     TreeExpander,
-    children_of,
     draft_probs,
     gumbel_noise,
 )
-from workers.speculation.parameters import one_of
+from workers.speculation.parameters import branching_factors, one_of
 
 
 class GumbelTopK(TreeExpander):
@@ -46,15 +45,23 @@ class GumbelTopK(TreeExpander):
         if probs is not None:
             scores = probs.log() + gumbel_noise(self.rows, level, logits)
         best = scores.topk(min(self.branching[level], logits.shape[-1]))
-        tokens = torch.where(best.values > -torch.inf, best.indices, -1)
-        return children_of(tokens, parent_index), probs
+        tokens = torch.where(best.values > -torch.inf, best.indices, -1).tolist()
+        counts = [max(index, default=-1) + 1 for index in parent_index]  # the rest is padding
+        return [
+            [
+                (parent, token)
+                for parent, mine in enumerate(nodes[:count])
+                for token in mine
+                if token >= 0
+            ]
+            for nodes, count in zip(tokens, counts, strict=True)
+        ], probs
 
 
-class RecursiveConstant(BranchingMethod):
-    """`branching` children per node, level by level; its length is the depth."""
+class RecursiveConstant(DraftModelMethod):
+    """`branching[l]` children at every node of level l; the length of the list is the depth."""
 
     sampler = staticmethod(rejection.recursive)
-    expander = GumbelTopK
 
     def __init__(
         self,
@@ -67,4 +74,8 @@ class RecursiveConstant(BranchingMethod):
     ) -> None:
         one_of("verification", verification, ("recursive", "traversal"))
         self.by_path = verification == "traversal"
-        super().__init__(target, load_model, draft=draft, branching=branching)
+        self.branching = branching_factors(branching)
+        super().__init__(target, load_model, draft)
+
+    def draft(self, rows: list[Row]) -> Plan:
+        return self.plan(rows, len(self.branching), GumbelTopK(rows, self.branching))

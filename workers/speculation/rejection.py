@@ -70,15 +70,6 @@ def without(draft: Any, token: int) -> Any:
     return rest / mass if mass > 0 else rest
 
 
-def greedy_multi(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
-    """Candidates without draft mass are the deterministic ones, the others were drawn.
-
-    Greedy multi-draft (Hu et al. 2502.18779): speculative sampling with the drawn one alone. A
-    residual draw often gives a deterministic one, and verification continues below it.
-    """
-    return independent(target, draft, [token for token in candidates if draft[token] > 0], rng)
-
-
 def k_sequential(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
     """K-sequential selection among independent candidates (SpecTr, Sun et al. 2310.15141).
 

@@ -60,7 +60,6 @@ SETS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
         {"width": 2, "gamma": 4},
         {"width": 4, "gamma": 2},
     ],
-    "greedy-multi": [{"branching": [2, 2, 1, 1]}, {"branching": [2, 1, 1, 1]}],
     "kangaroo": [{}, {"gamma": 8}, {"gamma": 10, "threshold": 0.4}],
     "fspad": [
         {**shape, "variant": variant}

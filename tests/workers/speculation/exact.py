@@ -237,28 +237,6 @@ def beam(width: int, depth: int) -> Reference:
     return draft
 
 
-def top_and_one(branching: Sequence[int]) -> Reference:
-    """All but one child are the likeliest tokens, the last is drawn from the others."""
-
-    def draft(laws: Laws, script: Script) -> Tree:
-        sketch, nodes = Sketch(laws), [0]
-        for count in branching:
-            level = []
-            for node in nodes:
-                law = sketch.law(node)
-                for token in likeliest(law)[: count - 1]:
-                    if law[token] > 0:
-                        level.append(sketch.child(node, token))
-                    law = without(law, token)
-                sketch.laws[node] = law
-                if law.sum():
-                    level.append(sketch.child(node, script.draw(law)))
-            nodes = level
-        return sketch.done()
-
-    return draft
-
-
 def certain(branching: Sequence[int]) -> Reference:
     """The likeliest tokens alone: a function of the prefix."""
 

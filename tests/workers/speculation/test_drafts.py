@@ -28,14 +28,12 @@ from tests.workers.speculation.exact import (
     independent,
     likeliest_paths,
     random_laws,
-    top_and_one,
 )
 from workers.model.sampling import gumbels
 from workers.model.target import Target
 from workers.model.tree import Row, Tree
 from workers.speculation.drafter import ConfidentExpander, Drafter, IndependentExpander
 from workers.speculation.fspad import DynamicTree
-from workers.speculation.greedy_multi import TopAndOne
 from workers.speculation.recursive_c import GumbelTopK
 from workers.speculation.recursive_s import StochasticBeam
 
@@ -77,7 +75,6 @@ SPREADS: list[tuple[Any, Reference, int]] = [
     (lambda rows: GumbelTopK(rows, (2, 2)), constant([2, 2]), 2),
     (lambda rows: StochasticBeam(rows, 2), beam(2, 3), 3),
     (lambda rows: StochasticBeam(rows, 3), beam(3, 2), 2),
-    (lambda rows: TopAndOne(rows, (2, 2)), top_and_one([2, 2]), 2),
 ]
 
 

@@ -39,7 +39,6 @@ from tests.workers.speculation.exact import (
     likeliest_paths,
     node_by_node,
     random_laws,
-    top_and_one,
     without,
 )
 from workers.model.target import Target
@@ -72,9 +71,6 @@ PROOFS: list[tuple[str, dict[str, Any], Reference, int, int]] = [
     ("recursive-s", {}, beam(2, 3), 2, 3),
     ("recursive-s", {"verification": "traversal"}, beam(3, 2), 3, 2),
     ("recursive-s", {"verification": "traversal"}, beam(3, 3), 2, 3),
-    ("greedy-multi", {}, top_and_one([3]), 4, 1),
-    ("greedy-multi", {}, top_and_one([2, 2]), 3, 2),
-    ("greedy-multi", {}, top_and_one([1, 2, 2]), 2, 3),
     ("kangaroo", {}, doubting(2, Fraction(1, 2)), 3, 2),
     ("kangaroo", {}, doubting(3, Fraction(3, 5)), 3, 3),
     ("fspad", {}, likeliest_paths(2, 3, 2), 3, 2),

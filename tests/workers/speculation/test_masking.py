@@ -173,7 +173,6 @@ DRAFTED = {
     "spectr": {"draft": "other"},
     "recursive-c": {"draft": "other", "branching": [2, 2]},
     "recursive-s": {"draft": "other", "width": 2, "gamma": 3},
-    "greedy-multi": {"draft": "other", "branching": [2, 2]},
     "kangaroo": {},
     "fspad": {},
     "auto": {"candidates": [{"method": "chain", "draft": "other"}], "lengths": [2]},

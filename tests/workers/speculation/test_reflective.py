@@ -34,7 +34,6 @@ BASES: list[dict[str, Any]] = [
     {"base": "spectr", "draft": "other", "count": 2, "gamma": 2},
     {"base": "recursive-c", "draft": "other", "branching": [2, 2, 1]},
     {"base": "recursive-s", "draft": "other", "width": 2, "gamma": 3, "verification": "traversal"},
-    {"base": "greedy-multi", "draft": "other", "branching": [2, 2]},
 ]
 OVER = pytest.mark.parametrize("base", BASES, ids=lambda base: base.get("base", "chain"))
 WARM = (Sampling(), Sampling(0.8, seed=3), Sampling(1.4, top_p=0.9, seed=4))

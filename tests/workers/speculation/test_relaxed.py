@@ -24,7 +24,6 @@ BASES: list[dict[str, Any]] = [
     {"base": "spectr", "draft": "other", "count": 2, "gamma": 2},
     {"base": "recursive-c", "draft": "other", "branching": [2, 2, 1]},
     {"base": "recursive-s", "draft": "other", "width": 2, "gamma": 3},
-    {"base": "greedy-multi", "draft": "other", "branching": [2, 2]},
     {"base": "kangaroo", "adapter": make_adapter(), "gamma": 3, "threshold": 0.3},
     {"base": "fspad", "head": head_folder(), "depth": 3, "width": 2, "nodes": 5},
 ]
