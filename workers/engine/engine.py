@@ -152,43 +152,38 @@ class Engine:
     def _iterate(self) -> None:
         """One iteration over everything that is live."""
         self._drop_abandoned()
+        self._admit()
+        self._prefill()
+        self._decode()
+
+    def _drop_abandoned(self) -> None:
+        """Let go of requests that were cancelled or whose lease ran out."""
+        now = time.monotonic()
+        for request in [*self._waiting, *self._prefilling, *self._decoding.values()]:
+            if not request.handle.is_abandoned(now):
+                continue
+            if request.slot < 0:
+                self._waiting.remove(request)
+            else:
+                self._leave(request)
+            request.handle.put(lease_expired())
+
+    def _admit(self) -> None:
+        """Give waiting requests their slots while rows are free."""
         if self._resetting:
             self._resetting = False
             self._prefixes.reset()
         copied = self._prefixes.copied
         while self._waiting and len(self._prefilling) + len(self._decoding) < self.rows:
-            self._admit(self._next())
+            request = self._next()
+            self._prefilling.append(request)  # first: whatever fails here, its caller is answered
+            request.slot, request.cached = self._prefixes.allocate(
+                request.ids, request.num_logits, request.owner
+            )
+            self._counts["prompt_tokens"] += len(request.ids)
+            self._counts["cached_tokens"] += request.cached
             if self._prefixes.copied - copied > COPIED:  # the live rows take their turn first
                 break
-        for request in [one for one in self._prefilling if self._is_ready(one)]:
-            self._end_prefill(request, None)
-        spent = 0  # tokens before the live rows take their turn
-        if self._prefilling:  # tokens held back are not to wait for these passes
-            for one in self._decoding.values():
-                one.handle.flush()
-        while self._prefilling:
-            chunks = self._next_chunks()
-            tokens = sum(len(chunk.tokens) for _, chunk in chunks)
-            if spent and spent + tokens > CHUNK:
-                break
-            self._prefill(chunks)
-            spent += tokens
-        if self._decoding:
-            self._decode()
-
-    def _drop_abandoned(self) -> None:
-        """Let go of requests that were cancelled or whose lease ran out."""
-        now = time.monotonic()
-        for request in [one for one in list(self._waiting) if one.handle.is_abandoned(now)]:
-            self._waiting.remove(request)
-            request.handle.put(lease_expired())
-        for request in [one for one in self._prefilling if one.handle.is_abandoned(now)]:
-            self._prefilling.remove(request)
-            self._release(request)
-            request.handle.put(lease_expired())
-        for decoding in [one for one in self._decoding.values() if one.handle.is_abandoned(now)]:
-            self._retire(decoding)
-            decoding.handle.put(lease_expired())
 
     def _next(self) -> EngineRequest:
         """Take the first waiting request whose key has the fewest rows."""
@@ -197,14 +192,21 @@ class Engine:
         self._waiting.remove(first)
         return first
 
-    def _admit(self, request: EngineRequest) -> None:
-        """Give a request its slot."""
-        self._prefilling.append(request)  # first: whatever fails here, its caller is answered
-        request.slot, request.cached = self._prefixes.allocate(
-            request.ids, request.num_logits, request.owner
-        )
-        self._counts["prompt_tokens"] += len(request.ids)
-        self._counts["cached_tokens"] += request.cached
+    def _prefill(self) -> None:
+        """Read at most about `CHUNK` tokens of prompts before the live rows take their turn."""
+        for request in [one for one in self._prefilling if self._is_ready(one)]:
+            self._end_prefill(request, None)
+        if self._prefilling:  # tokens held back are not to wait for these passes
+            for decoding in self._decoding.values():
+                decoding.handle.flush()
+        spent = 0
+        while self._prefilling:
+            chunks = self._next_chunks()
+            tokens = sum(len(chunk.tokens) for _, chunk in chunks)
+            if spent and spent + tokens > CHUNK:
+                break
+            self._read(chunks)
+            spent += tokens
 
     def _is_ready(self, request: EngineRequest) -> bool:
         """Whether a prompt needs no separate pass: nothing is left of it, and no logits are
@@ -219,65 +221,61 @@ class Engine:
 
     def _next_chunks(self) -> list[tuple[EngineRequest, PromptChunk]]:
         """The chunks that share the next pass: of the first prompt, and what fits beside it."""
-        chunks = [self._next_chunk(request) for request in self._prefilling]
+        chunks = [
+            self.decoder.target.next_chunk(one.slot, one.ids, num_logits=one.num_logits)
+            for one in self._prefilling
+        ]
         sizes = [(len(chunk.tokens), self.cache.lengths[chunk.slot]) for chunk in chunks]
         places = fitting(sizes, CHUNK, self.cache.capacity)
         return [(self._prefilling[place], chunks[place]) for place in places]
 
-    def _next_chunk(self, request: EngineRequest) -> PromptChunk:
-        target, wanted = self.decoder.target, request.num_logits
-        return target.next_chunk(request.slot, request.ids, num_logits=wanted)
-
-    def _prefill(self, chunks: list[tuple[EngineRequest, PromptChunk]]) -> None:
-        """One pass over the next chunks of prompts; what is through is answered or decoded."""
+    def _read(self, chunks: list[tuple[EngineRequest, PromptChunk]]) -> None:
+        """One pass over chunks of prompts; a prompt that is through is answered or decoded."""
+        target = self.decoder.target
         try:
-            outputs = self.decoder.target.extend_all([chunk for _, chunk in chunks])
+            outputs = target.extend_all([chunk for _, chunk in chunks])
         except Exception as error:
             if len(chunks) == 1:
-                self._fail_prefill(chunks[0][0], error)
+                self._fail(chunks[0][0], error)
                 return
             for one in chunks:  # one of them is to blame, the others continue
-                self._prefill([one])
+                self._read([one])
             return
         for (request, chunk), output in zip(chunks, outputs, strict=True):
             request.passes += 1
-            if self.decoder.target.has_nan(chunk.slot, len(chunk.tokens)):
-                self._fail_prefill(request, nan_logits())
-            elif chunk.final:
+            try:
+                if target.has_nan(chunk.slot, len(chunk.tokens)):
+                    raise nan_logits()
+                if chunk.num_logits and not chunk.final:
+                    request.take(output)
+            except Exception as error:
+                self._fail(request, error)
+                continue
+            if chunk.final:
                 self._end_prefill(request, output)
-            else:
-                self._go_on(request, output if chunk.num_logits else None)
-
-    def _go_on(self, request: EngineRequest, output: ModelOutput | None) -> None:
-        """Let a prompt that is not through wait behind those that came later: a short one waits
-        for no long one. `output`: what of its logits are wanted."""
-        try:
-            if output is not None:
-                request.take(output)
-        except Exception as error:
-            self._fail_prefill(request, error)
-            return
-        self._prefilling.remove(request)
-        self._prefilling.append(request)
+            else:  # to the end of the line: a short prompt waits for no long one
+                self._prefilling.remove(request)
+                self._prefilling.append(request)
 
     def _end_prefill(self, request: EngineRequest, output: ModelOutput | None) -> None:
-        """Answer a request whose prompt is cached, or make it a row. `output`: its prefill's; None
-        where it needed none."""
+        """Answer a request whose prompt is cached, or make it a row.
+
+        `output` is that of its last pass; None if it needed none.
+        """
         try:
             if isinstance(request, GenerateRequest) and request.max_tokens > 0:
                 self._join(request, output)
                 return
             answer = request.output(output)
         except Exception as error:
-            self._fail_prefill(request, error)
+            self._fail(request, error)
             return
-        self._prefilling.remove(request)
-        self._release(request)
+        self._leave(request)
         request.handle.put(answer)
 
     def _join(self, request: GenerateRequest, output: ModelOutput | None) -> None:
-        """Make a request a row, with its first token where the prefill's `output` gives it."""
-        request.row = Row(
+        """Make a request a row, with its first token if the prefill's `output` gives it."""
+        row = Row(
             request.slot,
             request.ids,
             request.sampling,
@@ -290,33 +288,22 @@ class Engine:
         )
         accepted = None
         if output is None:
-            self.decoder.add(request.row)
+            self.decoder.add(row)
         else:
-            accepted = self.decoder.join(request.row, output)
+            accepted = self.decoder.join(row, output)
         self._prefilling.remove(request)
         self._decoding[request.slot] = request
         if accepted is not None:
             self._append(request, accepted)
 
-    def _fail_prefill(self, request: EngineRequest, error: Exception) -> None:
-        self.cache.reset(request.slot)
-        self._prefilling.remove(request)
-        self.decoder.rows = [row for row in self.decoder.rows if row.slot != request.slot]
-        self._release(request)
-        self._fail(request, error)
-
     def _decode(self) -> None:
-        """One step for each method group; if one fails, the rows of the others continue.
-
-        The cache commits the path of each draft that was accepted; what was rejected lies beyond
-        the slot's length and is overwritten by later passes (`workers/model/cache.py`).
-        """
+        """One step for each method group; if one fails, the rows of the others continue."""
         for rows in self.decoder.method_groups():
             try:
                 emitted = self.decoder.step(rows)
             except Exception as error:
                 for row in rows:
-                    self._discard(self._decoding[row.slot], error)
+                    self._fail(self._decoding[row.slot], error)
                 continue
             self._counts["rounds"] += len(emitted)
             for row, accepted in emitted:
@@ -324,9 +311,9 @@ class Engine:
                 request = self._decoding[row.slot]
                 request.passes += 1
                 if row.failure is not None:
-                    self._discard(request, row.failure)
-                    continue
-                self._append(request, accepted)
+                    self._fail(request, row.failure)
+                else:
+                    self._append(request, accepted)
 
     def _append(self, request: GenerateRequest, accepted: Accepted) -> None:
         """Hand a round's tokens to their request and end it where they say so."""
@@ -335,38 +322,35 @@ class Engine:
             finish = request.append(accepted)
             delta = request.delta(ended=finish is not None)
         except Exception as error:
-            self._discard(request, error)
+            self._fail(request, error)
             return
         finally:  # tokens behind the end are drafts that came to nothing
             self._counts["generated_tokens"] += request.generated - before
         if finish is not None:
-            self._retire(request)
+            self._leave(request)
         if delta is not None:
             request.handle.put(delta)
         if finish is not None:
             request.handle.put(request.continuation.segment(finish))
 
-    def _retire(self, request: GenerateRequest) -> None:
-        """Free a row; its slot keeps the prefix for the next request that begins so."""
-        assert request.row is not None
-        self.decoder.leave(request.row)
-        del self._decoding[request.slot]
-        self._release(request)
-
-    def _release(self, request: EngineRequest) -> None:
+    def _leave(self, request: EngineRequest) -> None:
+        """Free a request's slot, which keeps the prefix for the next one that begins so."""
+        if request.slot in self._decoding:
+            del self._decoding[request.slot]
+        else:
+            self._prefilling.remove(request)
+        for row in [row for row in self.decoder.rows if row.slot == request.slot]:
+            self.decoder.leave(row)
         self._prefixes.release(request.slot, request.kept_length)
 
-    def _discard(self, request: GenerateRequest, error: Exception) -> None:
-        """End a failed row and reset its slot, which may hold NaNs.
+    def _fail(self, request: EngineRequest, error: Exception) -> None:
+        """End a request that failed, and reset its slot, which may hold NaNs.
 
         The slot is reset first: an accelerator that is past use fails there again, the thread
         ends, and the callers of all that is still listed as live learn it and call elsewhere.
         """
         self.cache.reset(request.slot)
-        self._retire(request)
-        self._fail(request, error)
-
-    def _fail(self, request: EngineRequest, error: Exception) -> None:
+        self._leave(request)
         if not isinstance(error, BatonError):
             log.error("a call failed in the engine: %s", describe(error))
             error = WorkerError(f"{type(error).__name__}: {error}")

@@ -25,7 +25,7 @@ from workers.model.masking import TokenMatcher, mask_chain
 from workers.model.rng import uniform
 from workers.model.sampling import draw, nan_logits, warp
 from workers.model.target import ModelOutput
-from workers.model.tree import Accepted, Row
+from workers.model.tree import Accepted
 from workers.text.continuation import Continuation
 from workers.text.origins import Origins
 from workers.text.verification import Scores
@@ -216,7 +216,6 @@ class GenerateRequest(EngineRequest):
     seed: int = 0
     method: str | None = None  # by which it is decoded; None: the decoder's default
     matcher: TokenMatcher | None = None  # of the grammar that the text must match
-    row: Row | None = None
     origins: Origins | None = None  # of its tokens, once something was drafted for it
 
     @property
