@@ -30,51 +30,49 @@ QUESTION: Final = 200
 _TRACE_ID: Final = r"[A-Za-z0-9._-]{1,128}"
 
 
+class Wanted(BaseModel):
+    """The requests that a list wants; None: any."""
+
+    count: Annotated[int, Field(ge=1, le=200)] = 50
+    policy: str | None = None
+    version: int | None = None
+    experiment: str | None = None
+    arm: str | None = None
+    status: Literal["finished", "failed", "cancelled"] | None = None
+    min_ms: Annotated[float, Field(ge=0)] = 0.0
+    min_large_tokens: Annotated[int, Field(ge=0)] = 0
+
+    def fits(self, row: Json) -> bool:
+        """Whether an outcome is wanted; rewards that a store holds among them are not."""
+        same = self.model_dump(
+            include={"policy", "version", "experiment", "arm", "status"}, exclude_none=True
+        )
+        return (
+            row["kind"] == "outcome"
+            and all(row.get(name) == value for name, value in same.items())
+            and row["ms"] >= self.min_ms
+            and row["large_tokens"] >= self.min_large_tokens
+        )
+
+
 def add_trace_routes(app: FastAPI, service: Service) -> None:
     """Add the routes; the application's middleware applies to them."""
 
     @app.get("/v1/traces", **described("The latest requests, newest first", errors=(503,)))
-    async def traces(
-        request: Request,
-        count: int = Query(50, ge=1, le=200),
-        policy: str | None = None,
-        version: int | None = None,
-        experiment: str | None = None,
-        arm: str | None = None,
-        status: Literal["finished", "failed", "cancelled"] | None = None,
-        min_ms: float = Query(0.0, ge=0),
-        min_large_tokens: int = Query(0, ge=0),
-    ) -> Response:
-        wanted = {
-            name: value
-            for name, value in (
-                ("policy", policy),
-                ("version", version),
-                ("experiment", experiment),
-                ("arm", arm),
-                ("status", status),
-            )
-            if value is not None
-        }
+    async def traces(request: Request, wanted: Annotated[Wanted, Query()]) -> Response:
         # Each key has a separate stream: in a common one others' requests would push its own out,
         # and the number left would show how many they are.
         stream = OUTCOMES
         if not service.access.sees_all(request.headers.get("authorization")):
             stream = f"{OUTCOMES_OF}{request.state.key}"
-        rows = []
+        rows = list[Json]()
         for entry in await service.shared.store.newest(stream, SEARCHED):
             row = json_object(entry.event)
             if row is None or not _is_listed(row):
                 service.shared.foreign.skip(stream, entry.at)
-                continue
-            if (
-                row["kind"] == "outcome"  # a store may hold rewards among them
-                and all(row.get(name) == value for name, value in wanted.items())
-                and row["ms"] >= min_ms
-                and row["large_tokens"] >= min_large_tokens
-            ):
+            elif wanted.fits(row):
                 rows.append(row)
-                if len(rows) == count:
+                if len(rows) == wanted.count:
                     break
         questions = await asyncio.gather(*(_question(service, row["trace_id"]) for row in rows))
         data = [
