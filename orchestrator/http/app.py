@@ -84,8 +84,8 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(
         title="Baton",
+        docs_url=None,
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
     )

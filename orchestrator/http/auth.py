@@ -17,7 +17,7 @@ from typing import Final
 from orchestrator.errors import ConfigError
 from orchestrator.http.errors import HttpError
 
-OPEN_PATHS: Final = frozenset({"/health", "/ready", "/", "/ui"})
+OPEN_PATHS: Final = frozenset({"/health", "/ready", "/", "/ui", "/docs"})
 """Paths without a key: those that a probe reads, and the console, a page without data. /metrics
 shows load and policy names, and Prometheus can send a bearer token."""
 OPEN_FILES: Final = "/ui/"

@@ -10,6 +10,7 @@ const TABS = {
   policies: ["Policies", async () => (await import("./views/policies.js")).PoliciesView],
   experiments: ["Experiments", async () => (await import("./views/experiments.js")).ExperimentsView],
   health: ["Health", async () => (await import("./views/health.js")).HealthView],
+  api: ["API", async () => (await import("./views/reference.js")).ReferenceView],
 };
 const views = {};
 const main = document.getElementById("main");

@@ -57,6 +57,10 @@ def add_console(app: FastAPI) -> None:
             404, "nothing is here: the API is under /v1, the console at /ui", code="not_found"
         )
 
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return RedirectResponse("ui#/api")
+
     @app.get("/ui", include_in_schema=False)
     async def console(request: Request) -> Response:
         return await files.get_response("index.html", request.scope)

@@ -32,7 +32,7 @@ from workers.scripted import Scripted
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium here: apt-get install chromium"
 )
-TABS = ("ask", "compare", "traces", "policies", "experiments", "health")
+TABS = ("ask", "compare", "traces", "policies", "experiments", "health", "api")
 THOUGHT = (
     "Let $x = \\frac{1}{2}$, so that $$x^2 = \\frac{1}{4}.$$\n\n"
     "| n | square |\n|---|---|\n| 2 | 4 |\n\n"
@@ -452,6 +452,18 @@ def test_the_list_of_traces_asks_for_no_observers_key(browser: Browser) -> None:
             policy.select_option("specreason")
             expect(page.locator(".list tbody tr")).to_have_count(1)
             expect(page.locator("dialog")).to_have_count(0)
+
+
+def test_docs_lists_every_endpoint_from_the_service_alone(browser: Browser) -> None:
+    with serving(keyed()) as url, page_of(browser, url) as page:
+        page.goto(f"{url}/docs")
+        give(page, "an API key", "sk-user")
+        expect(page.locator("summary", has_text="POST /v1/chat/completions")).to_be_visible()
+        page.get_by_text("GET /v1/traces The latest requests").click()
+        expect(page.locator("details[open]")).to_contain_text("min_large_tokens")
+        expect(page.locator("details[open]")).to_contain_text("default 50")
+        page.get_by_text("POST /v1/feedback").click()
+        expect(page.locator("details[open]").first).to_contain_text("reward (required)number")
 
 
 def test_a_key_that_was_not_given_is_asked_for_again_by_a_button_alone(browser: Browser) -> None:
