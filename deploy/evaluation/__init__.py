@@ -10,7 +10,7 @@ In reading order:
 - `clients`: two clients with one interface: workers in this process, a service over HTTP.
 - `evaluate`: candidates take turns on problems; answers are timed and graded.
 - `grading`: whether an answer is right: numbers at once, algebra in a process of its own.
-- `json_lines`: a file of rows that outlives whatever breaks a run off.
+- `json_lines`: files of settings and rows that a later run adds to.
 - `evaluation_log`: an evaluation's rows in a file; a run that stopped goes on from there.
 - `intervals`: means, quantiles, confidence intervals, McNemar's exact test.
 - `summary`: from results to rows, one for each policy and budget.

@@ -12,19 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 from deploy.evaluation import recording
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Problem, Turn
-from deploy.evaluation.json_lines import rewrite
+from deploy.evaluation.json_lines import RowFile, brief, read_rows
 from orchestrator.errors import ConfigError
 from orchestrator.loop.events import Metrics
 from orchestrator.types import Step
 
 T = TypeVar("T")
-VERSION = 1
-NOT_ROWS = "not the rows of an evaluation, which `baton eval` writes"
+KIND = "baton_eval"
 
 
 class EvaluationLog:
@@ -49,35 +48,27 @@ class EvaluationLog:
         self.path, self._candidates, self._recordings = path, candidates, recordings
         asked = {"policies": [[c.label, c.params] for c in candidates]}
         self._settings = self._of_candidates({**settings, **asked})
-        self._file: TextIO | None = None
+        self._file: RowFile | None = None
         self.known: dict[tuple[int, Candidate], EvaluationResult] = {}
-        """What is in the file of the problems behind those that `resume` gives."""
+        """What the file has of the problems after those that `resume` gives."""
 
     def resume(self, problems: Sequence[Problem]) -> list[Turn]:
         """The results of the first problems, as far as all candidates have answered them.
 
-        There may be more of them than problems, where an earlier run had more. What follows the
-        last whole turn in the file (a run that was broken off) is dropped.
+        There may be more of them than problems if an earlier run had more. What follows the last
+        whole turn in the file (a run that was broken off) is dropped.
 
         Raises:
             ConfigError: the file is of other settings or problems, or cannot be written.
         """
-        done: list[Turn] = []
-        try:
-            lines = self.path.read_text(encoding="utf-8").splitlines() if self._old() else []
-            kept = lines[:1]
-            if lines:
-                self._check(lines[0])
-                turns = self._turns(lines[1:], problems)
-                kept += lines[1 : 1 + len(turns) * len(self._candidates)]
-                done = self._answered(dict(turns))
-            else:
-                kept = [json.dumps({"baton_eval": VERSION, **self._settings})]
-            rewrite(self.path, kept)
-            self._file = self.path.open("a", encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self.path}: {getattr(error, 'strerror', error)}") from None
-        return done
+        turns: list[tuple[int, Turn]] = []
+
+        def keep(rows: list[Any]) -> int:
+            turns.extend(self._turns(rows, problems))
+            return len(turns) * len(self._candidates)
+
+        self._file = RowFile(self.path, KIND, self._settings, keep, self._of_candidates)
+        return self._answered(dict(turns))
 
     def add(self, index: int, problem: Problem, turn: Turn) -> None:
         """Write the rows of one problem, unless they are here already."""
@@ -102,30 +93,11 @@ class EvaluationLog:
             # A result that was known had its recording written before.
             if self._recordings and recorded.exists():
                 row["recording"] = recorded.name
-            self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+            self._file.add(row)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-    def _old(self) -> bool:
-        return self.path.is_file() and self.path.stat().st_size > 0
-
-    def _check(self, line: str) -> None:
-        try:
-            settings = self._of_candidates(json.loads(line))
-            assert settings.pop("baton_eval") == VERSION
-        except (ValueError, AssertionError, KeyError, AttributeError, TypeError):
-            raise ConfigError(f"{self.path}: {NOT_ROWS}") from None
-        wanted = json.loads(json.dumps(self._settings))
-        for key in sorted(settings.keys() | wanted.keys()):
-            if settings.get(key) != wanted.get(key):
-                raise ConfigError(
-                    f"{self.path} is of another evaluation: its {key} is "
-                    f"{_brief(settings.get(key))}, now {_brief(wanted.get(key))}; "
-                    "choose another file"
-                )
 
     def _of_candidates(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings without the parameters of policies that nobody asks; `baton` may be any."""
@@ -136,27 +108,19 @@ class EvaluationLog:
         params = {name: pair["params"][name] for name in pair["params"].keys() & names}
         return {**settings, "pair": {**pair, "params": params}}
 
-    def _turns(self, lines: Sequence[str], problems: Sequence[Problem]) -> list[tuple[int, Turn]]:
-        """The whole turns in the file and their problems' numbers, as they were written."""
+    def _turns(self, rows: Sequence[Any], problems: Sequence[Problem]) -> list[tuple[int, Turn]]:
+        """The whole turns among the rows and their problems' numbers, as they were written."""
         turns: list[tuple[int, Turn]] = []
         turn: list[EvaluationResult] = []
-        for line in lines:
-            candidate = self._candidates[len(turn)]
-            try:
-                row = json.loads(line)
-                result = result_of(row)
-                index, asked = row["problem"], (row["policy"], row["budget"])
-                question, answer = row["question"], row["answer"]
-            except (ValueError, KeyError, TypeError):
-                break  # the line that a broken run did not finish
-            if asked != (candidate.label, candidate.budget):
+        for row in rows:
+            candidate, index = self._candidates[len(turn)], row["problem"]
+            if (row["policy"], row["budget"]) != (candidate.label, candidate.budget):
                 break
-            known = problems[index] if index < len(problems) else None
-            if known is not None and (question, answer) != (known.question, known.answer):
+            if index < len(problems) and not _same_problem(row, problems[index]):
                 raise ConfigError(
                     f"{self.path}: problem {index} in it is another; choose another file"
                 )
-            turn.append(result)
+            turn.append(result_of(row))
             if len(turn) == len(self._candidates):
                 turns.append((index, turn))
                 turn = []
@@ -211,21 +175,8 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     Raises:
         ConfigError: no such file, or not a log.
     """
-    try:
-        head, *lines = path.read_text(encoding="utf-8-sig").splitlines()
-        settings = json.loads(head)
-        assert settings.pop("baton_eval") == VERSION
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, AssertionError, AttributeError):
-        raise ConfigError(f"{path}: {NOT_ROWS}") from None
-    rows: dict[Any, dict[str, Any]] = {}
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            break  # a run that is still going on, or was broken off
-        rows[row["problem"], row["policy"], row["budget"]] = row
+    settings, lines = read_rows(path, KIND)
+    rows = {(row["problem"], row["policy"], row["budget"]): row for row in lines}
     return settings, [*rows.values()]
 
 
@@ -255,8 +206,7 @@ def answered(
         if (row["policy"], row["budget"]) == (candidate.label, candidate.budget)
         and not row.get("passing")
         and row["problem"] < len(problems)
-        and row["question"] == problems[row["problem"]].question
-        and row["answer"] == problems[row["problem"]].answer
+        and _same_problem(row, problems[row["problem"]])
     }
     if not found:
         raise ConfigError(f"{folder}: expected answers of {candidate.label}, found none")
@@ -289,8 +239,8 @@ def check_alike(settings: Mapping[Path, Mapping[str, Any]]) -> None:
             first, expected = found.setdefault(key, (folder, value))
             if value != expected:
                 raise ConfigError(
-                    f"{folder}: its {key} is {_brief(value)}, that of {first} is "
-                    f"{_brief(expected)}; evaluations that stand together are made alike"
+                    f"{folder}: its {key} is {brief(value)}, that of {first} is "
+                    f"{brief(expected)}; evaluations that stand together are made alike"
                 )
 
 
@@ -306,7 +256,7 @@ def recordings(folder: Path, pair: Mapping[str, str], answering: Mapping[str, An
         if now != then:
             raise ConfigError(f"{folder}: recorded with {then} as {name} model, not {now}")
     if (then := settings["pair"].get("answering", {})) != answering:
-        raise ConfigError(f"{folder}: recorded with {_brief(then)}, not {_brief(answering)}")
+        raise ConfigError(f"{folder}: recorded with {brief(then)}, not {brief(answering)}")
     return [folder / row["recording"] for row in kept if "recording" in row]
 
 
@@ -316,9 +266,8 @@ def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
     return kind(**{key: value for key, value in data.items() if key in known})
 
 
-def _brief(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
+def _same_problem(row: Mapping[str, Any], problem: Problem) -> bool:
+    return (row["question"], row["answer"]) == (problem.question, problem.answer)
 
 
 def _slug(candidate: Candidate) -> str:

@@ -1,10 +1,98 @@
-"""A file of JSON lines that outlives whatever breaks a run off."""
+"""Files of JSON lines: the settings first, then a row a line. A later run of the same settings adds
+to a file; a row that a broken run left half is dropped."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import ConfigError
+
+VERSION = 1
+
+
+def read_rows(path: Path, kind: str) -> tuple[dict[str, Any], list[Any]]:
+    """The settings and the rows of a file, up to the first row that is not whole.
+
+    Args:
+        kind: the key that marks such files, as `baton_eval`.
+
+    Raises:
+        ConfigError: it cannot be read, or is no such file.
+    """
+    with _named(path):
+        head, *lines = path.read_text(encoding="utf-8-sig").split("\n")
+    try:
+        settings = json.loads(head)
+        if settings.pop(kind) != VERSION:
+            raise ValueError(kind)
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise ConfigError(
+            f"{path}: expected rows with the settings first (the key {kind}), found another file"
+        ) from None
+    return settings, [*_whole(lines)]
+
+
+def _whole(lines: Iterable[str]) -> Iterator[Any]:
+    for line in lines:
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return
+
+
+class RowFile:
+    """A file that rows are added to.
+
+    Args:
+        path: made if it does not exist.
+        kind: as in `read_rows`.
+        settings: what all runs that share the file must have in common.
+        keep: gets the rows that are there, and returns how many of them stay.
+        compared: what of some settings is compared.
+
+    Raises:
+        ConfigError: the file has other settings, is no such file, or cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kind: str,
+        settings: Mapping[str, Any],
+        keep: Callable[[list[Any]], int],
+        compared: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: settings,
+    ) -> None:
+        rows: list[Any] = []
+        if path.is_file() and path.stat().st_size:
+            found, rows = read_rows(path, kind)
+            _want_same(path, compared(found), compared(settings))
+            settings = found
+        rows = rows[: keep(rows)]
+        with _named(path):
+            rewrite(path, map(json.dumps, ({kind: VERSION, **settings}, *rows)))
+            self._file = path.open("a", encoding="utf-8")
+
+    def add(self, *rows: Any) -> None:
+        self._file.writelines(f"{json.dumps(row)}\n" for row in rows)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _want_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    wanted = json.loads(json.dumps(wanted))
+    for key in sorted(found.keys() | wanted.keys()):
+        if found.get(key) != wanted.get(key):
+            raise ConfigError(
+                f"{path} is of another run: its {key} is {brief(found.get(key))}, now "
+                f"{brief(wanted.get(key))}; choose another file"
+            )
 
 
 def rewrite(path: Path, lines: Iterable[str]) -> None:
@@ -18,3 +106,17 @@ def rewrite(path: Path, lines: Iterable[str]) -> None:
     new = path.with_name(f"{path.name}.new")
     new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     os.replace(new, path)
+
+
+def brief(value: Any) -> str:
+    """A value as JSON, at most 100 characters of it."""
+    text = json.dumps(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None

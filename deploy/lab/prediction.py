@@ -9,13 +9,14 @@ from typing import Any, TypeAlias
 
 import yaml
 from pydantic import ValidationError
+from rich.console import Console
 
 from deploy.evaluation import evaluation_log
 from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.intervals import mean, paired, quantile, wilson
 from deploy.evaluation.recording import Recording, load
 from deploy.evaluation.summary import Row
-from deploy.evaluation.tables import Column, difference, label, percent
+from deploy.evaluation.tables import Column, difference, label, percent, show
 from deploy.lab.call_costs import ASSUMPTIONS, Costs, Predicted, predict_loaded
 from deploy.service.config import explain
 from orchestrator.errors import ConfigError
@@ -242,8 +243,11 @@ COLUMNS: list[Column] = [
 ]
 
 
-def title(data: dict[str, Any]) -> str:
-    return f"PREDICTION, not a measurement: {data['costs']['name']}"
+def show_prediction(data: dict[str, Any], console: Console) -> None:
+    """Print the table of a prediction, and what it rests on."""
+    show(data["rows"], COLUMNS, console, f"PREDICTION, not a measurement: {data['costs']['name']}")
+    for line in basis(data):
+        console.print(f"- {line}", style="dim", markup=False)
 
 
 def basis(data: dict[str, Any]) -> list[str]:

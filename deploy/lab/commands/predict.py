@@ -42,7 +42,6 @@ def predict(
 
       baton lab predict runs/dev --costs mine.yaml --json predicted.json
     """
-    from deploy.evaluation.tables import show
     from deploy.lab import prediction
 
     if gpu_hour is not None and not 0 < gpu_hour < inf:
@@ -54,7 +53,4 @@ def predict(
     data = prediction.predicted(recordings, pair, at_once)
     if as_json is not None:
         write(as_json, json.dumps(data, indent=2) + "\n")
-    console = wide_console()
-    show(data["rows"], prediction.COLUMNS, console, prediction.title(data))
-    for line in prediction.basis(data):
-        console.print(f"- {line}", style="dim", markup=False)
+    prediction.show_prediction(data, wide_console())

@@ -169,10 +169,10 @@ def test_only_parameters_of_the_candidates_must_stay_as_they_were(tmp_path: Path
 def test_what_is_no_journal_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("my notes\n")
-    with pytest.raises(ConfigError, match="not the rows of an evaluation"):
+    with pytest.raises(ConfigError, match="the key baton_eval"):
         EvaluationLog(path, SETTINGS, CONTENDERS).resume(PROBLEMS)
     assert path.read_text() == "my notes\n"
-    with pytest.raises(ConfigError, match="not the rows"):
+    with pytest.raises(ConfigError, match="found another file"):
         read(path)
     with pytest.raises(ConfigError, match="No such file"):
         read(tmp_path / "nowhere")

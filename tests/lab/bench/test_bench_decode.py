@@ -105,7 +105,7 @@ def test_a_run_that_was_broken_off_goes_on(
     assert (status, "of another run: its seed is 0, now 1; choose another file" in err) == (1, True)
     kept.write_text("something else\n")
     status, _, err = baton(*args)
-    assert (status, "not the rows of a run" in err) == (1, True)
+    assert (status, "the key baton_bench_decode" in err) == (1, True)
 
 
 def test_what_is_missing_is_told(
