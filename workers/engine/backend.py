@@ -67,6 +67,7 @@ class BuiltinBackend:
             sampling=wanted.sampling,
             seed=_seed(wanted.sampling),
             method=call.speculation,
+            name=call.request,
             matcher=await self._matcher(call) or self._min_tokens(wanted),
         )
         self.engine.submit(request)

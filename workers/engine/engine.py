@@ -24,10 +24,12 @@ from orchestrator.errors import (
     WorkerUnavailable,
     describe,
 )
+from orchestrator.types import Finish
 from orchestrator.worker import key_of
 from workers.engine.prefill import fitting
 from workers.engine.prefix_cache import PrefixCache
 from workers.engine.requests import EngineRequest, GenerateRequest, lease_expired
+from workers.engine.run_ahead import Ahead, RunAhead
 from workers.model.placement import CHUNK
 from workers.model.sampling import nan_logits
 from workers.model.target import ModelOutput, PromptChunk
@@ -48,6 +50,7 @@ class Engine:
             prefixes stay cached.
         rows: most requests served at once; `queue` more may wait, then `Overloaded`.
         threads: intra-op threads of torch in the engine's thread (None: torch's choice).
+        run_ahead: tokens that a row decodes on after its call has ended, while no call is served.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Engine:
         rows: int,
         queue: int = 64,
         threads: int | None = None,
+        run_ahead: int = 0,
     ) -> None:
         self.decoder, self.cache = decoder, decoder.target.cache
         if not 0 < rows <= self.cache.slots:
@@ -65,11 +69,21 @@ class Engine:
             )
         self.rows, self.queue, self.lease_s, self._threads = rows, queue, LEASE_S, threads
         self._prefixes = PrefixCache(decoder)
+        self._ahead = RunAhead(run_ahead, decoder.target.max_len)
         self._waiting: deque[EngineRequest] = deque()  # as they came; callers append
         self._prefilling: list[EngineRequest] = []
         self._decoding: dict[int, GenerateRequest] = {}  # by slot
         self._counts = dict.fromkeys(
-            ("prompt_tokens", "cached_tokens", "generated_tokens", "rounds", "emitted_tokens"), 0
+            (
+                "prompt_tokens",
+                "cached_tokens",
+                "generated_tokens",
+                "rounds",
+                "emitted_tokens",
+                "ahead_tokens",
+                "adopted_tokens",
+            ),
+            0,
         )
         self._closing = self._resetting = False
         self._work = threading.Event()
@@ -137,7 +151,7 @@ class Engine:
         try:
             with torch.inference_mode():
                 while not self._closing:
-                    if not (self._waiting or self._prefilling or self._decoding):
+                    if not (self._is_serving or self._ahead.running):
                         self._work.wait()
                     self._work.clear()
                     self._iterate()
@@ -149,12 +163,18 @@ class Engine:
             for request in (*self._waiting, *self._prefilling, *self._decoding.values()):
                 request.handle.put(stopped)
 
+    @property
+    def _is_serving(self) -> bool:
+        return bool(self._waiting or self._prefilling or self._decoding)
+
     def _iterate(self) -> None:
-        """One iteration over everything that is live."""
+        """One iteration over everything that is live; if nothing is, over what runs ahead."""
         self._drop_abandoned()
         self._admit()
         self._prefill()
         self._decode()
+        if not self._is_serving:
+            self._run_ahead()
 
     def _drop_abandoned(self) -> None:
         """Let go of requests that were cancelled or whose lease ran out."""
@@ -172,10 +192,18 @@ class Engine:
         """Give waiting requests their slots while rows are free."""
         if self._resetting:
             self._resetting = False
+            self._drop_ahead(self._ahead.rows)
             self._prefixes.reset()
         copied = self._prefixes.copied
         while self._waiting and len(self._prefilling) + len(self._decoding) < self.rows:
             request = self._next()
+            if isinstance(request, GenerateRequest):
+                if (ahead := self._ahead.adopt(request)) is not None:
+                    self._continue(request, ahead)
+                    continue
+                self._drop_ahead(self._ahead.rivals(request))
+            if self._prefixes.is_full:
+                self._drop_ahead(self._ahead.rows[:1])
             self._prefilling.append(request)  # first: whatever fails here, its caller is answered
             request.slot, request.cached = self._prefixes.allocate(
                 request.ids, request.num_logits, request.owner
@@ -294,11 +322,50 @@ class Engine:
         self._prefilling.remove(request)
         self._decoding[request.slot] = request
         if accepted is not None:
-            self._append(request, accepted)
+            self._append(request, [accepted])
+
+    def _continue(self, request: GenerateRequest, ahead: Ahead) -> None:
+        """Give a request the row that ran ahead for it, with the tokens that it has already."""
+        row, length = ahead.row, len(request.ids)
+        request.slot, request.cached = row.slot, length
+        row.remaining_tokens = request.max_tokens - (len(row.ids) - length)
+        row.may_end = request.continuation.may_end
+        self._decoding[row.slot] = request
+        self._counts["prompt_tokens"] += length
+        self._counts["cached_tokens"] += length
+        self._append(request, list(ahead.behind(length)), adopted=True)
+
+    def _run_ahead(self) -> None:
+        """One step for rows of one method, so that a new call waits for no more than that."""
+        for rows in self.decoder.method_groups(self._ahead.running)[:1]:
+            try:
+                emitted = self.decoder.step(rows)
+            except Exception as error:
+                log.error("running ahead failed: %s", describe(error))
+                self._reset_ahead(rows)
+                continue
+            for row, accepted in emitted:
+                self._ahead.add(row, accepted)
+                self._counts["ahead_tokens"] += len(accepted.tokens)
+            self._reset_ahead([row for row, _ in emitted if row.failure is not None])
+
+    def _reset_ahead(self, rows: list[Row]) -> None:
+        """End rows that failed, and reset their slots, which may hold NaNs."""
+        for row in rows:
+            self.cache.reset(row.slot)
+        self._drop_ahead(rows)
+
+    def _drop_ahead(self, rows: list[Row]) -> None:
+        """End rows that ran ahead; their slots keep what is cached."""
+        for row in rows:
+            self._ahead.drop(row)
+            self.decoder.leave(row)
+            self._prefixes.release(row.slot)
 
     def _decode(self) -> None:
         """One step for each method group; if one fails, the rows of the others continue."""
-        for rows in self.decoder.method_groups():
+        live = [row for row in self.decoder.rows if row.slot in self._decoding]
+        for rows in self.decoder.method_groups(live):
             try:
                 emitted = self.decoder.step(rows)
             except Exception as error:
@@ -313,25 +380,42 @@ class Engine:
                 if row.failure is not None:
                     self._fail(request, row.failure)
                 else:
-                    self._append(request, accepted)
+                    self._append(request, [accepted])
 
-    def _append(self, request: GenerateRequest, accepted: Accepted) -> None:
-        """Hand a round's tokens to their request and end it where they say so."""
-        before = request.generated
+    def _append(
+        self, request: GenerateRequest, rounds: list[Accepted], *, adopted: bool = False
+    ) -> None:
+        """Hand the tokens of rounds to their request and end it where they say so."""
+        before, finish = request.generated, None
         try:
-            finish = request.append(accepted)
+            for place, accepted in enumerate(rounds):
+                finish = request.append(accepted)
+                if finish is not None:
+                    rounds = rounds[place:]
+                    break
             delta = request.delta(ended=finish is not None)
         except Exception as error:
             self._fail(request, error)
             return
         finally:  # tokens behind the end are drafts that came to nothing
-            self._counts["generated_tokens"] += request.generated - before
+            made = request.generated - before
+            self._counts["generated_tokens"] += made
+            self._counts["adopted_tokens"] += made if adopted else 0
         if finish is not None:
-            self._leave(request)
+            self._end(request, finish, rounds)
         if delta is not None:
             request.handle.put(delta)
         if finish is not None:
             request.handle.put(request.continuation.segment(finish))
+
+    def _end(self, request: GenerateRequest, finish: Finish, rounds: list[Accepted]) -> None:
+        """Let the row of a request that has its answer run ahead, or free its slot."""
+        (row,) = [row for row in self.decoder.rows if row.slot == request.slot]
+        alike = self.decoder.begins_alike(request.method, request.sampling)
+        if alike and self._ahead.keep(row, request, finish, rounds):
+            del self._decoding[request.slot]
+        else:
+            self._leave(request)
 
     def _leave(self, request: EngineRequest) -> None:
         """Free a request's slot, which keeps the prefix for the next one that begins so."""

@@ -52,11 +52,13 @@ class BuiltinOptions(LoadOptions, total=False):
             "int8" and half precision are for CPUs what `workers.model.packed` says.
         also: further methods in the form of `speculation`, one of a name; a call may name any.
         slots: prefixes that are cached (None: twice as many as `rows`).
+        run_ahead: as of `Engine`.
     """
 
     dtype: str | torch.dtype | None
     also: Sequence[Mapping[str, Any]]
     slots: int | None
+    run_ahead: int
 
 
 def load(model: str | Path, **options: Unpack[BuiltinOptions]) -> EngineWorker[BuiltinBackend]:
@@ -86,7 +88,13 @@ def load(model: str | Path, **options: Unpack[BuiltinOptions]) -> EngineWorker[B
     decoder = Decoder(loaded.target, next(iter(methods.values())), methods)
     if threads is None and device == "cpu" and loaded.is_small:
         threads = 1
-    engine = Engine(decoder, rows=rows, queue=options.get("queue", 64), threads=threads)
+    engine = Engine(
+        decoder,
+        rows=rows,
+        queue=options.get("queue", 64),
+        threads=threads,
+        run_ahead=options.get("run_ahead", 0),
+    )
     sampling = sampling_defaults(resolve(model))
     backend = BuiltinBackend(engine, loaded.tokenizer, loaded.stop_token_ids, sampling)
     return EngineWorker(backend)

@@ -50,6 +50,11 @@ class PrefixCache:
         del self._free[slot]
         return slot, self._cache.allocate(slot, ids, len(ids) - num_logits)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether all slots are in use."""
+        return not self._free
+
     def release(self, slot: int, kept_length: int | None = None) -> None:
         """The request is over; its slot keeps the first `kept_length` tokens (None: all)."""
         if kept_length is not None:

@@ -215,6 +215,7 @@ class GenerateRequest(EngineRequest):
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     method: str | None = None  # by which it is decoded; None: the decoder's default
+    name: str = ""  # of the user's request (`Call.request`)
     matcher: TokenMatcher | None = None  # of the grammar that the text must match
     origins: Origins | None = None  # of its tokens, once something was drafted for it
 

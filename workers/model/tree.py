@@ -8,7 +8,7 @@ with one branch, no speculation is a tree with one node.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.types import Sampling
@@ -130,3 +130,14 @@ class Accepted:
     confidences: list[float] = field(default_factory=list)
     depth: int = 0
     rejected: Sequence[int] = ()
+
+    def behind(self, count: int) -> Accepted:
+        """What the step gives after its first `count` tokens."""
+        return replace(
+            self,
+            path=self.path[count:],
+            tokens=self.tokens[count:],
+            logprobs=self.logprobs[count:],
+            confidences=self.confidences[count:],
+            depth=max(0, self.depth - count),
+        )

@@ -10,7 +10,7 @@ change places.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -39,10 +39,10 @@ class Decoder:
         self.acceptance = Acceptance()
         self.rows: list[Row] = []  # by slot, so that neighbours in the cache are one view
 
-    def method_groups(self) -> list[list[Row]]:
-        """The live rows, those of one method together: each group is one `step`."""
+    def method_groups(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """Group rows by their method: each group is one `step`."""
         groups: dict[Method, list[Row]] = {}
-        for row in self.rows:
+        for row in rows:
             groups.setdefault(self.method_of(row), []).append(row)
         return list(groups.values())
 

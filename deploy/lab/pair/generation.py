@@ -49,7 +49,7 @@ def generate(
             row = Row(slot, list(prompt), sampling, seed, max_new, method)
             decoder.target.cache.allocate(slot, row.ids, len(prompt) - 1)
             append(row, decoder.join(row, decoder.target.prefill(slot, row.ids)).tokens)
-        for rows in decoder.method_groups():
+        for rows in decoder.method_groups(decoder.rows):
             for row, accepted in decoder.step(rows):
                 if row.failure is not None:
                     raise row.failure

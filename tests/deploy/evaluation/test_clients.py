@@ -19,7 +19,7 @@ from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.config import LimitsSpec
 from orchestrator.errors import ConfigError, WorkerUnavailable
 from tests.deploy.conftest import free_port
-from tests.workers.scripted import Scripted
+from workers.scripted import Scripted
 from workers.worker import EngineWorker
 
 

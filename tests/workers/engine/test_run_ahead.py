@@ -1,0 +1,235 @@
+"""Rows that run ahead: the same texts as without, from fewer passes, and no call waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.types import Generation, Sampling, Segment, StopCriteria
+from orchestrator.worker import Call
+from tests.workers.engine.local import ask, force, run
+from workers.engine.loading import load
+from workers.worker import EngineWorker
+
+AHEAD = 24
+METHODS = ("vanilla", "chain", "lookup")
+ALSO = [{"method": "chain", "draft": "same", "gamma": 3}, {"method": "lookup"}]
+
+
+def started(checkpoint: Path, tokens: int, **options: Any) -> EngineWorker:
+    also = [dict(one, draft=str(checkpoint)) if "draft" in one else one for one in ALSO]
+    chosen: Any = {"rows": 2, "slots": 3, "max_len": 300, "also": also} | options
+    return load(checkpoint, run_ahead=tokens, **chosen)
+
+
+@pytest.fixture(scope="module")
+def pair(checkpoint: Path) -> Iterator[tuple[EngineWorker, EngineWorker]]:
+    """A worker without run-ahead, and one with."""
+    workers = started(checkpoint, 0), started(checkpoint, AHEAD)
+    yield workers
+    for worker in workers:
+        worker.close()
+
+
+@pytest.fixture
+def ahead(checkpoint: Path) -> Iterator[EngineWorker]:
+    worker = started(checkpoint, AHEAD)
+    yield worker
+    worker.close()
+
+
+async def idle(worker: EngineWorker) -> None:
+    """Wait until nothing runs ahead any more."""
+    engine = worker.backend.engine
+    async with asyncio.timeout(60):
+        while engine._ahead.running:
+            await asyncio.sleep(0)
+
+
+def behind(call: Call, *segments: Segment) -> Call:
+    for segment in segments:
+        call = replace(call, transcript=call.transcript.extend(segment))
+    return call
+
+
+STEP = st.builds(
+    StopCriteria,
+    st.integers(1, 12),
+    st.sampled_from([(), ("\n\n",), ("e",), (" ",)]),
+    min_confidence=st.sampled_from([0.0, 0.0, 0.3, 0.6]),
+)
+PLAN = st.lists(st.tuples(STEP, st.sampled_from([None, None, None, ".", "Wait, "])), max_size=7)
+DRAWN = Sampling(temperature=0.8, seed=7)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    plan=PLAN,
+    way=st.sampled_from([*((name, Sampling()) for name in METHODS), ("vanilla", DRAWN)]),
+    waits=st.booleans(),
+)
+def test_texts_are_those_without(
+    pair: tuple[EngineWorker, EngineWorker],
+    plan: list[tuple[StopCriteria, str | None]],
+    way: tuple[str, Sampling],
+    waits: bool,
+) -> None:
+    """Steps of any kind, some with a text of another author in between."""
+    method, sampling = way
+
+    async def chain(worker: EngineWorker) -> list[tuple[Segment, int]]:
+        call = replace(ask(), speculation=method)
+        made = []
+        for criteria, inserted in plan:
+            answer = await run(worker, call, criteria, sampling)
+            made.append((replace(answer.segment, logprobs=()), answer.usage.generated))
+            call = behind(call, answer.segment)
+            if inserted:
+                tokens = tuple(worker.tokenizer.encode(inserted))
+                text = Segment("large", inserted, tokens, (), worker.tokenizer.hash)
+                call = behind(call, text)
+            if answer.segment.finish in ("eos", "think_end"):
+                break
+            if waits:
+                await idle(worker)
+        return made
+
+    plain, run_ahead = pair
+    assert asyncio.run(chain(run_ahead)) == asyncio.run(chain(plain))
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_an_adopted_step_makes_no_pass(ahead: EngineWorker, method: str) -> None:
+    call = replace(ask(), speculation=method)
+    first = await run(ahead, call, StopCriteria(4))
+    await idle(ahead)
+    before = ahead.stats()
+    second = await run(ahead, behind(call, first.segment), StopCriteria(5))
+    after = ahead.stats()
+    assert second.usage.cached == second.usage.prompt
+    assert (second.usage.generated, second.usage.passes) == (5, 0)
+    assert after["adopted_tokens"] - before["adopted_tokens"] == 5
+    assert after["generated_tokens"] - before["generated_tokens"] == 5
+
+
+async def test_the_rest_is_adopted_by_the_call_after_it(ahead: EngineWorker) -> None:
+    call = ask()
+    for _ in range(3):
+        answer = await run(ahead, call, StopCriteria(4))
+        call = behind(call, answer.segment)
+        await idle(ahead)
+    assert ahead.stats()["adopted_tokens"] == 8
+
+
+async def test_a_row_goes_on_to_its_budget_and_no_further(ahead: EngineWorker) -> None:
+    await run(ahead, ask(), StopCriteria(4))
+    await idle(ahead)
+    assert ahead.stats()["ahead_tokens"] == AHEAD
+    assert ahead.stats()["generated_tokens"] == 4
+
+
+async def test_the_models_own_choice_is_adopted_where_another_made_it(ahead: EngineWorker) -> None:
+    """As in BiLD: the other model writes the token that this one would have written."""
+    call = ask()
+    whole = await run(ahead, replace(call, request="other"), StopCriteria(9))
+    drafted = await run(ahead, call, StopCriteria(4))
+    await idle(ahead)
+    token = whole.segment.tokens[4]
+    text = ahead.tokenizer.pieces[token].decode()
+    choice = Segment("large", text, (token,), (), ahead.tokenizer.hash)
+    answer = await run(ahead, behind(call, drafted.segment, choice), StopCriteria(4))
+    assert answer.segment.tokens == whole.segment.tokens[5:9]
+    assert answer.usage.passes == 0
+
+
+@pytest.mark.parametrize("finish", ["eos", "think_end"])
+async def test_nothing_runs_ahead_of_an_end(ahead: EngineWorker, finish: str) -> None:
+    tokenizer = ahead.tokenizer
+    end = tokenizer.close_id if finish == "think_end" else min(ahead.backend.ends)
+    assert end is not None
+    force(ahead, "Hm.", end)
+    answer = await run(ahead, ask(), StopCriteria(40))
+    assert answer.segment.finish == finish
+    assert not ahead.backend.engine._ahead.rows
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "another request": {"request": "s"},
+    "another owner": {"owner": "somebody else"},
+    "another method": {"speculation": "lookup"},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_another_call_adopts_nothing(ahead: EngineWorker, change: str) -> None:
+    call = replace(ask(), speculation="vanilla")
+    first = await run(ahead, call, StopCriteria(4))
+    await idle(ahead)
+    await run(ahead, replace(behind(call, first.segment), **CHANGES[change]), StopCriteria(4))
+    assert ahead.stats()["adopted_tokens"] == 0
+
+
+async def test_a_call_that_goes_on_otherwise_ends_the_row(ahead: EngineWorker) -> None:
+    call = ask()
+    await run(ahead, call, StopCriteria(4))
+    await run(ahead, behind(call, Segment("large", "No.")), StopCriteria(40, (".",)))
+    assert len(ahead.backend.engine._ahead.rows) <= 1
+    assert ahead.stats()["adopted_tokens"] == 0
+
+
+async def test_rows_that_ran_ahead_give_their_slots_to_calls(ahead: EngineWorker) -> None:
+    """Three slots: the fourth request takes that of the oldest row."""
+    for name in "abcdef":
+        answer = await run(ahead, replace(ask(name), request=name), StopCriteria(3))
+        assert len(answer.segment.tokens) == 3
+    assert len(ahead.backend.engine._ahead.rows) == 3
+
+
+async def test_a_call_is_served_while_rows_wait_to_run_ahead(ahead: EngineWorker) -> None:
+    """No pass is made for them while a call is live."""
+    await run(ahead, ask(), StopCriteria(4))
+    stream = ahead.generate(
+        replace(ask("b"), request="b"), StopCriteria(30), Sampling(), stream=True
+    )
+    made: list[Any] = [await anext(stream)]
+    before = ahead.stats()["ahead_tokens"]
+    made += [item async for item in stream]
+    answer = made[-1]
+    assert isinstance(answer, Generation)
+    assert answer.usage.passes == answer.usage.generated
+    assert ahead.stats()["ahead_tokens"] - before <= AHEAD  # those after its end
+
+
+async def test_a_reset_forgets_what_ran_ahead(ahead: EngineWorker) -> None:
+    call = ask()
+    first = await run(ahead, call, StopCriteria(4))
+    ahead.reset_prefix_cache()
+    answer = await run(ahead, behind(call, first.segment), StopCriteria(4))
+    assert answer.usage.cached == 0
+
+
+async def test_a_failure_while_running_ahead_harms_no_call(ahead: EngineWorker) -> None:
+    call = ask()
+    whole = await run(ahead, replace(call, request="other"), StopCriteria(8))
+    engine = ahead.backend.engine
+    step, failed = engine.decoder.step, asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def failing(rows: Any) -> Any:
+        if rows[0] in engine._ahead:
+            loop.call_soon_threadsafe(failed.set)
+            raise RuntimeError("planted")
+        return step(rows)
+
+    engine.decoder.step = failing  # type: ignore[method-assign]
+    first = await run(ahead, call, StopCriteria(4))
+    await failed.wait()
+    answer = await run(ahead, behind(call, first.segment), StopCriteria(4))
+    assert first.segment.tokens + answer.segment.tokens == whole.segment.tokens
