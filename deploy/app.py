@@ -9,12 +9,10 @@
 """
 # No `from __future__ import annotations`: Ray Serve reads the builder's annotation as a class.
 
-import asyncio
 import logging
-import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Metric
 from ray import serve
@@ -22,38 +20,31 @@ from ray.serve import Application
 from starlette.types import ASGIApp
 
 from deploy.service.config import Args, WorkerSpec
-from deploy.service.sampling import DefaultSampling
+from deploy.service.pools import WorkerViews
 from deploy.service.scaling import by_load
 from deploy.service.stores import open_store, store_deployment
 from deploy.service.workers import connect_worker, load_worker
 from deploy.telemetry.logs import join_serve
 from deploy.telemetry.metrics import RayExporter, count_replicas, scrape, worker_exporter
 from deploy.telemetry.tracing import headers, open_spans
-from orchestrator.errors import ConfigError, WorkerUnavailable
+from orchestrator.errors import ConfigError
 from orchestrator.http.app import create_app
 from orchestrator.http.planning import Catalog
 from orchestrator.http.service import Pools, Service
-from orchestrator.http.settings import HttpSettings, ServiceLimits
+from orchestrator.http.settings import HttpSettings
 from orchestrator.loop.actions import WorkerName
-from orchestrator.types import Sampling
 from policies import POLICIES
 from workers.replica.client import ReplicaWorker
 from workers.replica.server import ReplicaSize, deployment
 
 if TYPE_CHECKING:  # it needs torch, and only some deployments need it
     from workers.backend import LocalBackend
-    from workers.remote.backend import RemoteBackend
-    from workers.worker import EngineWorker, ModelWorker
+    from workers.worker import EngineWorker
 
-AnyWorker = Union[ReplicaWorker, "ModelWorker[RemoteBackend]"]
 log = logging.getLogger(__name__)
-
-READY_S = 1.0  # for which the answer of /ready, or that a pool did not tell its context, is reused
 
 BESIDE = 1024  # requests at a replica beside those that have or await a place: probes, refusals
 QUEUED = 128  # requests at a proxy that wait to be handed on
-
-SAMPLING_S = 2.0  # for the large model's pool to tell its sampling, once
 
 
 @serve.ingress()
@@ -78,7 +69,8 @@ class Orchestrator:
         remote = {
             name: connect_worker(spec) for name, spec in specs.items() if spec.url is not None
         }
-        self._workers: dict[WorkerName, AnyWorker] = {**replicas, **remote}
+        workers: dict[WorkerName, Any] = {**replicas, **remote}
+        views = WorkerViews(workers, args.sampling)
         orchestrator = args.orchestrator
         self._service = Service(
             Catalog(
@@ -89,21 +81,20 @@ class Orchestrator:
                 speculation=args.workers.speculation(),
             ),
             Pools(
-                self._workers,
-                ready=self._ready,
-                contexts=self._contexts,
-                sampling=DefaultSampling(
-                    args.sampling, partial(_sampling, self._workers["large"])
-                ).get,
+                workers,
+                ready=views.ready,
+                contexts=views.contexts,
+                sampling=views.sampling,
             ),
             HttpSettings(
-                ServiceLimits(**args.limits.model_dump(), prices=args.token_prices()),
+                args.limits,
                 orchestrator.reasoning_field,
                 orchestrator.strict,
                 orchestrator.cors_origins,
                 proxy_adds_request_id=True,
                 loopback=args.auth is None,
                 trace_ttl_s=args.store.trace_ttl_s,
+                prices=args.prices,
             ),
             args.access(),
             open_store(args.store, store),
@@ -111,10 +102,6 @@ class Orchestrator:
         self._end_spans = None
         if args.tracing is not None:
             self._service.spans, self._end_spans = open_spans(args.tracing)
-        self._ready_lock, self._ready_until = asyncio.Lock(), 0.0
-        self._ready_pools: dict[str, bool] = {}
-        self._contexts_lock, self._contexts_until = asyncio.Lock(), 0.0
-        self._known_contexts: dict[WorkerName, int | None] = {}
         count_replicas(self._service.registry, replicas)
         context = serve.get_replica_context()
         peers = serve.get_deployment_handle(context.deployment, context.app_name)
@@ -157,31 +144,6 @@ class Orchestrator:
             self._export()
             if self._end_spans is not None:
                 self._end_spans()
-
-    async def _contexts(self) -> dict[WorkerName, int | None]:
-        """Each model's context in tokens, asked for until its pool reports it.
-
-        Requests at the same time share one question, and a failure is reused a while.
-        """
-        async with self._contexts_lock:
-            unknown = [name for name in self._workers if self._known_contexts.get(name) is None]
-            if unknown and time.monotonic() > self._contexts_until:
-                told = await asyncio.gather(*(_context(self._workers[name]) for name in unknown))
-                self._known_contexts.update(zip(unknown, told, strict=True))
-                self._contexts_until = time.monotonic() + READY_S
-        return self._known_contexts
-
-    async def _ready(self) -> dict[str, bool]:
-        """Whether each pool has a replica that answers.
-
-        /ready needs no key, so requests at the same time share one check, and it is reused a while.
-        """
-        async with self._ready_lock:
-            if time.monotonic() > self._ready_until:
-                answers = await asyncio.gather(*map(_answers, self._workers.values()))
-                self._ready_pools = dict(zip(self._workers, answers, strict=True))
-                self._ready_until = time.monotonic() + READY_S
-        return self._ready_pools
 
 
 def build(args: Args) -> Application:
@@ -233,36 +195,6 @@ def _load(spec: WorkerSpec) -> "EngineWorker[LocalBackend]":
     """The worker of a replica, in the replica's process."""
     join_serve()
     return load_worker(spec)
-
-
-async def _answers(worker: AnyWorker) -> bool:
-    if not isinstance(worker, ReplicaWorker):
-        return await worker.backend.is_available(timeout_s=2.0)
-    try:
-        await worker.status(timeout_s=2.0)
-    except WorkerUnavailable:
-        return False
-    return True
-
-
-async def _context(worker: AnyWorker) -> int | None:
-    if not isinstance(worker, ReplicaWorker):
-        return worker.context
-    try:
-        return (await worker.status(timeout_s=1.0)).context
-    except WorkerUnavailable:
-        return None
-
-
-async def _sampling(worker: AnyWorker) -> Sampling:
-    """What the worker's checkpoint says; a server's is not known.
-
-    Raises:
-        WorkerUnavailable: no replica answers in time.
-    """
-    if not isinstance(worker, ReplicaWorker):
-        return worker.sampling
-    return (await worker.status(timeout_s=SAMPLING_S)).sampling
 
 
 def _host() -> str | None:

@@ -12,11 +12,12 @@ from collections.abc import Collection, Sequence
 from types import UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from orchestrator.errors import InvalidRequest
 
+_FIELDS: Final = "__pydantic_fields__"
 _KEY: Final = "[key]"
 _BRANCHES: Final = frozenset(
     {"str", "int", "float", "bool", "constrained-str", "constrained-int", "constrained-float"}
@@ -26,7 +27,7 @@ _PLAIN: Final = (
     (r"^Keys should be strings$", "a key must be a string"),
     (r"^(Input|\w+) should ", "must "),
     (r", (unable to|got) .*", ""),
-    (r"an? valid (dictionary|object)( or instance of \w+)?", "an object"),
+    (r"an? (valid )?(dictionary|object)( or (an )?instance of \w+)?", "an object"),
     (r"an? valid (list|array|tuple)", "a list"),
     (r"a valid boolean", "true or false"),
     (r"a valid integer", "an integer"),
@@ -45,6 +46,26 @@ _POWER: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]{1,3
 _LONGEST: Final = 48  # characters of a value that a message repeats
 _MOST_NAMES: Final = 12  # that a message lists
 _CLOSE: Final = 0.75  # of difflib's ratio: threshold and treshold have 0.94
+
+
+class StrictModel(BaseModel):
+    """What users write: an unknown key is an error, and so is true for a number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = cls.model_fields[str(info.field_name)].annotation
+        kinds = {kind, *get_args(kind)}
+        return refuse_truth(value) if kinds & {int, float} and bool not in kinds else value
+
+
+def refuse_truth(value: Any) -> Any:
+    """Refuse true for a number: YAML reads `yes` and `on` so, and pydantic takes it for 1."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("invalid_type", f"must be a number, not {str(value).lower()}")
+    return value
 
 
 def with_numbers(data: Any) -> Any:
@@ -66,7 +87,7 @@ def invalid_request(
     kind, loc, message = first_error(error.errors(include_url=False), model, "parameter")
     place = body_path(loc, prefix)
     match kind:
-        case "extra_forbidden":
+        case "extra_forbidden" | "unexpected_keyword_argument":
             code = "unknown_parameter"
         case "missing":
             code = "missing_required_parameter"
@@ -117,7 +138,7 @@ def error_text(detail: ErrorDetails, model: type[BaseModel] | None, what: str) -
     """
     loc, message = detail["loc"], detail["msg"]
     match detail["type"]:
-        case "extra_forbidden":
+        case "extra_forbidden" | "unexpected_keyword_argument":
             return unknown(what, str(loc[-1]), fields_at(model, loc))
         case "missing":
             return "is missing"
@@ -156,7 +177,7 @@ def closest(name: str, known: Collection[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def fields_at(model: type[BaseModel] | None, loc: Sequence[int | str]) -> list[str]:
+def fields_at(model: type | None, loc: Sequence[int | str]) -> list[str]:
     """The fields of the object in which pydantic's place of an error lies; [] where unclear."""
     for part in loc[:-1]:
         if isinstance(part, int) or _is_branch(part):  # an item of a list, a branch of a union
@@ -180,9 +201,10 @@ def body_path(loc: tuple[int | str, ...], prefix: str = "") -> str:
     return prefix
 
 
-def _fields_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Annotations by the names that users write."""
-    return {one.alias or name: one.annotation for name, one in model.model_fields.items()}
+def _fields_of(model: type) -> dict[str, Any]:
+    """Annotations by the names that users write, of a model or a dataclass of pydantic's."""
+    fields: dict[str, Any] = getattr(model, _FIELDS)
+    return {one.alias or name: one.annotation for name, one in fields.items()}
 
 
 def _said(detail: ErrorDetails) -> str | None:
@@ -198,9 +220,9 @@ def _said(detail: ErrorDetails) -> str | None:
     return said if len(said) <= _LONGEST else None
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _model_in(annotation: Any) -> type | None:
     """The only model in `X`, `X | other`, `list[X]` or `tuple[X, ...]`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if isinstance(annotation, type) and hasattr(annotation, _FIELDS):
         return annotation
     if get_origin(annotation) is Annotated:
         return _model_in(get_args(annotation)[0])

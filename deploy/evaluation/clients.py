@@ -119,7 +119,7 @@ class LocalClient:
             Limits(
                 options.max_tokens or service.max_tokens,
                 deadline_s=None,  # a question that is answered among many may take long
-                prices=self._args.token_prices(),
+                prices=self._args.prices,
             ),
             self._args.workers.speculation(),
         )

@@ -7,7 +7,7 @@ In reading order:
 - `store_spec`: the file's `store`: where replicas of the orchestrator meet.
 - `workers`: from a worker's part of the file to a worker in this process or over a server.
 - `stores`: the store that the file names: Redis, or a deployment that holds it in memory.
-- `sampling`: what requests get that say nothing of theirs.
+- `pools`: whether each worker answers, its context, and the sampling of its checkpoint.
 - `scaling`: how many replicas a worker's pool should have.
 - `proxy`: what stands before Serve's own HTTP handling: retries, errors in OpenAI's form, bodies.
 - `body_room`: how much of large bodies is held there.

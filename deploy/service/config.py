@@ -8,17 +8,14 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -28,11 +25,12 @@ from deploy.service.calibration import read as read_calibration
 from deploy.service.store_spec import StoreSpec
 from orchestrator.errors import ConfigError
 from orchestrator.http.auth import Access, Keys
+from orchestrator.http.settings import ServiceLimits
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.policy import Policy
 from orchestrator.state.versions import build
-from orchestrator.types import Sampling, TokenPrices
-from orchestrator.validation import closest, first_error, with_numbers
+from orchestrator.types import PartialSampling, TokenPrices
+from orchestrator.validation import StrictModel, closest, first_error, with_numbers
 from orchestrator.worker import SERVER_METHOD
 from policies import POLICIES
 from policies.judge import Judging
@@ -74,25 +72,11 @@ Params = Annotated[dict[str, Any], BeforeValidator(with_numbers)]
 """Parameters by name, whose types are known elsewhere."""
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """YAML reads `yes` and `on` as true, which pydantic takes for 1."""
-        kind = cls.model_fields[str(info.field_name)].annotation
-        kinds = {kind, *get_args(kind)}
-        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
-            raise ValueError(f"must be a number, not {str(value).lower()}")
-        return value
-
-
-class MethodSpec(Strict):
+class MethodSpec(StrictModel):
     """A token-level method by its name in `METHODS`, with its parameters."""
 
     method: str
-    params: Params = {}
+    params: Params = Field(default={})
 
     @property
     def lossy(self) -> bool:
@@ -125,7 +109,7 @@ class Speculation(MethodSpec):
         return (MethodSpec(method=self.method, params=self.params), *self.also)
 
 
-class Replicas(Strict):
+class Replicas(StrictModel):
     """How many replicas: a number, or the fewest and the most of them (`{min: 1, max: 4}`).
 
     Between the two, replicas come and go with the load: one of a worker's is full when its rows
@@ -177,7 +161,7 @@ Nodes = Annotated[
 ]
 
 
-class WorkerSpec(Strict):
+class WorkerSpec(StrictModel):
     """One pool of replicas of one model."""
 
     model: str | None = Field(
@@ -223,7 +207,7 @@ class WorkerSpec(Strict):
         description="seconds that a call waits while no replica answers: until a silent one is "
         "replaced, or as long as one loads",
     )
-    nodes: Nodes = {}
+    nodes: Nodes = Field(default={})
     gpu: float = Field(
         default=1.0,
         gt=0,
@@ -360,7 +344,7 @@ class WorkerSpec(Strict):
         return said | ({"engine": "vllm"} if self.runs_vllm else {})
 
 
-class Workers(Strict):
+class Workers(StrictModel):
     small: WorkerSpec
     large: WorkerSpec
 
@@ -406,7 +390,7 @@ class Workers(Strict):
         return {one.method: one.label for one in self.large.speculation.offered}
 
 
-class PolicyChoice(Strict):
+class PolicyChoice(StrictModel):
     """What the model name `baton` means, and each policy's own defaults."""
 
     default: str = "specreason"
@@ -456,7 +440,7 @@ class PolicyChoice(Strict):
         return build(POLICIES, name, self.params.get(name, {}))
 
 
-class Auth(Strict):
+class Auth(StrictModel):
     """Where keys come from: variables of the environment (comma-separated) or files (one a line).
 
     Keys themselves never stand in a deployment file. A file may hold `sha256:` and a key's digest
@@ -489,11 +473,11 @@ class Auth(Strict):
         )
 
 
-class OrchestratorSpec(Strict):
+class OrchestratorSpec(StrictModel):
     """The pool of the HTTP surface, which runs the policies and no model."""
 
     replicas: Replicas = ONE
-    nodes: Nodes = {}
+    nodes: Nodes = Field(default={})
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = Field(
         default="reasoning_content",
         description="what holds the thought; some clients show it twice where they find both",
@@ -508,67 +492,7 @@ class OrchestratorSpec(Strict):
     )
 
 
-class SamplingSpec(Strict):
-    """What requests get that say nothing of it; None: as the large model's checkpoint says
-    (`generation_config.json`), over a server greedy."""
-
-    temperature: float | None = Field(default=None, ge=0, le=2, description="0 is greedy")
-    top_p: float | None = Field(default=None, gt=0, le=1, description="1: off")
-    top_k: int | None = Field(default=None, ge=0, lt=2**31, description="0: off")
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing is left to the checkpoint."""
-        return None not in (self.temperature, self.top_p, self.top_k)
-
-    def over(self, own: Sampling) -> Sampling:
-        """The checkpoint's own, but for what is said here."""
-        return replace(own, **self.model_dump(exclude_none=True))
-
-
-class LimitsSpec(Strict):
-    """The limits of one orchestrator replica (`orchestrator.http.settings.ServiceLimits`)."""
-
-    concurrent: int = Field(default=64, ge=1, description="answers at once; one more waits")
-    wait_s: float = Field(
-        default=1.0,
-        ge=0,
-        description="for a place; then it is 429. Up to ten times as long for a key that has less "
-        "than an equal share of the places",
-    )
-    prompt_tokens: int | None = Field(
-        default=None,
-        ge=1,
-        description="prompt tokens of one key's requests at once; then it is 429. None: no limit",
-    )
-    max_tokens: int = Field(default=2048, ge=1, description="cap where a request names none")
-    max_tokens_cap: int = Field(default=32_768, ge=1, description="the most a request may name")
-    choices: int = Field(default=16, ge=1, description="the most answers (n) a request may want")
-    deadline_s: float = Field(default=600.0, gt=0, description="wall time of a request, seconds")
-    body_bytes: int = Field(default=1 << 20, ge=1024, description="a larger body is 413")
-    complete: bool = Field(
-        default=False,
-        description="503 instead of an answer made without a worker that the policy asked for",
-    )
-
-
-class PriceList(Strict):
-    """What tokens cost, per million, in any one currency: a policy's `max_cost` is in the same."""
-
-    small: float = Field(default=0.0, ge=0, description="generated by the small model")
-    large: float = Field(default=0.0, ge=0, description="generated by the large model")
-    prompt: float = Field(
-        default=0.0, ge=0, description="of prompts, computed by either and not found in its cache"
-    )
-
-    @model_validator(mode="after")
-    def _something_costs(self) -> PriceList:
-        if not (self.small or self.large or self.prompt):
-            raise ValueError("a price above 0 of small, large or prompt is wanted")
-        return self
-
-
-class Tracing(Strict):
+class Tracing(StrictModel):
     """Spans of every request, by OpenTelemetry; none are made where this is not written."""
 
     exporter: Literal["otlp", "console"] = "otlp"
@@ -603,7 +527,7 @@ class Tracing(Strict):
         return self
 
 
-class Args(Strict):
+class Args(StrictModel):
     """The application's `args`: everything that is Baton's own."""
 
     workers: Workers
@@ -613,10 +537,10 @@ class Args(Strict):
     auth: Auth | Literal["none"] | None = Field(
         default=None, description="keys; none binds loopback only unless `auth: none` is written"
     )
-    sampling: SamplingSpec = SamplingSpec()
-    limits: LimitsSpec = LimitsSpec()
+    sampling: PartialSampling = PartialSampling()
+    limits: ServiceLimits = ServiceLimits()
     tracing: Tracing | None = None
-    prices: PriceList | None = Field(
+    prices: TokenPrices | None = Field(
         default=None, description="what tokens cost; without it no policy takes `max_cost`"
     )
 
@@ -629,9 +553,12 @@ class Args(Strict):
                 )
         return self
 
-    def token_prices(self) -> TokenPrices | None:
-        """The prices as requests know them."""
-        return None if self.prices is None else TokenPrices(**self.prices.model_dump())
+    @field_validator("prices")
+    @classmethod
+    def _something_costs(cls, prices: TokenPrices | None) -> TokenPrices | None:
+        if prices is not None and prices.all_free:
+            raise ValueError("a price above 0 of small, large or prompt is wanted")
+        return prices
 
     @model_validator(mode="after")
     def _judge_of_the_checkpoint(self) -> Args:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import re
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from orchestrator.errors import ConfigError
 from orchestrator.state.redis import RedisStore
+from orchestrator.validation import StrictModel
 from workers.remote.address import checked
 
 PASSWORD = "BATON_REDIS_PASSWORD"  # noqa: S105 (a name, no password)
 
 
-class StoreSpec(BaseModel):
+class StoreSpec(StrictModel):
     """The store that replicas share; in a deployment file also its url alone."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str = Field(default="memory", description="memory, redis://... or rediss://...")
     password_env: str | None = Field(

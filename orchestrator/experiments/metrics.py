@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from orchestrator.experiments.documents import MetricName, Prices
+from orchestrator.experiments.documents import MetricName
 from orchestrator.experiments.outcome_log import Outcome, RequestRecord
+from orchestrator.types import TokenPrices
 
 Observation = tuple[float, float] | None
 """A request's numerator and denominator; None if it has no value of the metric."""
@@ -24,7 +25,7 @@ class Metric:
     title: str
     better: Literal["lower", "higher"]
     bounded: bool
-    of: Callable[[Outcome, Prices], Observation]
+    of: Callable[[Outcome, TokenPrices], Observation]
 
     @property
     def sign(self) -> int:
@@ -40,24 +41,19 @@ def _tokens(name: Literal["small_tokens", "large_tokens"]) -> Callable[..., Obse
     return lambda one, _: _known(getattr(one, name) if one.status == "finished" else None)
 
 
-def _large_share(outcome: Outcome, _: Prices) -> Observation:
+def _large_share(outcome: Outcome, _: TokenPrices) -> Observation:
     total = outcome.small_tokens + outcome.large_tokens
     return (outcome.large_tokens, total) if total and outcome.status == "finished" else None
 
 
-def _cost(outcome: Outcome, prices: Prices) -> Observation:
+def _cost(outcome: Outcome, prices: TokenPrices) -> Observation:
     # Counted however the request ended.
-    if not (prices.small or prices.large or prices.prompt):
+    if prices.all_free:
         return None
-    paid = (
-        outcome.small_tokens * prices.small
-        + outcome.large_tokens * prices.large
-        + outcome.prompt_tokens * prices.prompt
-    )
-    return paid / 1e6, 1.0
+    return prices.of(outcome.small_tokens, outcome.large_tokens, outcome.prompt_tokens), 1.0
 
 
-def _error(outcome: Outcome, _: Prices) -> Observation:
+def _error(outcome: Outcome, _: TokenPrices) -> Observation:
     # A request that its client cancelled (see `cancelled`), or that was refused as it stood, is
     # neither a success nor a failure of the arm.
     blameless = outcome.status == "cancelled" or outcome.refused
@@ -91,12 +87,12 @@ METRICS: Final[dict[MetricName, Metric]] = {
 }
 
 
-def _observed(outcome: Outcome | None, metric: MetricName, prices: Prices) -> Observation:
+def _observed(outcome: Outcome | None, metric: MetricName, prices: TokenPrices) -> Observation:
     return None if outcome is None else METRICS[metric].of(outcome, prices)
 
 
 def observations(
-    requests: Iterable[RequestRecord], metric: MetricName, prices: Prices
+    requests: Iterable[RequestRecord], metric: MetricName, prices: TokenPrices
 ) -> Iterator[tuple[RequestRecord, float, float]]:
     """Each request that has a value of the metric, with numerator and denominator."""
     for request in requests:
@@ -110,7 +106,7 @@ def observations(
 
 
 def paired_differences(
-    requests: Iterable[RequestRecord], shadow: str, metric: MetricName, prices: Prices
+    requests: Iterable[RequestRecord], shadow: str, metric: MetricName, prices: TokenPrices
 ) -> Iterator[tuple[RequestRecord, float]]:
     """Each request that a shadow answered, with its value minus the served arm's.
 

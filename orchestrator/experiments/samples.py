@@ -15,9 +15,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.experiments.documents import MetricName, Prices
+from orchestrator.experiments.documents import MetricName
 from orchestrator.experiments.metrics import METRICS, observations, paired_differences
 from orchestrator.experiments.outcome_log import RequestRecord
+from orchestrator.types import TokenPrices
 
 Vector = NDArray[np.float64]
 EQUAL: Final = 1e-14  # of the mean square: a smaller variance is rounding
@@ -111,14 +112,14 @@ class MetricValues:
 
 
 def metric_values(
-    requests: Iterable[RequestRecord], metric: MetricName, prices: Prices
+    requests: Iterable[RequestRecord], metric: MetricName, prices: TokenPrices
 ) -> MetricValues:
     """A metric of an arm's requests."""
     rows = list(observations(requests, metric, prices))
     return MetricValues(np.array([above / below for _, above, below in rows]), unit_sums(rows))
 
 
-def sample(requests: Iterable[RequestRecord], metric: MetricName, prices: Prices) -> Sample:
+def sample(requests: Iterable[RequestRecord], metric: MetricName, prices: TokenPrices) -> Sample:
     """A metric of an arm's requests, by unit."""
     return linearise(unit_sums(observations(requests, metric, prices)), METRICS[metric].bounded)
 
@@ -135,7 +136,7 @@ def linearise(sums: Vector, bounded: bool = False) -> Sample:
 
 
 def paired_sample(
-    requests: Iterable[RequestRecord], shadow: str, metric: MetricName, prices: Prices
+    requests: Iterable[RequestRecord], shadow: str, metric: MetricName, prices: TokenPrices
 ) -> Sample:
     """By unit, a shadow arm's value minus the served arm's, on the same requests."""
     pairs = paired_differences(requests, shadow, metric, prices)

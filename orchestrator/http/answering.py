@@ -209,7 +209,7 @@ class AnswerResponse(Response):
     def __init__(self, service: Service, ask: Ask, incoming: Incoming) -> None:
         super().__init__()
         self._service, self._ask, self._incoming = service, ask, incoming
-        self._limits = service.settings.limits
+        self._patience = service.settings.patience
         self._answers: list[Answer] = []
         self._started = self._ended = self._cut = False
         self._sent_at = 0.0
@@ -217,7 +217,7 @@ class AnswerResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def bounded(message: Message) -> None:
             try:
-                async with asyncio.timeout(self._limits.send_s):
+                async with asyncio.timeout(self._patience.send_s):
                     await send(message)
             except (TimeoutError, OSError):
                 raise _ClientGone from None
@@ -296,9 +296,9 @@ class AnswerResponse(Response):
         await self._send(send, body, more=False)
 
     async def _write_stream(self, events: EventQueue, send: Send) -> None:
-        limits, writing = self._limits, len(self._answers)
+        times, writing = self._patience, len(self._answers)
         while writing:
-            patience = limits.ping_s - self._silent_s if self._started else limits.headers_s
+            patience = times.ping_s - self._silent_s if self._started else times.headers_s
             batch = await events.take(max(0.0, patience))
             if not self._started:
                 await self._start(send, STREAM_HEADERS)
@@ -306,7 +306,7 @@ class AnswerResponse(Response):
             batches = list(self._by_answer(batch))
             if data := b"".join(answer.encoder.more(news) for answer, news in batches):
                 await self._send(send, data)
-            elif self._silent_s >= limits.ping_s:  # also while new text cannot be shown yet
+            elif self._silent_s >= times.ping_s:  # also while new text cannot be shown yet
                 await self._send(send, b": ping\n\n")
             ended = [answer for answer, news in batches if isinstance(news[-1], RequestCompleted)]
             writing -= len(ended)

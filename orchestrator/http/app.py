@@ -118,7 +118,7 @@ def create_app(service: Service) -> FastAPI:
         """Serve an API's requests for a text."""
 
         async def respond(request: Request) -> Response:
-            given = await json_body(request, service.settings.limits)
+            given = await json_body(request, service.settings)
             # In a thread: the grammars of many schemas may take a second.
             ask = await asyncio.to_thread(parse, given, service.settings)
             state = request.state
@@ -170,7 +170,7 @@ def create_app(service: Service) -> FastAPI:
         **described("What an answer was worth, from 0 to 1", Feedback, errors=(404, 409, 503)),
     )
     async def feedback(request: Request) -> Response:
-        body = await read_body(request, service.settings.limits, Feedback)
+        body = await read_body(request, service.settings, Feedback)
         # Where the store is away, whose answer it was and which arm gave it are not known: 503.
         _, record = await read_record(service, request, body.trace_id)
         key = request.state.key

@@ -22,7 +22,7 @@ from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event
 from orchestrator.loop.policy import Policy
-from orchestrator.types import Limits, Message, Sampling
+from orchestrator.types import Limits, Message, PartialSampling, Sampling
 from orchestrator.worker import Worker
 
 BYTES_PER_TOKEN: Final = 3
@@ -64,29 +64,6 @@ class AskedPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedSampling:
-    """What a request says of its sampling; None: the deployment's default."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-
-    def over(self, default: Sampling) -> Sampling:
-        """Fill what is missing from the default."""
-        return Sampling(
-            default.temperature if self.temperature is None else self.temperature,
-            default.top_p if self.top_p is None else self.top_p,
-            default.top_k if self.top_k is None else max(self.top_k, 0),
-            None if self.seed is None else self.seed & MAX_SEED,
-        )
-
-    @property
-    def needs_no_default(self) -> bool:
-        return self.temperature == 0 or None not in (self.temperature, self.top_p, self.top_k)
-
-
-@dataclass(frozen=True, slots=True)
 class Labels:
     """What a request says of itself that changes no answer; the lowest `priority` is first."""
 
@@ -104,9 +81,10 @@ class Ask:
     api: Api
     conversations: tuple[tuple[Message, ...], ...]
     policy: AskedPolicy
-    sampling: AskedSampling
+    sampling: PartialSampling
     limits: Limits
     encoder: Callable[[Choice, ResponseAccumulator], Encoder]
+    seed: int | None = None
     choices: int = 1
     tools: ToolUse | None = None
     stream: bool = False

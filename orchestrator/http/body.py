@@ -18,7 +18,7 @@ from pydantic_core import CoreSchema, ErrorDetails
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.errors import HttpError
-from orchestrator.http.settings import ServiceLimits
+from orchestrator.http.settings import HttpSettings
 from orchestrator.validation import body_path, closest, invalid_request
 
 Json = dict[str, Any]
@@ -78,7 +78,7 @@ class Parameters(BaseModel):
         return schema
 
 
-async def json_body(request: Request, limits: ServiceLimits) -> bytes:
+async def json_body(request: Request, settings: HttpSettings) -> bytes:
     """Read the whole body, announced as JSON, in bounded size and time.
 
     A browser may post forms and plain text to other origins without permission; those are refused.
@@ -93,27 +93,27 @@ async def json_body(request: Request, limits: ServiceLimits) -> bytes:
             "the body must be JSON (Content-Type: application/json)", code="invalid_content_type"
         )
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:20]) > limits.body_bytes:
-        raise _too_large(limits)
+    if announced.isdecimal() and int(announced[:20]) > settings.limits.body_bytes:
+        raise _too_large(settings)
     body = bytearray()
     try:
-        async with asyncio.timeout(limits.body_s):
+        async with asyncio.timeout(settings.patience.body_s):
             async for piece in request.stream():
                 body += piece
-                if len(body) > limits.body_bytes:
-                    raise _too_large(limits)
+                if len(body) > settings.limits.body_bytes:
+                    raise _too_large(settings)
     except TimeoutError:
-        message = f"the body did not arrive within {limits.body_s:g} s"
+        message = f"the body did not arrive within {settings.patience.body_s:g} s"
         raise HttpError(408, message, code="request_timeout") from None
     return bytes(body)
 
 
-async def json_object(request: Request, limits: ServiceLimits) -> dict[str, Any]:
+async def json_object(request: Request, settings: HttpSettings) -> dict[str, Any]:
     """Read the body as a JSON object, in a thread: a large one would block other requests.
 
     Raises: as `json_body` and `parse_object`.
     """
-    return await asyncio.to_thread(parse_object, await json_body(request, limits))
+    return await asyncio.to_thread(parse_object, await json_body(request, settings))
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -139,14 +139,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-async def read_body(request: Request, limits: ServiceLimits, kind: type[Body]) -> Body:
+async def read_body(request: Request, settings: HttpSettings, kind: type[Body]) -> Body:
     """Read the request's body as a model of that kind.
 
     Raises:
         InvalidRequest: a field is unknown or has a wrong value, by name.
     """
     try:
-        return kind.model_validate(await json_object(request, limits))
+        return kind.model_validate(await json_object(request, settings))
     except ValidationError as error:
         raise invalid_request(error, model=kind) from None
 
@@ -173,8 +173,8 @@ def nesting(value: object) -> int:
     return levels
 
 
-def _too_large(limits: ServiceLimits) -> HttpError:
-    message = f"the body is larger than {limits.body_bytes} bytes (limits.body_bytes)"
+def _too_large(settings: HttpSettings) -> HttpError:
+    message = f"the body is larger than {settings.limits.body_bytes} bytes (limits.body_bytes)"
     return HttpError(413, message, code="request_too_large")
 
 

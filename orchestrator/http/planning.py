@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy, WorkerUnavailable
 from orchestrator.experiments.assignment import AssignmentFacts, Enrollment, enroll
-from orchestrator.http.ask import Ask, AskedPolicy, Incoming, RequestPlan
+from orchestrator.http.ask import MAX_SEED, Ask, AskedPolicy, Incoming, RequestPlan
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.policy import Policy
 from orchestrator.state.versions import PolicyVersions, PublishedPolicy, build
@@ -131,16 +131,17 @@ class Planner:
                 param=wanted.alone,
                 code="unsupported_parameter",
             )
-        sampling = ask.sampling.over(GREEDY)
-        if not ask.sampling.needs_no_default:
-            sampling = ask.sampling.over(await self._default_sampling(policy))
+        asked = ask.sampling
+        needs_default = asked.temperature != 0 and not asked.is_complete
+        default = await self._default_sampling(policy) if needs_default else GREEDY
+        seed = None if ask.seed is None else ask.seed & MAX_SEED
         decoding = self.catalog.speculation
         if speculation is not None:
             decoding = {**decoding, "large": self.catalog.methods[speculation]}
         return RequestPlan(
             name,
             _capped(policy, wanted.thought_cap),
-            sampling,
+            replace(asked.over(default), seed=seed),
             version,
             overrides,
             enrollment,

@@ -148,7 +148,8 @@ def baton(choice: Choice, response: ResponseAccumulator) -> Json:
     shared = "thought" if response.thinking else "answer"
     plan, metrics, prices = choice.plan, response.metrics, choice.ask.limits.prices
     warnings = choice.ask.labels.warnings
-    priced = {} if prices is None else {"cost": prices.of(metrics)}
+    spent = metrics.small_tokens, metrics.large_tokens, metrics.prefill_tokens
+    priced = {} if prices is None else {"cost": prices.of(*spent)}
     warned = {"warnings": list(warnings)} if warnings else {}
     return {
         **warned,

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from pydantic import Field
+
 from orchestrator.types import TokenPrices
+from orchestrator.validation import StrictModel
 
 ReasoningField = Literal["reasoning_content", "reasoning", "both"]
 REASONING_FIELDS: Final[dict[ReasoningField, tuple[str, ...]]] = {
@@ -16,22 +19,38 @@ REASONING_FIELDS: Final[dict[ReasoningField, tuple[str, ...]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceLimits:
-    """Times in seconds, sizes in bytes, `max_tokens` in tokens."""
+class ServiceLimits(StrictModel):
+    """The limits of one replica, as the deployment file has them under `limits`."""
 
-    concurrent: int = 64  # answers at the same time; one more waits
-    wait_s: float = 1.0  # for a place, before a request is refused with 429
-    prompt_tokens: int | None = None  # of one key's live requests; one more is refused with 429
-    max_tokens: int = 2048  # for a request that names none
-    max_tokens_cap: int = 32_768  # the most that a request may name
-    choices: int = 16  # the most answers that a request may want
-    deadline_s: float | None = 600.0  # wall time of a request; None: no limit
-    body_bytes: int = 1 << 20
+    concurrent: int = Field(default=64, ge=1, description="answers at once; one more waits")
+    wait_s: float = Field(
+        default=1.0,
+        ge=0,
+        description="for a place; then it is 429. Up to ten times as long for a key that has less "
+        "than an equal share of the places",
+    )
+    prompt_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="prompt tokens of one key's requests at once; then it is 429. None: no limit",
+    )
+    max_tokens: int = Field(default=2048, ge=1, description="cap where a request names none")
+    max_tokens_cap: int = Field(default=32_768, ge=1, description="the most a request may name")
+    choices: int = Field(default=16, ge=1, description="the most answers (n) a request may want")
+    deadline_s: float = Field(default=600.0, gt=0, description="wall time of a request, seconds")
+    body_bytes: int = Field(default=1 << 20, ge=1024, description="a larger body is 413")
+    complete: bool = Field(
+        default=False,
+        description="503 instead of an answer made without a worker that the policy asked for",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds that a replica waits for its clients, and lets them wait."""
+
     body_s: float = 30.0  # for a body to arrive
     send_s: float = 60.0  # for a client to take what was sent, before it counts as gone
-    prices: TokenPrices | None = None  # what a policy's `max_cost` is counted by
-    complete: bool = False  # a failure that a policy could work around ends the request by 503
     ping_s: float = 5.0  # silence in a stream after which a comment is sent
     headers_s: float = 20.0  # for the first event, before a stream begins without it
 
@@ -45,7 +64,8 @@ class HttpSettings:
     warning. `cors_origins` are the origins of web pages that a browser may let ask the service;
     "*": all. `proxy_adds_request_id`: a proxy before the service adds `x-request-id` to responses,
     as Serve's does. `loopback`: only this machine may ask, so pages elsewhere that point here are
-    refused. Traces stay in the store for `trace_ttl_s` seconds.
+    refused. Traces stay in the store for `trace_ttl_s` seconds. A policy's `max_cost` is counted at
+    these `prices`.
     """
 
     limits: ServiceLimits = field(default_factory=ServiceLimits)
@@ -55,6 +75,8 @@ class HttpSettings:
     proxy_adds_request_id: bool = False
     loopback: bool = False
     trace_ttl_s: float = 24 * 3600.0
+    prices: TokenPrices | None = None
+    patience: Patience = Patience()
 
     @property
     def reasoning_fields(self) -> tuple[str, ...]:

@@ -59,7 +59,8 @@ class Spending:
         """Tokens that the large model may still make, by the request's totals so far."""
         left = self.tokens - totals.large_tokens
         if self.prices is not None:
-            money = self.cost - self.prices.of(totals)
+            spent = totals.small_tokens, totals.large_tokens, totals.prefill_tokens
+            money = self.cost - self.prices.of(*spent)
             affordable = money * 1e6 / self.prices.large if self.prices.large else inf
             # The last token is not lost to rounding.
             left = min(left, affordable + 1e-6) if money > 0 else 0

@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def served(pair: str) -> Iterator[OpenAI]:
             large,
             defaults=params,
             methods=names,
-            limits=ServiceLimits(deadline_s=None),
+            limits=ServiceLimits(deadline_s=inf),
         )
         with serving(made) as url, client(url, timeout=600) as api:
             yield api

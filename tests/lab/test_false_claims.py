@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from orchestrator.experiments.documents import Experiment, Prices, initial_state
+from orchestrator.experiments.documents import Experiment, initial_state
 from orchestrator.experiments.guardrails import crossed_guardrails
 from orchestrator.experiments.outcome_log import RequestRecord, comparable
 from orchestrator.experiments.report import report
 from orchestrator.experiments.samples import Sample, linearise, sample
+from orchestrator.types import TokenPrices
 from tests.lab import false_claims
 from tests.lab.false_claims import (
     LAWS,
@@ -80,7 +81,7 @@ def test_cancelled_requests_have_the_worst_time_so_far() -> None:
             status = "cancelled" if cancelled[n] else "finished"
             made = request("arm" if mine[n] else "control", n, ms=float(known[n]), status=status)
             by_arm[made.exposure.arm].append(made)
-        own = sample(comparable(by_arm)["arm"], "ms", Prices())
+        own = sample(comparable(by_arm)["arm"], "ms", TokenPrices())
         same(found, own.moments, (0, look))
 
 

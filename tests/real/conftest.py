@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def tiny() -> Iterator[EngineWorker]:
 @contextmanager
 def served(small: EngineWorker, large: EngineWorker) -> Iterator[OpenAI]:
     """The official client on a service over two workers; it waits for as long as models take."""
-    made = service(small, large, limits=ServiceLimits(max_tokens=8192, deadline_s=None))
+    made = service(small, large, limits=ServiceLimits(max_tokens=8192, deadline_s=inf))
     with serving(made) as url, client(url, timeout=500) as api:
         yield api
 

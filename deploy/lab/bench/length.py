@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from queue import Queue
 from threading import Thread
 from time import thread_time
@@ -103,7 +104,7 @@ async def _through_loop(policy: str, workers: Mapping[Any, Worker], max_tokens: 
 
 
 async def _through_http(policy: str, workers: Any, max_tokens: int) -> None:
-    settings = HttpSettings(ServiceLimits(max_tokens_cap=MANY, deadline_s=None))
+    settings = HttpSettings(ServiceLimits(max_tokens_cap=MANY, deadline_s=inf))
     app = create_app(Service(Catalog(POLICIES, policy), Pools(workers), settings))
     body = {
         "model": policy,

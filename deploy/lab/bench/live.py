@@ -15,6 +15,7 @@ import gc
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import pairwise
+from math import inf
 from time import perf_counter, process_time, thread_time
 from typing import Any, Final
 
@@ -171,5 +172,5 @@ def request_bytes(tokens: int, policy: str = "specreason") -> float:
 
 
 def _app(policy: str, workers: Mapping[Any, Any]) -> Any:
-    settings = HttpSettings(ServiceLimits(max_tokens_cap=MANY, deadline_s=None, concurrent=1024))
+    settings = HttpSettings(ServiceLimits(max_tokens_cap=MANY, deadline_s=inf, concurrent=1024))
     return create_app(Service(Catalog(POLICIES, policy), Pools(workers), settings))

@@ -358,7 +358,7 @@ def parse(given: bytes, settings: HttpSettings) -> Ask:
     check_choices("n", body.n, settings.limits)
     tools = body.tool_use
     limits = body.limits(
-        settings.limits, body.cap, body.cap_name, tools.constraint, thinking=body.thinking
+        settings, body.cap, body.cap_name, tools.constraint, thinking=body.thinking
     )
     return Ask(
         CHAT,
@@ -369,6 +369,7 @@ def parse(given: bytes, settings: HttpSettings) -> Ask:
         partial(ChatEncoder, body, settings.reasoning_fields),
         choices=body.n,
         tools=tools,
+        seed=body.seed,
         stream=body.stream,
         labels=body.labels(warnings),
     )

@@ -150,9 +150,10 @@ def parse(given: bytes, settings: HttpSettings) -> Ask:
         body.conversations,
         body.policy_choice(alone="model"),
         body.sampling,
-        body.limits(settings.limits, body.max_tokens, "max_tokens", form, thinking=False),
+        body.limits(settings, body.max_tokens, "max_tokens", form, thinking=False),
         partial(CompletionEncoder, body),
         choices=choices,
+        seed=body.seed,
         stream=body.stream,
         labels=body.labels(warnings),
     )

@@ -30,10 +30,10 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.grammar import check
-from orchestrator.http.ask import AskedPolicy, AskedSampling, Labels
+from orchestrator.http.ask import AskedPolicy, Labels
 from orchestrator.http.body import MAX_DEPTH, Parameters, contradiction, nesting
-from orchestrator.http.settings import ServiceLimits
-from orchestrator.types import Constraint, Limits
+from orchestrator.http.settings import HttpSettings, ServiceLimits
+from orchestrator.types import Constraint, Limits, PartialSampling
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORT: Final[dict[Effort, float | None]] = {
@@ -176,8 +176,9 @@ class TextRequest(Parameters):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
-    def sampling(self) -> AskedSampling:
-        return AskedSampling(self.temperature, self.top_p, self.top_k, self.seed)
+    def sampling(self) -> PartialSampling:
+        top_k = None if self.top_k is None else max(self.top_k, 0)
+        return PartialSampling(self.temperature, self.top_p, top_k)
 
     def policy_choice(
         self, *, alone: str | None = None, thought_cap: int | None = None
@@ -193,7 +194,7 @@ class TextRequest(Parameters):
 
     def limits(
         self,
-        most: ServiceLimits,
+        settings: HttpSettings,
         cap: int | None,
         cap_name: str,
         form: Constraint | None,
@@ -205,6 +206,7 @@ class TextRequest(Parameters):
         Raises:
             InvalidRequest: above the service's limits, or contradictory.
         """
+        most = settings.limits
         if cap is not None and cap > most.max_tokens_cap:
             raise InvalidRequest(
                 f"{cap_name}: must be at most {most.max_tokens_cap} (limits.max_tokens_cap)",
@@ -224,7 +226,7 @@ class TextRequest(Parameters):
             self.ignore_eos,
             self.min_tokens,
             complete=most.complete,
-            prices=most.prices,
+            prices=settings.prices,
             constraint=form,
         )
 

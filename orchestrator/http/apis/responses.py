@@ -374,7 +374,7 @@ def parse(given: bytes, settings: HttpSettings) -> Ask:
     body, warnings = parse_request(given, ResponsesRequest, strict=settings.strict)
     effort, tools = body.reasoning.effort, body.tool_use
     limits = body.limits(
-        settings.limits,
+        settings,
         body.max_output_tokens,
         "max_output_tokens",
         tools.constraint,
@@ -390,6 +390,7 @@ def parse(given: bytes, settings: HttpSettings) -> Ask:
         limits,
         partial(ResponsesEncoder, body),
         tools=tools,
+        seed=body.seed,
         stream=body.stream,
         labels=body.labels(warnings),
     )

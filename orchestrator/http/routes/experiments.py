@@ -39,7 +39,7 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
         "/v1/experiments", **described("Start an experiment", Experiment, status=201, errors=(404,))
     )
     async def start(request: Request) -> Response:
-        given = Experiment.parse(await json_object(request, service.settings.limits))
+        given = Experiment.parse(await json_object(request, service.settings))
         _check_judges(service, given)
         run = await runs.start(given, audit_info(request, given))
         await refresh(service)
@@ -68,7 +68,7 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
         "/v1/experiments/{name}/stop", **described("End an experiment", ChangeNote, errors=(404,))
     )
     async def stop(name: str, request: Request) -> Response:
-        given = await read_body(request, service.settings.limits, ChangeNote)
+        given = await read_body(request, service.settings, ChangeNote)
         run = await runs.stop(name, audit_info(request, given))
         await refresh(service)
         return JSONResponse(run_json(run))
@@ -78,7 +78,7 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
         **described("Forget an experiment that has ended", ChangeNote, errors=(404,)),
     )
     async def remove(name: str, request: Request) -> Response:
-        given = await read_body(request, service.settings.limits, ChangeNote)
+        given = await read_body(request, service.settings, ChangeNote)
         run = await runs.remove(name, audit_info(request, given))
         await refresh(service)
         gone = unreadable_json(name, None) if run is None else run_json(run)

@@ -64,7 +64,7 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
         "/v1/policies", **described("Publish a version", Publication, status=201, errors=(404,))
     )
     async def publish(request: Request) -> Response:
-        given = await read_body(request, service.settings.limits, Publication)
+        given = await read_body(request, service.settings, Publication)
         made = await versions.publish(given, audit_info(request, given))
         await refresh(service)
         listed = ListedVersion(made.reference, made)
@@ -84,7 +84,7 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
         "/v1/policies/active", **described("Change what baton means", Activation, errors=(404,))
     )
     async def activate(request: Request) -> Response:
-        given = await read_body(request, service.settings.limits, Activation)
+        given = await read_body(request, service.settings, Activation)
         with _naming("version"):
             await versions.activate(given.version, audit_info(request, given))
         await refresh(service)
@@ -95,7 +95,7 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
         **described("Restore what was active before", Rollback, errors=(404,)),
     )
     async def rollback(request: Request) -> Response:
-        given = await read_body(request, service.settings.limits, Rollback)
+        given = await read_body(request, service.settings, Rollback)
         with _naming("to"):
             target = await versions.rollback(audit_info(request, given), given.to)
         await refresh(service)

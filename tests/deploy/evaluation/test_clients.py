@@ -16,8 +16,8 @@ from deploy.evaluation.clients import (
     error_of,
 )
 from deploy.launch.deployment_file import DEFAULT_FILE, load
-from deploy.service.config import LimitsSpec
 from orchestrator.errors import ConfigError, WorkerUnavailable
+from orchestrator.http.settings import ServiceLimits
 from tests.deploy.conftest import free_port
 from workers.scripted import Scripted
 from workers.worker import EngineWorker
@@ -30,7 +30,7 @@ def test_a_model_in_this_process_lets_its_prefix_cache_be_emptied() -> None:
 
 async def test_the_deadline_of_a_service_does_not_end_answers_of_an_evaluation() -> None:
     large = Scripted(story=("2+2 is 4.", "It is four."), delay=0.02)
-    limits = LimitsSpec(deadline_s=0.001)
+    limits = ServiceLimits(deadline_s=0.001)
     args = load(DEFAULT_FILE).args.model_copy(update={"limits": limits})
     client = LocalClient(args, {"large": large})
     answer = await ask(client, "2+2?", Candidate.parse("large-only"))

@@ -288,9 +288,9 @@ def test_a_checkpoint_says_how_it_judges(tmp_path: Path) -> None:
 
 
 def test_prices(tmp_path: Path) -> None:
-    assert load(write(tmp_path)).args.token_prices() is None
+    assert load(write(tmp_path)).args.prices is None
     args = load(write(tmp_path, {f"{ARGS}.prices": {"small": 0.1, "large": 0.6}})).args
-    assert args.token_prices() == TokenPrices(0.1, 0.6, 0.0)
+    assert args.prices == TokenPrices(0.1, 0.6, 0.0)
     for wrong in ({"large": -1}, {"large": "dear"}, {"medium": 1}, {}, {"small": 0}):
         with pytest.raises(ConfigError, match="prices"):
             load(write(tmp_path, {f"{ARGS}.prices": wrong}))

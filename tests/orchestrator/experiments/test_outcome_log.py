@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.experiments.documents import Prices
 from orchestrator.experiments.metrics import METRICS, observations, paired_differences
 from orchestrator.experiments.outcome_log import (
     Exposure,
@@ -23,6 +22,7 @@ from orchestrator.experiments.outcome_log import (
     load,
 )
 from orchestrator.experiments.samples import paired_sample, sample
+from orchestrator.types import TokenPrices
 from tests.orchestrator.experiments.records import request
 
 EXPOSED = Exposure(trace_id="t", at=1.0, arm="a", unit="u")
@@ -156,7 +156,7 @@ def test_each_metric_of_a_request() -> None:
         accepted=0.75,
         reward=1.0,
     )
-    prices = Prices(small=1.0, large=10.0, prompt=0.5)
+    prices = TokenPrices(small=1.0, large=10.0, prompt=0.5)
     told = {
         name: above / below
         for name in METRICS
@@ -179,7 +179,7 @@ def test_each_metric_of_a_request() -> None:
 def test_what_failed_or_was_cancelled_says_little() -> None:
     def metrics(status: str, **more: Any) -> set[str]:
         one = request("a", 1, status=status, **more)
-        return {name for name in METRICS for _ in observations([one], name, Prices(large=1.0))}
+        return {name for name in METRICS for _ in observations([one], name, TokenPrices(large=1.0))}
 
     assert metrics("failed") == {"ms", "first_step_ms", "error", "cost", "cancelled"}
     assert metrics("failed", refused=True) == {"cost", "cancelled"}
@@ -194,12 +194,12 @@ def test_an_impatient_client_makes_no_arm_look_fast() -> None:
     hanging += [request("b", 300, ms=30_000.0, status="cancelled", first_step_ms=60.0)]
     seen = analysis_set([*steady, *hanging], ["a", "b"]).by_arm
     found = comparable(seen)
-    times = {arm: sample(own, "ms", Prices()).mean for arm, own in found.items()}
+    times = {arm: sample(own, "ms", TokenPrices()).mean for arm, own in found.items()}
     assert times == {"a": 1000.0, "b": (85 * 900 + 15 * 30_000) / 100}
-    first = sample(found["b"], "first_step_ms", Prices()).mean
+    first = sample(found["b"], "first_step_ms", TokenPrices()).mean
     # Some had no step after 700 ms: theirs came later than any that was seen.
     assert first == (85 * 50 + 14 * 700 + 60) / 100
-    assert sample(found["b"], "cancelled", Prices()).mean == 0.15
+    assert sample(found["b"], "cancelled", TokenPrices()).mean == 0.15
     assert [one.outcome.ms for one in seen["b"][85:87] if one.outcome] == [700.0, 700.0]
 
 
@@ -212,9 +212,9 @@ def test_requests_whose_time_is_up_make_no_arm_look_fast() -> None:
     hanging += [request("b", 300, ms=20.0, status="failed", first_step_ms=10.0)]  # a worker's death
     hanging += [request("b", 400 + n, ms=9.0, status="failed", refused=True) for n in range(50)]
     found = comparable(analysis_set([*steady, *hanging], ["a", "b"]).by_arm)
-    times = {arm: sample(own, "ms", Prices()).mean for arm, own in found.items()}
+    times = {arm: sample(own, "ms", TokenPrices()).mean for arm, own in found.items()}
     assert times == {"a": 1000.0, "b": (85 * 900 + 15 * 600_000) / 100}
-    first = sample(found["b"], "first_step_ms", Prices()).mean
+    first = sample(found["b"], "first_step_ms", TokenPrices()).mean
     assert first == (85 * 50 + 14 * 600_000 + 10) / 100
 
 
@@ -223,12 +223,12 @@ def test_the_share_of_large_tokens_is_of_all_tokens() -> None:
         request("a", 1, small_tokens=90, large_tokens=10),
         request("a", 2, small_tokens=0, large_tokens=10),
     ]
-    assert sample(made, "large_share", Prices()).mean == pytest.approx(20 / 110)
+    assert sample(made, "large_share", TokenPrices()).mean == pytest.approx(20 / 110)
 
 
 def test_a_unit_is_counted_once() -> None:
     made = [request("a", n, unit=f"u{n % 3}", ms=float(n)) for n in range(9)]
-    found = sample(made, "ms", Prices())
+    found = sample(made, "ms", TokenPrices())
     assert (found.count, found.mean) == (3, 4.0)
 
 
@@ -245,7 +245,7 @@ def test_pairs_compare_a_shadow_with_what_was_served() -> None:
             large_tokens=0,
             agreement=n != 1,
         )
-    prices = Prices()
+    prices = TokenPrices()
     assert [value for _, value in paired_differences(made, "s", "ms", prices)] == [-40, -41, -42]
     assert paired_sample(made, "s", "large_share", prices).mean == pytest.approx(-2 / 3)
     assert paired_sample(made, "s", "agreement", prices).mean == pytest.approx(2 / 3)

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.errors import ConfigError, WorkerUnavailable
 from orchestrator.http.apis.parameters import HINTS
 from orchestrator.http.routes.feedback import Feedback, reward
-from orchestrator.http.settings import ServiceLimits
+from orchestrator.http.settings import Patience
 from orchestrator.state.memory import MemoryStore
 from orchestrator.types import StopCriteria, TokenPrices, Transcript
 from tests.orchestrator.serving import (
@@ -283,7 +283,7 @@ def test_money_needs_prices(url: str, stream: bool) -> None:
 
 def test_money_where_there_are_prices() -> None:
     prices = TokenPrices(small=1, large=10, prompt=0)
-    with serving(service(limits=ServiceLimits(prices=prices))) as url:
+    with serving(service(prices=prices)) as url:
         body = {"model": "large-only", "policy": {"max_cost": 3e-5}}
         baton = post(url, body).json()["baton"]
         steps = [(step["author"], step["tokens"]) for step in baton["steps"]]
@@ -497,7 +497,7 @@ def test_metrics(url: str) -> None:
 
 
 def test_a_silent_stream_pings() -> None:
-    slow = service(scripted(delay=0.03), limits=ServiceLimits(ping_s=0.01))
+    slow = service(scripted(delay=0.03), patience=Patience(ping_s=0.01))
     with serving(slow) as url:
         text = post(url, {"stream": True}).text
         assert ": ping\n\n" in text

@@ -23,7 +23,7 @@ from orchestrator.http.apis.parameters import UNSUPPORTED
 from orchestrator.http.app import create_app
 from orchestrator.http.auth import OPEN_FILES, OPEN_PATHS, READ_METHODS, USER_PATHS, Access, Keys
 from orchestrator.http.errors import HttpError, http_error
-from orchestrator.http.settings import ServiceLimits
+from orchestrator.http.settings import Patience, ServiceLimits
 from tests.orchestrator.serving import (
     HTTP,
     Say,
@@ -426,7 +426,7 @@ def test_a_body_that_does_not_come() -> None:
         time.sleep(0.3)
         yield b"}"
 
-    made = service(limits=ServiceLimits(body_s=0.1))
+    made = service(patience=Patience(body_s=0.1))
     with serving(made) as url:
         reply = HTTP.post(f"{url}/v1/chat/completions", content=slowly(), headers=JSON)
         assert error(reply, 408)["code"] == "request_timeout"

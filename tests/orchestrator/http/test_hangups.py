@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from orchestrator.http.service import Service
-from orchestrator.http.settings import ServiceLimits
+from orchestrator.http.settings import Patience, ServiceLimits
 from orchestrator.types import Generation, Sampling, StopCriteria
 from orchestrator.worker import Call, Delta
 from tests.orchestrator.serving import HTTP, asking, client, post, scripted, service, serving, until
@@ -64,7 +64,7 @@ def _gauge(made: Service) -> float | None:
 @pytest.mark.parametrize("phase", PHASES)
 def test_hang_up(phase: str, stream: bool) -> None:
     small, large, model = PHASES[phase]
-    made = service(small, large, limits=ServiceLimits(ping_s=0.1))
+    made = service(small, large, patience=Patience(ping_s=0.1))
     with serving(made) as url:
         connections = [_ask(url, model=model, stream=stream) for _ in range(20)]
         until(lambda: made.live.admission.live == 20 and busy(made, phase))
@@ -133,7 +133,9 @@ def test_a_slow_reader_does_not_hold_the_workers() -> None:
 def test_a_reader_that_stopped_reading() -> None:
     """Its connection stays open, and still its place is given to somebody else."""
     large = Scripted(story=(("x" * 900 + " ") * 4000, "Done."))  # 4 MB on the wire
-    made = service(large=large, limits=ServiceLimits(max_tokens=8000, send_s=0.2))
+    made = service(
+        large=large, limits=ServiceLimits(max_tokens=8000), patience=Patience(send_s=0.2)
+    )
     with serving(made) as url:
         connection = _ask(url, model="large-only", stream=True)
         until(lambda: large.calls)
@@ -184,8 +186,11 @@ def test_a_service_that_drains_finishes_what_it_has_and_takes_no_more() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_answers_that_are_cut_say_so_and_are_on_record(stream: bool) -> None:
-    limits = ServiceLimits(headers_s=0.05)
-    made, replies = service(large=scripted(delay=FOREVER), limits=limits), list[httpx.Response]()
+    patience = Patience(headers_s=0.05)
+    made, replies = (
+        service(large=scripted(delay=FOREVER), patience=patience),
+        list[httpx.Response](),
+    )
     with serving(made) as url:
         body = {"model": "large-only", "stream": stream}
         asker = threading.Thread(target=lambda: replies.append(post(url, body)), daemon=True)
@@ -202,7 +207,7 @@ def test_answers_that_are_cut_say_so_and_are_on_record(stream: bool) -> None:
 
 
 def test_a_prompt_that_takes_long_to_read_begins_the_stream() -> None:
-    made = service(large=Unread(), limits=ServiceLimits(headers_s=0.05, ping_s=0.05))
+    made = service(large=Unread(), patience=Patience(headers_s=0.05, ping_s=0.05))
     with serving(made) as url:
         body = asking(stream=True)
         with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:

@@ -42,7 +42,7 @@ def used(small: int = 0, large: int = 0, prompt: int = 0) -> Metrics:
 
 def test_what_tokens_cost() -> None:
     prices = TokenPrices(small=1, large=10, prompt=0.5)
-    assert prices.of(used(100, 20, 40)) == pytest.approx((100 + 200 + 20) / 1e6)
+    assert prices.of(100, 20, 40) == pytest.approx((100 + 200 + 20) / 1e6)
 
 
 def test_what_is_left_of_tokens() -> None:

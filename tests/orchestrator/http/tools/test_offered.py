@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from orchestrator.grammar import lark
 from orchestrator.http.app import create_app
-from orchestrator.http.settings import ServiceLimits
+from orchestrator.http.settings import Patience
 from orchestrator.types import ArgumentFormat, CallFormat, StopCriteria, Transcript
 from tests.orchestrator.serving import HTTP, client, service, serving
 from workers.scripted import Say, Scripted
@@ -241,7 +241,7 @@ def test_a_stream_pings_while_what_comes_cannot_be_shown_yet() -> None:
 
     slow = [Scripted(writes, call_format=tagged, delay=0.005) for _ in range(2)]
     body = {"model": "large-only", "messages": [QUESTION], "tools": [LOOK_UP], "stream": True}
-    with serving(service(*slow, limits=ServiceLimits(ping_s=0.05))) as url:
+    with serving(service(*slow, patience=Patience(ping_s=0.05))) as url:
         reply = HTTP.post(f"{url}/v1/chat/completions", json=body).text
     assert text.strip() in reply
     assert ": ping" in reply

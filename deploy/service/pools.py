@@ -1,0 +1,105 @@
+"""What the orchestrator knows of a worker: whether it answers, its context, its sampling."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import WorkerUnavailable
+from orchestrator.loop.actions import WorkerName
+from orchestrator.types import GREEDY, PartialSampling, Sampling
+from workers.replica.client import ReplicaWorker
+
+if TYPE_CHECKING:
+    from workers.remote.backend import RemoteBackend
+    from workers.worker import ModelWorker
+
+    AnyWorker = ReplicaWorker | ModelWorker[RemoteBackend]
+
+REUSE_S = 1.0  # for which an answer, or the lack of one, is reused
+TIMEOUT_S = 2.0  # for a pool or a server to answer
+
+
+class WorkerView:
+    """A worker as it was last seen.
+
+    Requests at the same time share one question, and its answer is reused a while. A model's
+    context and sampling never change, so a pool that has reported them is not asked for them again.
+    """
+
+    def __init__(self, worker: AnyWorker, clock: Callable[[], float] = time.monotonic) -> None:
+        self._worker, self._clock = worker, clock
+        self._lock, self._until = asyncio.Lock(), -1.0
+        self._answers = False
+        self._context: int | None = None
+        self._sampling: Sampling | None = None
+
+    async def answers(self) -> bool:
+        """Whether a replica of the pool, or the server, answers."""
+        async with self._lock:
+            if self._clock() >= self._until:
+                self._answers = await self._ask()
+                self._until = self._clock() + REUSE_S
+        return self._answers
+
+    async def context(self) -> int | None:
+        """The model's context in tokens; None if it is not known."""
+        if not isinstance(self._worker, ReplicaWorker):
+            return self._worker.context
+        if self._context is None:
+            await self.answers()
+        return self._context
+
+    async def sampling(self) -> Sampling:
+        """The sampling of the model's checkpoint.
+
+        Raises:
+            WorkerUnavailable: its pool has not reported it yet.
+        """
+        if not isinstance(self._worker, ReplicaWorker):
+            return self._worker.sampling
+        if self._sampling is None:
+            await self.answers()
+        if self._sampling is None:
+            raise WorkerUnavailable("the model's pool has not reported its sampling yet")
+        return self._sampling
+
+    async def _ask(self) -> bool:
+        if not isinstance(self._worker, ReplicaWorker):
+            return await self._worker.backend.is_available(timeout_s=TIMEOUT_S)
+        try:
+            status = await self._worker.status(timeout_s=TIMEOUT_S)
+        except WorkerUnavailable:
+            return False
+        self._context, self._sampling = status.context, status.sampling
+        return True
+
+
+class WorkerViews:
+    """Both workers, and the sampling of requests that leave it open."""
+
+    def __init__(self, workers: Mapping[WorkerName, AnyWorker], sampling: PartialSampling) -> None:
+        self._views = {name: WorkerView(worker) for name, worker in workers.items()}
+        self._sampling = sampling
+
+    async def ready(self) -> dict[str, bool]:
+        """Whether each worker answers."""
+        answers = await asyncio.gather(*(view.answers() for view in self._views.values()))
+        return dict(zip(self._views, answers, strict=True))
+
+    async def contexts(self) -> dict[WorkerName, int | None]:
+        """Each model's context in tokens; None if it is not known."""
+        contexts = await asyncio.gather(*(view.context() for view in self._views.values()))
+        return dict(zip(self._views, contexts, strict=True))
+
+    async def sampling(self) -> Sampling:
+        """The deployment file's sampling, completed by that of the large model's checkpoint.
+
+        Raises:
+            WorkerUnavailable: the file leaves something open that is not known yet.
+        """
+        if self._sampling.is_complete:
+            return self._sampling.over(GREEDY)
+        return self._sampling.over(await self._views["large"].sampling())
