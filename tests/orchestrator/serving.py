@@ -141,7 +141,7 @@ def asking(**more: Any) -> dict[str, Any]:
     return {"model": "baton", "messages": question, **more}
 
 
-def until(true: Callable[[], object], seconds: float = 5.0) -> float:
+def until(true: Callable[[], object], seconds: float = 60.0) -> float:
     """Wait for something to become true; how many seconds it took."""
     began = time.perf_counter()
     while not true():
