@@ -345,6 +345,11 @@ class Transcript:
         """The newest segment of the phase it is in."""
         return self.phase[-1] if self.phase else None
 
+    def continues(self, other: Transcript) -> bool:
+        """Whether this is `other`, or `other` with more segments in the phase it is in."""
+        count = len(other.phase)
+        return self.closed == other.closed and self.phase.shared(other.phase) == count
+
     def extend(self, segment: Segment) -> Transcript:
         """This transcript with one more accepted segment, in the phase it is in."""
         if self.closed:

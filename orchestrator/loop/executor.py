@@ -55,6 +55,7 @@ class Executor:
         self._within_deadline = deadline(request.limits.deadline_s, request.began_at)
         self._prefills: dict[Generate, asyncio.Task[ActionCompleted]] = {}
         self._calls = 0
+        self._drawn: dict[WorkerName, tuple[Transcript, int]] = {}  # each one's last text, its seed
         self._stopped = False
         self._broke_off: WorkerError | None = None  # an answer of which some was shown
         # Each call has a seed even if the request has none: a call retried elsewhere is the same.
@@ -137,7 +138,7 @@ class Executor:
         began = perf_counter()
         try:
             async with self._within_deadline():
-                answer = await self._call(action, self._next_seed())
+                answer = await self._call(action, self._seed_of(action))
         except (WorkerError, InvalidRequest) as error:
             answer = error
         yield ActionCompleted(action, answer, (perf_counter() - began) * 1000)
@@ -156,7 +157,8 @@ class Executor:
         name, transcript = action.worker, action.transcript
         phase: Literal["thought", "answer"] = "answer" if transcript.closed else "thought"
         criteria = self._budget.clip(transcript, action.criteria)
-        stream = self._generation(name, transcript, criteria)
+        seed = self._seed_of(action)
+        stream = self._generation(name, transcript, criteria, seed)
         shown, told, ms = "", 0, 0.0
         tokens: list[int] = []
         logprobs: list[float] = []
@@ -181,6 +183,7 @@ class Executor:
                     raise WorkerUnavailable(f"the {name} worker's stream broke off")
                 if isinstance(item, Generation):
                     text, answer = item.segment.text[len(shown) :], item
+                    self._drawn[name] = transcript.extend(item.segment), seed
                     tokens[:] = item.segment.tokens
                 else:
                     text = item.text
@@ -211,10 +214,10 @@ class Executor:
         yield ActionCompleted(action, answer, ms, failure)
 
     def _generation(
-        self, name: WorkerName, transcript: Transcript, criteria: StopCriteria
+        self, name: WorkerName, transcript: Transcript, criteria: StopCriteria, seed: int
     ) -> AsyncGenerator[Delta | Generation, None]:
         """A worker's stream, within the room for an answer."""
-        worker, sampling = self._workers[name], self._sampling_of(self._next_seed())
+        worker, sampling = self._workers[name], self._sampling_of(seed)
 
         def generate(
             transcript: Transcript, criteria: StopCriteria, streams: bool
@@ -252,6 +255,7 @@ class Executor:
             async with closing(stream):
                 async for item in stream:
                     if isinstance(item, Generation):
+                        self._drawn[action.worker] = action.transcript.extend(item.segment), seed
                         return item
             raise WorkerUnavailable(f"the {action.worker} worker's stream broke off")
 
@@ -266,6 +270,18 @@ class Executor:
             request.limits.constraint if transcript.closed else None,
             request.session,
         )
+
+    def _seed_of(self, action: Generate | Write | Classify | Verify) -> int:
+        """The seed of a call: that of the worker's last text if this one goes on behind it.
+
+        Workers draw by seed and position, so one seed draws no number twice; and a worker may run
+        ahead of a call. A text that takes the place of another is drawn by numbers of its own.
+        """
+        if isinstance(action, Generate | Write) and action.worker in self._drawn:
+            text, seed = self._drawn[action.worker]
+            if action.transcript.continues(text):
+                return seed
+        return self._next_seed()
 
     def _next_seed(self) -> int:
         self._calls += 1

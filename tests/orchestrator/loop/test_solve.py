@@ -359,18 +359,30 @@ def seeds(worker: Scripted) -> list[int | None]:
     return [sampling.seed for sampling in found if sampling is not None]
 
 
-async def test_sampled_calls_have_seeds_of_their_own_that_a_request_seed_fixes() -> None:
+async def test_a_request_seed_fixes_those_of_its_calls() -> None:
     drawn = []
     for seed in (5, 5, 6, None, None):
         workers = pair(scores=[3])
         await run(SpecReason(), workers, sampling=Sampling(temperature=0.6, seed=seed))
         drawn.append((*seeds(workers["small"]), *seeds(workers["large"])))
-        assert len(set(drawn[-1])) == len(drawn[-1]) == 7
     assert drawn[0] == drawn[1]
     assert len({*drawn}) == 4
     workers = pair()
     await run(LargeOnly(), workers)
     assert seeds(workers["large"]) == [None, None]  # greedy needs none
+
+
+async def test_a_text_that_goes_on_behind_the_workers_own_has_its_seed() -> None:
+    """Workers draw by seed and position: what takes the place of a draft needs another seed."""
+    sampling = Sampling(temperature=0.6, seed=5)
+    rejected, accepted = pair(scores=[3]), pair(scores=[9])
+    await run(SpecReason(), rejected, sampling=sampling)
+    await run(SpecReason(), accepted, sampling=sampling)
+    assert len(set(seeds(rejected["small"]))) == 3  # each draft is replaced
+    first, second, third, answer = seeds(rejected["large"])
+    assert first == second == third != answer
+    (kept,) = set(seeds(accepted["small"]))
+    assert kept not in seeds(accepted["large"])
 
 
 async def test_usage_counts_the_large_models_prompt() -> None:
