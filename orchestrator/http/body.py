@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
-from pydantic_core import CoreSchema, ErrorDetails
+from pydantic_core import CoreSchema
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.errors import HttpError
@@ -267,50 +267,39 @@ def _validated(
         except InvalidRequest as error:
             return error, within
         except ValidationError as error:
-            unknown = _unknown_within(error, given)
-            if strict or not (unknown or _items(error)):
-                wrong = invalid_request(error, model=kind)
+            unknown = _places(error, given, "extra_forbidden")
+            items = _places(error, given, UNSUPPORTED_ITEM)
+            if strict or not (unknown or items):
                 nothing_else = strict and len(unknown) == error.error_count()
-                return wrong, list(map(body_path, unknown)) if nothing_else else within
-            within += map(body_path, unknown)
-            for place in unknown:
+                found = list(unknown.values()) if nothing_else else within
+                return invalid_request(error, model=kind), found
+            within += [*unknown.values(), *items.values()]
+            for place in (*unknown, *reversed(items)):
                 del _at(given, place[:-1])[place[-1]]
-            within += _left_out(error, given)
 
 
-def _unknown_within(error: ValidationError, given: Any) -> list[tuple[int | str, ...]]:
-    """The places of unknown keys that can be left out."""
-    details = error.errors(include_url=False)
-    places = [_written(one["loc"], given) for one in details if one["type"] == "extra_forbidden"]
-    return list(dict.fromkeys(place for place in places if place))
-
-
-def _items(error: ValidationError) -> list[ErrorDetails]:
-    """The errors of items that cannot be honoured, the last one first."""
-    details = error.errors(include_url=False)
-    return [one for one in reversed(details) if one["type"] == UNSUPPORTED_ITEM]
-
-
-def _left_out(error: ValidationError, given: Any) -> list[str]:
-    """Leave out items that cannot be honoured; returns their places and kinds."""
-    places = list[str]()
-    for one in _items(error):
-        *place, last = one["loc"]
-        del _at(given, place)[last]
-        places.insert(0, f"{body_path(one['loc'])} ({one['ctx']['kind']})")
-    return places
+def _places(
+    error: ValidationError, given: dict[str, Any], kind: str
+) -> dict[tuple[int | str, ...], str]:
+    """The places of errors of a kind, each with its name for a message."""
+    found = dict[tuple[int | str, ...], str]()
+    for one in error.errors(include_url=False):
+        if one["type"] == kind and (place := _written(one["loc"], given)):
+            about = f" ({one['ctx']['kind']})" if kind == UNSUPPORTED_ITEM else ""
+            found[place] = body_path(place) + about
+    return found
 
 
 def _written(loc: Sequence[int | str], given: Any) -> tuple[int | str, ...]:
-    """Pydantic's place of a key without the branches of unions, which the client did not write;
-    empty if there is no such key."""
+    """Pydantic's place without the branches of unions, which the client did not write; empty if
+    there is no such place."""
     place: list[int | str] = []
     for part in loc:
         is_key = part in given if isinstance(given, dict) else isinstance(part, int)
         if is_key:
             place.append(part)
             given = _at(given, [part])
-    return tuple(place) if is_key and isinstance(loc[-1], str) else ()
+    return tuple(place) if is_key else ()
 
 
 def _at(value: Any, place: Sequence[int | str]) -> Any:

@@ -37,10 +37,8 @@ from orchestrator.http.tools.call_reader import AnswerReader, CallPiece, Piece
 from orchestrator.http.tools.offered import (
     MAX_TOOLS,
     TOOL_NAME,
-    AllowedChoice,
+    FlatToolChoice,
     FunctionTool,
-    ToolChoice,
-    ToolReference,
     ToolUse,
     check_arguments,
     function_tool,
@@ -246,19 +244,6 @@ class ResponsesTool(FunctionTool):
     type: Literal["function"]
 
 
-def _choice(given: object) -> object:
-    """The choice as a chat completion has it: the function's name one level deeper."""
-    if not isinstance(given, dict):
-        return given
-    if given.get("type") == "function" and "name" in given:
-        rest = {key: value for key, value in given.items() if key != "name"}
-        return {**rest, "function": {"name": given["name"]}}
-    if given.get("type") == "allowed_tools" and isinstance(tools := given.get("tools"), list):
-        allowed = {"mode": given.get("mode"), "tools": list(map(_choice, tools))}
-        return {"type": "allowed_tools", "allowed_tools": allowed}
-    return given
-
-
 class ResponsesRequest(TextRequest):
     """The body of a response: a chat completion's content under other names."""
 
@@ -296,10 +281,7 @@ class ResponsesRequest(TextRequest):
     tools: Annotated[
         list[Annotated[ResponsesTool, BeforeValidator(function_tool)]], Field(max_length=MAX_TOOLS)
     ] = Field(default_factory=list, description="functions that the answer may call")
-    tool_choice: Annotated[
-        ToolChoice | None,
-        BeforeValidator(_choice, json_schema_input_type=str | dict[str, Any] | None),
-    ] = Field(
+    tool_choice: FlatToolChoice | None = Field(
         default=None, description="auto (the default), none, required, or a function by its name"
     )
     parallel_tool_calls: bool = Field(
@@ -336,17 +318,6 @@ class ResponsesRequest(TextRequest):
             form=self.text.format.constraint,
             inner="",
         )
-
-    @property
-    def tool_choice_as_given(self) -> str | dict[str, Any]:
-        """The choice in the form of responses."""
-        if isinstance(self.tool_choice, ToolReference):
-            return {"type": "function", "name": self.tool_choice.function.name}
-        if isinstance(self.tool_choice, AllowedChoice):
-            allowed = self.tool_choice.allowed_tools
-            tools = [{"type": "function", "name": tool.function.name} for tool in allowed.tools]
-            return {"type": "allowed_tools", "mode": allowed.mode, "tools": tools}
-        return self.tool_choice or ("auto" if self.tools else "none")
 
     @property
     def conversation(self) -> tuple[Message, ...]:
@@ -584,6 +555,7 @@ class ResponsesEncoder(Encoder):
 
     def _response(self, status: str, output: list[Json]) -> Json:
         body, cut = self._body, status == "incomplete"
+        choice = body.tool_choice or ("auto" if body.tools else "none")
         return {
             "id": self.choice.answer_id,
             "object": "response",
@@ -603,7 +575,7 @@ class ResponsesEncoder(Encoder):
             "store": False,
             "temperature": self.choice.sampling.temperature,
             "text": body.text.model_dump(by_alias=True, exclude_none=True),
-            "tool_choice": body.tool_choice_as_given,
+            "tool_choice": choice.model_dump() if isinstance(choice, BaseModel) else choice,
             "tools": [tool.model_dump() for tool in body.tools],
             "top_p": self.choice.sampling.top_p,
             "truncation": "disabled",

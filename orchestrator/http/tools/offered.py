@@ -5,9 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+)
 from pydantic_core import PydanticCustomError
 
 from orchestrator.grammar import tool_rules
@@ -56,43 +64,75 @@ class ToolNamed(BaseModel):
 
 
 class ToolReference(BaseModel):
+    """A function of a choice."""
+
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     type: Literal["function"]
     function: ToolNamed
 
-
-class AllowedTools(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[ToolReference], Field(min_length=1, max_length=MAX_TOOLS)]
+    @property
+    def name(self) -> str:
+        return self.function.name
 
 
-class AllowedChoice(BaseModel):
+class FlatReference(ToolNamed):
+    """A function of a choice, as responses have it."""
+
+    type: Literal["function"]
+
+
+Reference = TypeVar("Reference", ToolReference, FlatReference)
+
+
+class AllowedTools(BaseModel, Generic[Reference]):
     """Some of the tools, for this answer."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[Annotated[Reference, BeforeValidator(function_tool)]],
+        Field(min_length=1, max_length=MAX_TOOLS),
+    ]
+
+
+class AllowedChoice(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
+    allowed_tools: AllowedTools[ToolReference]
+
+    @property
+    def tools(self) -> list[ToolReference]:
+        return self.allowed_tools.tools
+
+    @property
+    def mode(self) -> Literal["auto", "required"]:
+        return self.allowed_tools.mode
 
 
-def _choice(given: object) -> object:
-    """The choice by its type, so that an error names the place alone."""
-    if given in ("none", "auto", "required"):
-        return given
-    if isinstance(given, dict) and given.get("type") == "function":
-        return ToolReference.model_validate(given)
-    if isinstance(given, dict) and given.get("type") == "allowed_tools":
-        return AllowedChoice.model_validate(given)
-    kind = given.get("type") if isinstance(given, dict) else given
-    raise PydanticCustomError(
-        "invalid_value",
-        "expected none, auto, required, a function or allowed_tools, got {kind}",
-        {"kind": str(kind)[:64]},
-    )
+class FlatAllowedChoice(AllowedTools[FlatReference]):
+    """Some of the tools, as responses have it."""
+
+    type: Literal["allowed_tools"]
 
 
+Choice = Literal["none", "auto", "required"]
+_BY_TYPE = Discriminator(
+    # In brackets, since a place in an error leaves such names of branches out.
+    lambda given: f"[{given.get('type')}]" if isinstance(given, dict) else "[word]",
+    custom_error_type="invalid_value",
+    custom_error_message="expected none, auto, required, a function or allowed_tools",
+)
 ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | ToolReference | AllowedChoice, BeforeValidator(_choice)
+    Annotated[Choice, Tag("[word]")]
+    | Annotated[ToolReference, Tag("[function]")]
+    | Annotated[AllowedChoice, Tag("[allowed_tools]")],
+    _BY_TYPE,
+]
+FlatToolChoice = Annotated[
+    Annotated[Choice, Tag("[word]")]
+    | Annotated[FlatReference, Tag("[function]")]
+    | Annotated[FlatAllowedChoice, Tag("[allowed_tools]")],
+    _BY_TYPE,
 ]
 
 
@@ -143,7 +183,7 @@ class ToolUse:
     def __init__(
         self,
         tools: Sequence[FunctionTool],
-        choice: ToolChoice | None,
+        choice: ToolChoice | FlatToolChoice | None,
         *,
         parallel: bool,
         form: Constraint | None,
@@ -155,11 +195,10 @@ class ToolUse:
         if not tools and choice not in (None, "none", "auto"):
             raise contradiction("tool_choice", "there are no tools")
         required, allowed = choice == "required", names
-        if isinstance(choice, ToolReference):
-            required, allowed, parallel = True, [choice.function.name], False
-        elif isinstance(choice, AllowedChoice):
-            required = choice.allowed_tools.mode == "required"
-            allowed = [tool.function.name for tool in choice.allowed_tools.tools]
+        if isinstance(choice, ToolReference | FlatReference):
+            required, allowed, parallel = True, [choice.name], False
+        elif isinstance(choice, AllowedChoice | FlatAllowedChoice):
+            required, allowed = choice.mode == "required", [tool.name for tool in choice.tools]
         if unknown := sorted(set(allowed) - set(names)):
             raise contradiction("tool_choice", f"there is no tool {unknown[0]!r}")
         self.tools = () if choice == "none" else tuple(tools)

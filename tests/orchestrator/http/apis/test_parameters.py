@@ -189,6 +189,52 @@ def test_tools_that_are_no_functions_are_named_or_left_out() -> None:
     assert warnings == ("tools[1] (custom) is unknown here, and left out",)
 
 
+ALLOWED_CHAT = {
+    "type": "allowed_tools",
+    "allowed_tools": {
+        "mode": "required",
+        "tools": [{"type": "function", "function": {"name": "add"}}, {"type": "web_search"}],
+    },
+}
+ALLOWED_RESPONSES = {
+    "type": "allowed_tools",
+    "mode": "required",
+    "tools": [{"type": "function", "name": "add"}, {"type": "web_search"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "place"),
+    [
+        (
+            ChatRequest,
+            asking() | {"tools": HOSTED, "tool_choice": ALLOWED_CHAT},
+            "tool_choice.allowed_tools.tools[1]",
+        ),
+        (
+            ResponsesRequest,
+            {
+                "model": "m",
+                "input": "hi",
+                "tools": [{"type": "function", "name": "add"}, {"type": "web_search"}],
+                "tool_choice": ALLOWED_RESPONSES,
+            },
+            "tool_choice.tools[1]",
+        ),
+    ],
+)
+def test_allowed_tools_may_be_functions_alone(kind: Any, body: Any, place: str) -> None:
+    given = body | {"tools": [tool for tool in body["tools"] if tool["type"] == "function"][:1]}
+    given["tools"][0].pop("extra", None)
+    with pytest.raises(InvalidRequest) as caught:
+        parse_request(json.dumps(given).encode(), kind)
+    assert (caught.value.param, caught.value.code) == (place, "unsupported_parameter")
+    asked, (warning,) = parse_request(json.dumps(body).encode(), kind, strict=False)
+    assert f"{place} (web_search)" in warning
+    assert asked.tool_use.names == {"add"}
+    assert asked.tool_choice.model_dump()["type"] == "allowed_tools"
+
+
 def test_of_many_unknown_names_none_hides_another() -> None:
     messages = [{"role": "user", "content": "hi", "time": 1} for _ in range(40)]
     body = {**asking(), "messages": messages, "stream": True, "stream_options": {"chatty": 1}}
