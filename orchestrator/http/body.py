@@ -45,7 +45,13 @@ MAX_DEPTH: Final = 32  # levels of nesting of a body
 MAX_VALUES: Final = 20_000  # values in a body: bounds the time that validation takes
 
 
-class Parameters(BaseModel):
+class Given(BaseModel):
+    """What a client gives, or a part of it: of strict types, without unknown keys."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Parameters(Given):
     """The parameters of a request for a text; a null one counts as not given.
 
     Attributes:
@@ -53,7 +59,6 @@ class Parameters(BaseModel):
         unsupported: further parameters that Baton lacks, with the values that mean the default.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     hints: ClassVar[frozenset[str]] = frozenset()
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {}
 

@@ -7,17 +7,13 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property, partial
 from itertools import groupby
-from typing import Annotated, Any, Final, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    TypeAdapter,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest
@@ -25,16 +21,18 @@ from orchestrator.http.apis.chunks import ChunkEncoder, sse
 from orchestrator.http.apis.parameters import (
     EFFORT,
     MOST_LIKELY,
+    ONLY_TEXT,
     AnswerForm,
     Choices,
     Effort,
     StreamOptions,
     TextRequest,
     check_choices,
+    joined,
 )
 from orchestrator.http.apis.scores import Scorer, TokenScore, shown_tokens
 from orchestrator.http.ask import CHAT, Ask, Choice
-from orchestrator.http.body import Json, contradiction, parse_request
+from orchestrator.http.body import Given, Json, contradiction, parse_request
 from orchestrator.http.records import call_json, step_json
 from orchestrator.http.rendering import Baton, Stripped, TokenUsage, planned
 from orchestrator.http.settings import HttpSettings
@@ -45,7 +43,6 @@ from orchestrator.http.tools.offered import (
     Tool,
     ToolChoice,
     ToolUse,
-    check_arguments,
     function_tool,
 )
 from orchestrator.loop.accumulator import ResponseAccumulator
@@ -55,40 +52,16 @@ from orchestrator.types import Message, ToolCall
 from orchestrator.worker import Worker
 
 
-class TextPart(BaseModel):
+class TextPart(Given):
     """A part of a message's content; what to cache is a hint."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
-    type: Literal["text"]
+    type: Annotated[Literal["text"], ONLY_TEXT]
     text: str
     prompt_cache_breakpoint: Any = None
     cache_control: Any = None
 
 
-_PARTS: Final = TypeAdapter(list[TextPart])
-
-
-def _flatten(content: object) -> object:
-    """Text parts as one string, one line each."""
-    if not isinstance(content, list):
-        if content is None or isinstance(content, str):
-            return content
-        raise PydanticCustomError("invalid_type", "must be a string or an array of text parts")
-    if not content:
-        raise PydanticCustomError("invalid_value", "must hold at least one part")
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            raise PydanticCustomError("unsupported_parameter", "only text parts are supported")
-    return "\n".join(part.text for part in _PARTS.validate_python(content))
-
-
-def _role(role: object) -> object:
-    if role == "function":
-        raise PydanticCustomError("unsupported_parameter", "say tool, and tool_calls before it")
-    return "system" if role == "developer" else role
-
-
-class ChatMessage(BaseModel):
+class ChatMessage(Given):
     """One turn. The fields after `content` let a client send back a reply exactly as it came.
 
     The chat template decides whether a model sees earlier reasoning again. A `name` is accepted,
@@ -96,17 +69,8 @@ class ChatMessage(BaseModel):
     accepted. The rest must be empty.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid")
-    role: Annotated[
-        Literal["system", "user", "assistant", "tool"],
-        BeforeValidator(
-            _role,
-            json_schema_input_type=Literal["system", "developer", "user", "assistant", "tool"],
-        ),
-    ]
-    content: Annotated[
-        str | None, BeforeValidator(_flatten, json_schema_input_type=str | list[TextPart] | None)
-    ] = None
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, joined(TextPart)] = None
     tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     reasoning_content: str | None = None
@@ -128,10 +92,9 @@ class ChatStreamOptions(StreamOptions):
     )
 
 
-class TemplateSettings(BaseModel):
+class TemplateSettings(Given):
     """`chat_template_kwargs`: the switches by which templates think or not."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     enable_thinking: bool | None = None
     thinking: bool | None = None
 
@@ -235,9 +198,6 @@ class ChatRequest(AnswerForm, TextRequest):
                 )
             if message.tool_calls and message.role != "assistant":
                 raise contradiction(f"{place}.tool_calls", "only an assistant calls tools")
-            for k, call in enumerate(message.tool_calls or ()):
-                arguments = f"{place}.tool_calls[{k}].function.arguments"
-                check_arguments(call.function.arguments, arguments)
             if message.role == "tool" and message.tool_call_id not in called:
                 raise contradiction(
                     f"{place}.tool_call_id", "expected the id of a call that was made before"
@@ -295,7 +255,7 @@ def _turn(message: ChatMessage, called: Mapping[str, str]) -> Message:
         for call in message.tool_calls or ()
     )
     return Message(
-        message.role,
+        "system" if message.role == "developer" else message.role,
         message.content or "",
         calls=calls,
         reasoning=message.reasoning_content or message.reasoning or "",

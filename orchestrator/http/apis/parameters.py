@@ -21,9 +21,9 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     StringConstraints,
+    TypeAdapter,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -31,7 +31,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.errors import InvalidRequest
 from orchestrator.grammar import check
 from orchestrator.http.ask import AskedPolicy, Labels
-from orchestrator.http.body import MAX_DEPTH, Parameters, contradiction, nesting
+from orchestrator.http.body import MAX_DEPTH, Given, Parameters, contradiction, nesting
 from orchestrator.http.settings import HttpSettings, ServiceLimits
 from orchestrator.types import Constraint, Limits, PartialSampling
 
@@ -94,14 +94,37 @@ MOST_LIKELY: Final = 20
 """The most likely tokens that a request may ask for at a place: OpenAI's limit, and vLLM's."""
 
 
+def _only_text(kind: object) -> object:
+    if not isinstance(kind, str) or not kind.endswith("text"):
+        raise PydanticCustomError("unsupported_parameter", "only text parts are supported")
+    return kind
+
+
+ONLY_TEXT: Final = BeforeValidator(_only_text)
+"""Refuses the types of parts that hold no text."""
+
+
+def joined(part: Any) -> BeforeValidator:
+    """Read a text, or parts with a `text` as one text, one line each."""
+    parts = TypeAdapter[Any](Annotated[list[part], Field(min_length=1)])
+
+    def read(content: object) -> object:
+        if isinstance(content, list):
+            return "\n".join(one.text for one in parts.validate_python(content))
+        if content is not None and not isinstance(content, str):
+            raise PydanticCustomError("invalid_type", "must be a string or an array of text parts")
+        return content
+
+    return BeforeValidator(read, json_schema_input_type=str | list[part] | None)
+
+
 def _listed(stop: object) -> object:
     if not isinstance(stop, str | list):
         raise PydanticCustomError("invalid_type", "must be a string or a list of strings")
     return [stop] if isinstance(stop, str) else stop
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class StreamOptions(Given):
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: bool = Field(default=False, description="a hint: changes nothing")
@@ -246,20 +269,18 @@ ANY_OBJECT = '{"type": "object"}'
 _Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=256)]
 
 
-class NamedSchema(BaseModel):
+class NamedSchema(Given):
     """A JSON Schema; `strict` changes nothing, since an answer always matches it."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     name: Annotated[str, Field(max_length=64)] = ""
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Given):
     """`response_format`: plain text, any JSON object, or JSON that matches a schema."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
@@ -279,10 +300,9 @@ class ResponseFormat(BaseModel):
         return Constraint("json_schema", ANY_OBJECT) if self.type == "json_object" else None
 
 
-class StructuredOutput(BaseModel):
+class StructuredOutput(Given):
     """`structured_outputs`: one of what vLLM offers."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: _Choices | None = None

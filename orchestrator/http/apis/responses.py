@@ -6,193 +6,186 @@ A client sends the whole conversation as `input`, with the reasoning items of ea
 from __future__ import annotations
 
 import json
-import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import count, groupby
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 from typing_extensions import TypedDict
 
-from orchestrator.errors import InvalidRequest
 from orchestrator.grammar import check
 from orchestrator.http.apis.parameters import (
     ANY_OBJECT,
     EFFORT,
     HINTS,
+    ONLY_TEXT,
     UNSUPPORTED,
     AnswerForm,
     Effort,
     TextRequest,
+    joined,
 )
 from orchestrator.http.ask import RESPONSES, Ask, Choice, Encoder
-from orchestrator.http.body import Json, contradiction, parse_request
+from orchestrator.http.body import Given, Json, contradiction, parse_request
 from orchestrator.http.rendering import Baton, Stripped, baton, dump, usage
 from orchestrator.http.settings import HttpSettings
 from orchestrator.http.tools.call_reader import AnswerReader, CallPiece, Piece
 from orchestrator.http.tools.offered import (
     MAX_TOOLS,
-    TOOL_NAME,
+    Arguments,
     FlatToolChoice,
     FunctionTool,
+    ToolName,
     ToolUse,
-    check_arguments,
     function_tool,
-    or_no_arguments,
 )
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event, TextDelta
-from orchestrator.types import Constraint, Message, Role, ToolCall
+from orchestrator.types import Constraint, Message, ToolCall
 
 LOGPROBS: Final = "message.output_text.logprobs"
 
 
-_PART_TYPES = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-_FIELDS = {
-    "message": {"type", "role", "content", "id", "status", "phase"},
-    "function_call": {
-        "type", "id", "call_id", "name", "arguments", "parsed_arguments", "status", "namespace",
-    },
-    "function_call_output": {"type", "id", "call_id", "output", "status"},
-    "reasoning": {"type", "id", "summary", "content", "encrypted_content", "status"},
-}  # fmt: skip
+class ItemPart(BaseModel):
+    """A part of an item's text; what else it holds changes nothing."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    type: Annotated[
+        Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"], ONLY_TEXT
+    ]
+    text: str
 
 
-def read_input(given: object) -> object:
-    """Read an `input`, a text or a list of items, as messages.
+ItemText = Annotated[str, joined(ItemPart)]
 
-    An item is a message, a call of a function by an earlier answer, its result, or reasoning.
+
+class Item(Given):
+    """An item of an `input`."""
+
+    id: Any = None
+    status: Any = None
+
+
+class MessageItem(Item):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: ItemText
+    phase: Any = None
+
+
+class CallItem(Item):
+    """A call of a function by an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: Annotated[str, Field(min_length=1)]
+    name: ToolName
+    arguments: Arguments
+    parsed_arguments: Any = None
+    namespace: Any = None
+
+
+class OutputItem(Item):
+    """The result of a call before it."""
+
+    type: Literal["function_call_output"]
+    call_id: Annotated[str, Field(min_length=1)]
+    output: ItemText
+
+
+class ReasoningItem(Item):
+    """The thought of an earlier answer, as its summary or as itself."""
+
+    type: Literal["reasoning"]
+    summary: list[ItemPart] | None = None
+    content: list[ItemPart] | None = None
+    encrypted_content: Any = None
+
+
+AnyItem = Annotated[
+    Annotated[
+        Annotated[MessageItem, Tag("[message]")]
+        | Annotated[CallItem, Tag("[function_call]")]
+        | Annotated[OutputItem, Tag("[function_call_output]")]
+        | Annotated[ReasoningItem, Tag("[reasoning]")],
+        Discriminator(
+            lambda given: f"[{given.get('type', 'message')}]" if isinstance(given, dict) else None,
+            custom_error_type="unsupported_parameter",
+            custom_error_message="expected a message, or an item of the type reasoning, "
+            "function_call or function_call_output",
+        ),
+    ],
+    # A null counts as not given: clients send items back with all fields.
+    BeforeValidator(
+        lambda given: (
+            {name: value for name, value in given.items() if value is not None}
+            if isinstance(given, dict)
+            else given
+        )
+    ),
+]
+
+
+def read_turns(items: Sequence[AnyItem]) -> tuple[Message, ...]:
+    """The messages of an input's items.
+
     Reasoning goes with the answer or the calls after it; the chat template decides whether a model
-    sees it again. A null in an item counts as not given: clients send items back with all fields.
+    sees it again. An answer may continue after its calls; their results follow all of it.
 
     Raises:
-        PydanticCustomError: it is neither.
-        InvalidRequest: an item is none of these.
-        ValidationError: an item has an unknown field.
+        InvalidRequest: a result without its call.
     """
-    if isinstance(given, str):
-        return (Message("user", given),)
-    if not isinstance(given, list):
-        raise PydanticCustomError("invalid_type", "must be a string or an array of items")
-    items = [
-        {name: value for name, value in item.items() if value is not None}
-        if isinstance(item, dict)
-        else item
-        for item in given
-    ]
-    kinds = [_kind(item, f"input[{i}]") for i, item in enumerate(items)]
-    _check_fields(items, kinds)
     turns: list[Message] = []
     called: dict[str, str] = {}
     reasoning = ""
-    for i, (kind, item) in enumerate(zip(kinds, items, strict=True)):
-        place = f"input[{i}]"
-        if kind == "reasoning":
-            named = "summary" if item.get("summary") else "content"
-            text = _text(item[named], f"{place}.{named}") if item.get(named) else ""
-            reasoning = _lines(reasoning, text)
-            continue
-        if kind == "function_call":
-            call = _call(item, place)
-            called[call.id] = call.name
-            last = turns[-1] if turns and turns[-1].role == "assistant" else None
-            if last is None:
-                turns.append(Message("assistant", "", calls=(call,), reasoning=reasoning))
-            else:
-                thought = _lines(last.reasoning, reasoning)
-                turns[-1] = replace(last, calls=(*last.calls, call), reasoning=thought)
-        elif kind == "function_call_output":
-            turns.append(_output(item, called, place))
-        else:
-            turn = _message(item, place)
-            if turn.role == "assistant":
-                turn = replace(turn, reasoning=reasoning)
-            last = turns[-1] if turns else None
-            if turn.role == "assistant" and last and last.calls:
-                # An answer may continue after its calls; their results follow all of it.
-                text = _lines(last.content, turn.content)
-                thought = _lines(last.reasoning, turn.reasoning)
-                turns[-1] = replace(last, content=text, reasoning=thought)
-            else:
-                turns.append(turn)
+    for i, item in enumerate(items):
+        match item:
+            case ReasoningItem():
+                parts = item.summary or item.content or ()
+                reasoning = _lines(reasoning, *(part.text for part in parts))
+                continue
+            case CallItem():
+                called[item.call_id] = item.name
+                call = ToolCall(item.call_id, item.name, item.arguments)
+                turn = Message("assistant", "", calls=(call,), reasoning=reasoning)
+            case OutputItem():
+                if item.call_id not in called:
+                    raise contradiction(
+                        f"input[{i}].call_id",
+                        "expected that of a function_call before it, none has this one",
+                    )
+                name = called[item.call_id]
+                turn = Message("tool", item.output, call_id=item.call_id, name=name)
+            case MessageItem(role="assistant"):
+                turn = Message("assistant", item.content, reasoning=reasoning)
+            case MessageItem():
+                turn = Message("user" if item.role == "user" else "system", item.content)
         reasoning = ""
+        last = turns[-1] if turns else None
+        if last and last.role == turn.role == "assistant" and (last.calls or turn.calls):
+            turns[-1] = replace(
+                last,
+                content=_lines(last.content, turn.content),
+                calls=(*last.calls, *turn.calls),
+                reasoning=_lines(last.reasoning, turn.reasoning),
+            )
+        else:
+            turns.append(turn)
     return tuple(turns)
 
 
-def _kind(item: object, place: str) -> str:
-    kind = item.get("type", "message") if isinstance(item, dict) else None
-    if not isinstance(kind, str) or kind not in _FIELDS:
-        named = f"{kind[:64]!r} items" if isinstance(kind, str) else "such items"
-        raise _wrong(
-            place,
-            f"{named} are not supported: messages, reasoning items, function_call and "
-            "function_call_output are",
-            "unsupported_parameter",
-        )
-    return kind
-
-
-def _check_fields(items: list[Any], kinds: list[str]) -> None:
-    """Refuse unknown fields of items, all in one error."""
-    unknown = [
-        InitErrorDetails(type="extra_forbidden", loc=(i, str(name)), input=item[name])
-        for i, (item, kind) in enumerate(zip(items, kinds, strict=True))
-        for name in sorted(item.keys() - _FIELDS[kind])
-    ]
-    if unknown:
-        raise ValidationError.from_exception_data("input", unknown)
-
-
-def _call(item: Mapping[str, Any], place: str) -> ToolCall:
-    given = {**item, "arguments": or_no_arguments(item.get("arguments"))}
-    call = ToolCall(*(_string(given, name, place) for name in ("call_id", "name", "arguments")))
-    if not re.fullmatch(TOOL_NAME, call.name):
-        raise _wrong(f"{place}.name", "is no name of a function")
-    check_arguments(call.arguments, f"{place}.arguments")
-    return call
-
-
-def _output(item: Mapping[str, Any], called: Mapping[str, str], place: str) -> Message:
-    call = _string(item, "call_id", place)
-    if call not in called:
-        raise _wrong(
-            f"{place}.call_id", "expected that of a function_call before it, none has this one"
-        )
-    text = _text(item.get("output"), f"{place}.output")
-    return Message("tool", text, call_id=call, name=called[call])
-
-
-def _message(item: Mapping[str, Any], place: str) -> Message:
-    role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
-    if role not in ("system", "user", "assistant"):
-        raise _wrong(f"{place}.role", "must be user, assistant, system or developer")
-    return Message(cast("Role", role), _text(item.get("content"), f"{place}.content"))
-
-
-def _string(item: Mapping[str, Any], name: str, place: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise _wrong(f"{place}.{name}", "must be a string", "invalid_type")
-    if not value:
-        raise _wrong(f"{place}.{name}", "must not be empty")
-    return value
-
-
-def _text(content: object, place: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise _wrong(place, "must be a string or an array of parts", "invalid_type")
-    for i, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type") not in _PART_TYPES:
-            raise _wrong(f"{place}[{i}]", "only text parts are supported", "unsupported_parameter")
-        if not isinstance(part.get("text"), str):
-            raise _wrong(f"{place}[{i}].text", "must be a string", "invalid_type")
-    return "\n".join(part["text"] for part in content)
+def _as_items(given: object) -> object:
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
 def _lines(*texts: str) -> str:
@@ -200,23 +193,17 @@ def _lines(*texts: str) -> str:
     return "\n".join(filter(None, texts))
 
 
-def _wrong(place: str, message: str, code: str = "invalid_value") -> InvalidRequest:
-    return InvalidRequest(f"{place}: {message}", param=place, code=code)
-
-
-class Reasoning(BaseModel):
+class Reasoning(Given):
     """`reasoning`: how much thought. The summary is always the accepted thought."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class TextFormat(BaseModel):
+class TextFormat(Given):
     """`text.format`: as `response_format` of a chat completion, but flat."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: Annotated[str, Field(max_length=64)] | None = None
     description: str | None = None
@@ -230,10 +217,9 @@ class TextFormat(BaseModel):
         return Constraint("json_schema", ANY_OBJECT) if self.type == "json_object" else None
 
 
-class TextSettings(BaseModel):
+class TextSettings(Given):
     """`text`: the form of the answer."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     format: TextFormat = TextFormat()
     verbosity: Literal["low", "medium", "high"] | None = None
 
@@ -264,9 +250,9 @@ class ResponsesRequest(TextRequest):
     }
 
     input: Annotated[
-        tuple[Message, ...],
+        list[AnyItem],
         Field(min_length=1, max_length=2048),
-        BeforeValidator(read_input, json_schema_input_type=str | list[dict[str, Any]]),
+        BeforeValidator(_as_items, json_schema_input_type=str | list[AnyItem]),
     ] = Field(description="the question, or the conversation so far as items")
     instructions: str | None = Field(default=None, description="a system message before the input")
     max_output_tokens: Annotated[int, Field(ge=1)] | None = Field(
@@ -290,7 +276,7 @@ class ResponsesRequest(TextRequest):
 
     @model_validator(mode="after")
     def _ends_with_a_question(self) -> ResponsesRequest:
-        last = self.input[-1]
+        last = self.turns[-1] if self.turns else Message("user", "")
         if last.role == "assistant":
             raise contradiction("input", "the last message must be the user's")
         if last.role != "tool" and not last.content.strip():
@@ -310,6 +296,10 @@ class ResponsesRequest(TextRequest):
         return self
 
     @cached_property
+    def turns(self) -> tuple[Message, ...]:
+        return read_turns(self.input)
+
+    @cached_property
     def tool_use(self) -> ToolUse:
         return ToolUse(
             self.tools,
@@ -322,7 +312,7 @@ class ResponsesRequest(TextRequest):
     @property
     def conversation(self) -> tuple[Message, ...]:
         system = (Message("system", self.instructions),) if self.instructions else ()
-        return (*self.tool_use.messages, *system, *self.input)
+        return (*self.tool_use.messages, *system, *self.turns)
 
 
 class ResponseObject(TypedDict):

@@ -10,17 +10,16 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from orchestrator.errors import Conflict, StoreError
+from orchestrator.http.body import Given
 from orchestrator.http.records import trace_id_of
 from orchestrator.state.outbox import Outbox
 
 
-class Feedback(BaseModel):
+class Feedback(Given):
     """The body of `POST /v1/feedback`."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     trace_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")]
     reward: Annotated[float, Field(ge=0, le=1)]

@@ -7,12 +7,11 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from fastapi import FastAPI, Query, Request
-from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError, UnknownPolicy, Unusable
 from orchestrator.experiments.documents import Experiment
-from orchestrator.http.body import Json, read_body
+from orchestrator.http.body import Given, Json, read_body
 from orchestrator.http.routes.openapi import described
 from orchestrator.http.service import Service
 from orchestrator.state.store import read_state
@@ -30,10 +29,8 @@ from orchestrator.state.versions import (
 LISTED: Final = 100  # versions or changes in a list, by default
 
 
-class ChangeNote(BaseModel):
+class ChangeNote(Given):
     """The reason and the author of a change; the body of the end of an experiment."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     note: Note = ""
     author: Author = ""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     StringConstraints,
@@ -19,7 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from orchestrator.grammar import tool_rules
-from orchestrator.http.body import FINITE_JSON, UNSUPPORTED_ITEM, contradiction, nesting
+from orchestrator.http.body import FINITE_JSON, UNSUPPORTED_ITEM, Given, contradiction, nesting
 from orchestrator.types import Constraint, Message
 
 TOOL_NAME = r"^[a-zA-Z0-9_.:/-]{1,64}$"
@@ -29,19 +26,17 @@ MAX_DEPTH = 64  # levels of nesting of a call's arguments
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
-class FunctionTool(BaseModel):
+class FunctionTool(Given):
     """A function that may be called. A `strict` schema that cannot constrain a text is refused;
     else only the parts that can are used. Servers (`url`) do not constrain calls."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+class Tool(Given):
     type: Literal["function"]
     function: FunctionTool
 
@@ -58,15 +53,13 @@ def function_tool(given: object) -> object:
     return given
 
 
-class ToolNamed(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+class ToolNamed(Given):
     name: ToolName
 
 
-class ToolReference(BaseModel):
+class ToolReference(Given):
     """A function of a choice."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     type: Literal["function"]
     function: ToolNamed
 
@@ -84,10 +77,9 @@ class FlatReference(ToolNamed):
 Reference = TypeVar("Reference", ToolReference, FlatReference)
 
 
-class AllowedTools(BaseModel, Generic[Reference]):
+class AllowedTools(Given, Generic[Reference]):
     """Some of the tools, for this answer."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     mode: Literal["auto", "required"]
     tools: Annotated[
         list[Annotated[Reference, BeforeValidator(function_tool)]],
@@ -95,8 +87,7 @@ class AllowedTools(BaseModel, Generic[Reference]):
     ]
 
 
-class AllowedChoice(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+class AllowedChoice(Given):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools[ToolReference]
 
@@ -136,24 +127,35 @@ FlatToolChoice = Annotated[
 ]
 
 
-def or_no_arguments(given: object) -> object:
-    """A blank text as the JSON of no arguments: models write it for a tool without any."""
-    return "{}" if isinstance(given, str) and not given.strip() else given
+def _arguments(given: object) -> object:
+    """The JSON of a call's arguments, not too deep; any other text passes, since a call that was
+    cut off comes back as it was written. Models write a blank text for a tool without any."""
+    if not isinstance(given, str):
+        return given
+    if not given.strip():
+        return "{}"
+    try:
+        levels = nesting(FINITE_JSON.decode(given))
+    except (ValueError, RecursionError):
+        return given
+    if levels > MAX_DEPTH:
+        message = f"expected JSON at most {MAX_DEPTH} levels deep"
+        raise PydanticCustomError("invalid_value", message)
+    return given
 
 
-class FunctionCall(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+Arguments = Annotated[str, BeforeValidator(_arguments)]
+
+
+class FunctionCall(Given):
     name: ToolName
-    arguments: Annotated[str, BeforeValidator(or_no_arguments)] = Field(
-        description="the JSON of an object; blank: no arguments"
-    )
+    arguments: Arguments = Field(description="the JSON of an object; blank: no arguments")
     parsed_arguments: Any = None  # the official client's reading of them
 
 
-class MessageToolCall(BaseModel):
+class MessageToolCall(Given):
     """A call that an earlier turn made; `index` is what streams number them by."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     id: Annotated[str, Field(max_length=256)]
     type: Literal["function"] = "function"
     function: FunctionCall
@@ -251,11 +253,3 @@ class ToolUse:
             for tool in self.tools
         ]
         return (Message("tools", json.dumps(listed, ensure_ascii=False)),)
-
-
-def check_arguments(text: str, place: str) -> None:
-    """Refuse arguments of an earlier call that are too deep. Any other text passes: a call that was
-    cut off comes back as it was written."""
-    with suppress(ValueError, RecursionError):
-        if nesting(FINITE_JSON.decode(text)) > MAX_DEPTH:
-            raise contradiction(place, f"expected JSON at most {MAX_DEPTH} levels deep")

@@ -253,7 +253,7 @@ def test_refused_by_name(url: str, body: dict[str, Any], param: str) -> None:
 def test_what_is_not_supported_in_a_conversation_is_named(url: str) -> None:
     with pytest.raises(openai.BadRequestError, match="function_call before it"):
         create(url, input=[{"type": "function_call_output", "call_id": "1", "output": "5"}])
-    with pytest.raises(openai.BadRequestError, match="'item_reference' items"):
+    with pytest.raises(openai.BadRequestError, match="expected a message, or an item of the type"):
         create(url, input=[{"type": "item_reference", "id": "1"}])
 
 

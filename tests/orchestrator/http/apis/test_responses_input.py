@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.http.apis.responses import ResponsesRequest, read_input
+from orchestrator.http.apis.responses import ResponsesRequest
 from orchestrator.types import Message
 
 QUESTION = {"role": "user", "content": "2 + 3?"}
@@ -17,9 +17,8 @@ def reasoning(text: str) -> dict[str, Any]:
 
 
 def turns(*items: dict[str, Any]) -> tuple[Message, ...]:
-    found = read_input([QUESTION, *items])
-    assert isinstance(found, tuple)
-    return found[1:]
+    body = {"model": "baton", "input": [QUESTION, *items, QUESTION]}
+    return ResponsesRequest.model_validate(body).turns[1:-1]
 
 
 def test_reasoning_goes_with_the_answer_after_it() -> None:
