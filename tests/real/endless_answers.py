@@ -23,7 +23,8 @@ import httpx
 from tests.orchestrator.serving import HTTP, post, service, serving
 from workers.embedded.checkpoints import resolve
 from workers.remote.backend import RemoteBackend
-from workers.remote.protocol import ServerCapabilities
+from workers.remote.capabilities import ServerCapabilities
+from workers.remote.dialects.vllm import VLLM
 from workers.remote.server import Server
 from workers.text.tokenizer_files import load_tokenizer
 from workers.worker import ModelWorker
@@ -117,7 +118,7 @@ def main() -> None:
         for place, name in enumerate(SHAPES):
             server = Server(f"http://127.0.0.1:{port}/{place}/v1", retries=0)
             worker = ModelWorker(RemoteBackend(server, "m", tokenizer, context=1024))
-            worker.backend._capabilities = ServerCapabilities("ids", ids=True, top=20)
+            worker.backend._capabilities = ServerCapabilities("ids", VLLM, top=20)
             with serving(service(worker, worker, default_policy="large-only")) as url:
                 HTTP.get(f"{url}/health")
                 before = memory()

@@ -28,7 +28,6 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call
 from workers.embedded.checkpoints import resolve
-from workers.remote import protocol
 from workers.remote.backend import RemoteBackend
 from workers.remote.request_builder import RequestBuilder
 from workers.remote.server import Server
@@ -69,9 +68,9 @@ class ServerTrial:
         capabilities = await worker.backend.capabilities()
         ids = worker.prompts.transcript(self._transcript)
         body = RequestBuilder(worker.prompts).body(capabilities.prompt, ids, self._transcript)
-        body |= protocol.request_fields(worker.backend.model, GREEDY, capabilities, LONG)
+        body |= capabilities.request_fields(worker.backend.model, GREEDY, LONG)
         answer = await worker.backend.server.ask(capabilities.path, body)
-        chunk = protocol.parse_chunk(answer, worker.backend.vocabulary)
+        chunk = capabilities.dialect.chunk(answer, worker.backend.vocabulary)
         whole = "" if chunk is None else chunk.text
         same = bool(made.segment.text) and whole.startswith(made.segment.text)
         differ = f"OTHERWISE where it is not streamed: {whole!r}, not {made.segment.text!r}"

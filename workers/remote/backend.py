@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -42,11 +42,14 @@ from orchestrator.types import GREEDY, Generation, Usage
 from orchestrator.worker import Delta
 from workers.backend import Decoding, Prompt, Scoring
 from workers.model.rng import reseeded
-from workers.remote import protocol, sglang
+from workers.remote import protocol
+from workers.remote.capabilities import Gaps, Missing, ServerCapabilities
+from workers.remote.dialects.openai import no_logprobs
+from workers.remote.dialects.sglang import Sglang
 from workers.remote.errors import Gap
-from workers.remote.gaps import Gaps, Missing, lacking
+from workers.remote.forms import check_held, constraint_fields
 from workers.remote.probe import probe
-from workers.remote.protocol import ServerCapabilities, Vocabulary, checked_answer
+from workers.remote.protocol import Vocabulary, checked_answer
 from workers.remote.request_builder import RequestBuilder
 from workers.remote.response_parser import ResponseParser
 from workers.remote.server import Server
@@ -164,7 +167,7 @@ class RemoteBackend:
         segment = text.segment(parser.finish or "length")
         if parser.finish == "eos":
             await asyncio.to_thread(
-                protocol.check_held, prompt.call.constraint, segment.text, self.server.name
+                check_held, prompt.call.constraint, segment.text, self.server.name
             )
         with checked_answer(self.server.name):
             usage = parser.usage(len(ids), shared=_shared(prompt, able))
@@ -182,12 +185,12 @@ class RemoteBackend:
         Raises:
             Unsupported: not what the criteria need.
         """
-        able, criteria = lacking(await self.capabilities(), gap), wanted.text.criteria
+        able, criteria = (await self.capabilities()).lacking(gap), wanted.text.criteria
         if not (criteria.min_confidence or criteria.min_tokens):
-            able = lacking(able, self._gaps.missing)  # it can go without
+            able = able.lacking(self._gaps.missing)  # it can go without
         if criteria.min_confidence > 0 and not able.reads_logprobs:
             raise self._lacks("log-probabilities of tokens, which min_confidence needs")
-        if able.draws is None and not wanted.sampling.is_greedy:
+        if not able.samples and not wanted.sampling.is_greedy:
             raise self._lacks("sampling: it writes the same at any temperature")
         if criteria.min_tokens and not able.min_tokens:
             raise self._lacks("a way to hold back the end of a text (min_tokens)")
@@ -207,10 +210,10 @@ class RemoteBackend:
         text, call = wanted.text, wanted.text.call
         body = self._requests.body(able.prompt, ids, call.transcript)
         drawn = reseeded(wanted.sampling, len(ids))
-        body |= protocol.request_fields(self.model, drawn, able, text.max_tokens, top=1)
-        if (fields := protocol.constraint_fields(call, able)) and not able.forms:
+        body |= able.request_fields(self.model, drawn, text.max_tokens)
+        if (fields := constraint_fields(call, able.dialect)) and not able.forms:
             raise self._lacks("answers that are held to a form (structured_outputs, json_schema)")
-        return body | fields | protocol.owner_fields(call.owner, able)
+        return body | fields | able.dialect.owner_fields(call.owner)
 
     async def score(self, prompt: Prompt, wanted: Scoring) -> Scores:
         """Find out about the prompt: in one request, and one for each id that it does not show."""
@@ -223,7 +226,7 @@ class RemoteBackend:
             raise self._lacks("a chat template that includes the thought in a judge's prompt")
         if part is not None:
             with checked_answer(self.server.name):
-                own, known, made = protocol.scored_places(answer, ids, part, self.vocabulary)
+                own, known, made = able.dialect.scored_places(answer, ids, part, self.vocabulary)
             scored, lookup = ids[: part.stop], None
             if able.lookups:
                 lookup = partial(self._lookup, prompt, spent, scored)
@@ -243,7 +246,7 @@ class RemoteBackend:
             raise Unsupported("choices at the places of a text that is held to a grammar")
         if wanted.top > able.top:
             raise self._lacks(f"more than the {able.top} likeliest tokens of a position")
-        if wanted.part is not None and able.prompt_logprobs is None:
+        if wanted.part is not None and not able.scores:
             raise self._lacks("log-probabilities of the prompt, which verifying needs")
         check_length(len(prompt.ids) + 1, self.context)
 
@@ -255,24 +258,19 @@ class RemoteBackend:
         sampling = GREEDY if wanted.sampling is None else wanted.sampling
         drawn = reseeded(sampling, len(ids))
         shown = max(1, wanted.top) if sampling.is_greedy else able.top
-        if able.prompt_logprobs == "sglang":
-            start = None if part is None else part.start - 1
-            body = sglang.request_body(
-                ids, start=start, top=shown, named={*wanted.labels, *ends}, owner=call.owner
-            )
+        if isinstance(able.dialect, Sglang):
+            start, named = None if part is None else part.start - 1, {*wanted.labels, *ends}
+            body = able.dialect.score_request(ids, start, shown, named, call.owner)
             answer = await self.server.ask_sglang(body, call.affinity)
             with checked_answer(self.server.name):
-                return sglang.as_completion(answer, ids, drawn)
+                return able.dialect.as_completion(answer, ids, drawn)
         most = able.top if ends else shown
-        behind = (able.wide or protocol.TOP[0]) if wanted.labels else most
         body = self._requests.body(able.prompt, ids, call.transcript, prompt.query)
-        body |= protocol.request_fields(self.model, drawn, able, 1, top=behind)
-        if part is not None and able.prompt_logprobs is not None:
-            # Those behind the part are among the prompt's if more follows it.
-            count = most if part.stop < len(ids) else shown
-            named = able.prompt_logprobs == "prompt_logprobs"
-            body[able.prompt_logprobs] = count if named else True
-        body |= protocol.owner_fields(call.owner, able)
+        body |= able.request_fields(self.model, drawn, 1, able.top if wanted.labels else most)
+        if part is not None:
+            # Those after the part are among the prompt's if more follows it.
+            body |= able.dialect.prompt_logprob_fields(most if part.stop < len(ids) else shown)
+        body |= able.dialect.owner_fields(call.owner)
         return await self.server.ask(able.path, body, call.affinity)
 
     async def _labels(
@@ -284,16 +282,14 @@ class RemoteBackend:
         """
         able, labels, query = await self.capabilities(), wanted.labels, prompt.query
         assert query is not None
-        echoed = wanted.part is not None and able.prompt_logprobs == "echo"
+        echoed = 0 if wanted.part is None else able.dialect.prompt_length(prompt.ids)
         with checked_answer(self.server.name):
-            shown = protocol.first_logprobs(
-                answer, self.vocabulary, len(prompt.ids) if echoed else 0
-            )
+            shown = able.dialect.first_logprobs(answer, self.vocabulary, echoed)
             if able.top and not shown:
-                raise protocol.no_logprobs()
+                raise no_logprobs()
             if not shown:
                 named = dict(zip(query.labels, labels, strict=True))
-                return protocol.point_logprobs(answer, named, self.vocabulary)
+                return able.dialect.point_logprobs(answer, named, self.vocabulary)
         if able.lookups and not negligible(labels, shown):
             rest = [[i] for i in labels if i not in shown]
             looked_up = (self._lookup(prompt, spent, prompt.ids, one) for one in rest)
@@ -307,15 +303,15 @@ class RemoteBackend:
         costs is added to `spent`."""
         able, call = await self.capabilities(), prompt.call
         body: dict[str, Any] = {"prompt": ids, "allowed_token_ids": sorted(allowed)}
-        body |= protocol.request_fields(self.model, GREEDY, able, 1, top=1)
-        body |= protocol.owner_fields(call.owner, able)
+        body |= able.request_fields(self.model, GREEDY, 1)
+        body |= able.dialect.owner_fields(call.owner)
         answer = await self.server.ask(able.path, body, call.affinity)
         with checked_answer(self.server.name):
             spent.append(protocol.usage(answer, len(ids), 1))
-            shown = protocol.first_logprobs(answer, self.vocabulary)
+            shown = able.dialect.first_logprobs(answer, self.vocabulary)
             found = {i: shown[i] for i in allowed if i in shown}
             if not found:
-                raise protocol.no_logprobs()
+                raise no_logprobs()
         return max(found.items(), key=lambda one: one[1])
 
     async def capabilities(self) -> ServerCapabilities:
@@ -336,7 +332,7 @@ class RemoteBackend:
     def _seen(self, missing: Missing) -> None:
         """Take what a stream lacked of what the probe saw."""
         known = self._capabilities
-        if known is not None and lacking(known, missing) == known:
+        if known is not None and known.lacking(missing) == known:
             missing = None  # no more than in the probe
         if self._gaps.seen(missing):
             name = self.server.name
@@ -364,17 +360,9 @@ class RemoteBackend:
         await self.server.aclose()
 
     async def _probe(self) -> ServerCapabilities:
-        def ask(path: str, body: dict[str, Any]) -> Awaitable[Mapping[str, Any]]:
-            if path == sglang.PATH:
-                return self.server.try_sglang(body)
-            return self.server.ask(path, {"model": self.model, **body}, trying=True)
-
-        def stream(path: str, body: dict[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-            return self.server.events(path, {"model": self.model, **body}, trying=True)
-
         try:
             with checked_answer(self.server.name):
-                capabilities = await probe(ask, stream, self.prompts, self.vocabulary)
+                capabilities = await probe(self.server, self.model, self.prompts, self.vocabulary)
         except Unsupported as error:  # which clients see, so it does not name the server
             log.error("%s, %s: %s", self.server.name, self.model, error)
             raise
@@ -391,7 +379,7 @@ class RemoteBackend:
 
 def _shared(prompt: Prompt, able: ServerCapabilities) -> bool:
     """Whether what the server has cached may be the prompts of other owners."""
-    return bool(prompt.call.owner) and not able.salts
+    return bool(prompt.call.owner) and not able.dialect.salts
 
 
 def _in_all(spent: Sequence[Usage]) -> Usage:

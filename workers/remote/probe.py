@@ -1,57 +1,53 @@
 """Finds what a server can do, by requests for a few tokens with fewer and fewer fields.
 
 A server may ignore a field and answer 200, or know it in whole answers alone: so what comes back
-counts, of an answer with one token and of a stream with several.
+counts, of an answer with one token and of a stream with several. Its dialect is the one by which
+its answers can be read.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from math import exp
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
 from orchestrator.errors import BatonError, Unsupported, WorkerUnavailable
-from orchestrator.types import Constraint, Message, Sampling, Segment, StopCriteria, Transcript
-from orchestrator.worker import Call
-from workers.remote import sglang
-from workers.remote.errors import Absent, Broke, Declined, Foreign, Gap
-from workers.remote.gaps import lacking
-from workers.remote.protocol import (
-    EXTRAS,
-    ROUNDING,
-    TOP,
-    WIDE,
-    Chunk,
-    ServerCapabilities,
-    Vocabulary,
-    checked_answer,
-    constraint_fields,
-    first_logprobs,
-    generation_config,
-    next_token,
-    parse_chunk,
-    prompt_logprobs,
-    sampling_fields,
-    shown_bytes,
+from orchestrator.types import (
+    GREEDY,
+    Constraint,
+    Message,
+    Sampling,
+    Segment,
+    StopCriteria,
+    Transcript,
 )
+from orchestrator.worker import Call
+from workers.remote.capabilities import ServerCapabilities
+from workers.remote.dialects import SCORING, recognized
+from workers.remote.dialects.openai import OPENAI, OpenAI
+from workers.remote.dialects.sglang import PATH, SGLANG
+from workers.remote.dialects.transformers_serve import TRANSFORMERS_SERVE
+from workers.remote.dialects.vllm import EXTRAS, VLLM
+from workers.remote.errors import Absent, Broke, Declined, Foreign, Gap
+from workers.remote.forms import constraint_fields
+from workers.remote.protocol import ROUNDING, Chunk, Vocabulary, checked_answer
 from workers.remote.request_builder import RequestBuilder
 from workers.remote.response_parser import ResponseParser
+from workers.remote.server import Server
 from workers.remote.stops import marker_stop, shown_markers
 from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 
 log = logging.getLogger(__name__)
 
-Ask = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
-"""(path, body) to the answer's JSON; raises the errors of `orchestrator.errors`."""
-
-Stream = Callable[[str, dict[str, Any]], AsyncGenerator[Mapping[str, Any], None]]
-"""(path, body) to the chunks of a streamed answer; raises likewise."""
-
+Form = Literal["ids", "text", "chat"]
+FORMS: Final[tuple[Form, ...]] = get_args(Form)
+Fields = Mapping[str, Any]
+TOP = (20, 5, 1, 0)  # log-probabilities to ask for: vLLM's most, OpenAI's most, the least, none
 STEP = Segment("policy", "1 + 1 = 2.\n\n")
 TRACE = Transcript((Message("user", "What is 1 + 1?"),)).extend(STEP)
 ONE = {"max_tokens": 1, "temperature": 0}
@@ -68,7 +64,7 @@ SURELY = 100  # OpenAI's most for `logit_bias`: only such a token is drawn
 
 
 async def probe(
-    ask: Ask, stream: Stream, prompts: PromptRenderer, vocabulary: Vocabulary
+    server: Server, model: str, prompts: PromptRenderer, vocabulary: Vocabulary
 ) -> ServerCapabilities:
     """A server's capabilities, by a few calls of a few tokens.
 
@@ -76,23 +72,20 @@ async def probe(
         Unsupported: it cannot continue a text in any way that we know.
         WorkerError: it cannot be reached, or has no such model.
     """
-    requests, ids = RequestBuilder(prompts), prompts.transcript(TRACE)
     reasons: list[str] = []  # why an answer is none that we can use
     declined: Declined | None = None
     absent: Absent | None = None
     broke: Broke | None = None
-    for form in ("ids", "text", "chat"):
-        capabilities = ServerCapabilities(form)
+    for form in FORMS:
+        trial = _Trial(server, model, prompts, vocabulary, form)
         try:
-            prompt = requests.body(form, ids, TRACE)
+            trial.prompt = trial.requests.body(form, trial.ids, TRACE)
         except Unsupported as error:
             reasons.append(str(error))
             continue
         for wish in _wishes(form):
             try:
-                answer = await ask(capabilities.path, {**prompt, **ONE, **wish})
-                body = {**prompt, **SEVERAL, **STREAMED, **wish}
-                chunks = await _read(stream(capabilities.path, body), vocabulary)
+                answer, events = await trial.first(wish)
             except Absent as error:  # no such endpoint
                 absent = error
                 break
@@ -103,42 +96,10 @@ async def probe(
                 broke = error
                 continue
             broke = None  # it answers, so it was a field that it lacks
-            read = (answer.get("usage") or {}).get("prompt_tokens")
-            if form == "chat" and read != len(ids):
-                reasons.append("it does not continue the last message of a chat")
-                break
-            if form == "text" and read is not None and read != len(ids):
-                reasons.append(
-                    f"it reads a prompt of {len(ids)} tokens as {read}: it puts a template of its "
-                    "own around a text, or the tokenizer is not the served model's"
-                )
-                break
-            chunk, logprobs = parse_chunk(answer, vocabulary), first_logprobs(answer, vocabulary)
-            capabilities = replace(
-                capabilities,
-                ids=chunk is not None and chunk.tokens is not None,
-                top=_top(wish) if logprobs else 0,
-                numbered=bool(shown := shown_bytes(answer)),
-                extras=wish.keys() >= EXTRAS.keys(),
-            )
-            if form == "chat" and not logprobs and _repeats(prompt, chunk):
-                reasons.append("it repeats the message of a chat that it continues")
-                break
-            _check_vocabulary(shown, prompts)
-            if capabilities.ids and not capabilities.numbered:
-                least = await _takes_min_tokens(ask, capabilities, {**prompt, **ONE})
-                capabilities = replace(capabilities, min_tokens=least)
-            capabilities = _streamed(capabilities, chunks, prompts)
-            greedy = await _greedy(ask, capabilities, prompt, vocabulary)
-            if prompts.tokenizer.thinks and not capabilities.reads_ids:
-                stops = await _stops(ask, capabilities, prompt, greedy, vocabulary)
-                stops = stops and await _ends(ask, capabilities, prompt, requests, vocabulary)
-                capabilities = replace(capabilities, stops=stops)
-            forms = await _forms(ask, capabilities, prompts, vocabulary)
-            capabilities = replace(capabilities, forms=forms)
-            draws = await _draws(ask, capabilities, prompt, greedy, vocabulary)
-            capabilities = replace(capabilities, draws=draws)
-            return await _more(ask, capabilities, ids, vocabulary, logprobs)
+            if (reason := trial.refused(answer, wish)) is None:
+                return await trial.run(answer, events)
+            reasons.append(reason)
+            break
     if broke is not None:
         raise broke
     if not (reasons or declined) and absent is not None:
@@ -148,315 +109,321 @@ async def probe(
     raise Unsupported(f"the model's server cannot continue a text: {'; '.join(why)}")
 
 
-async def _read(
-    events: AsyncGenerator[Mapping[str, Any], None], vocabulary: Vocabulary
-) -> list[Chunk]:
-    async with aclosing(events):
-        chunks = [parse_chunk(event, vocabulary) async for event in events]
-    return [chunk for chunk in chunks if chunk is not None]
+def _wishes(form: Form) -> list[Fields]:
+    """Fields to request, from the most to the least."""
+    chat = form == "chat"
+    return [one.logprob_fields(top, chat=chat) for one in (VLLM, OPENAI) for top in TOP]
 
 
-def _streamed(
-    capabilities: ServerCapabilities, chunks: Sequence[Chunk], prompts: PromptRenderer
-) -> ServerCapabilities:
-    """The capabilities without what the chunks of a stream lack.
+class _Trial:
+    """Requests to a server whose texts continue by one form of prompt; `able` is what they show."""
 
-    Raises:
-        Unsupported: their ids are another tokenizer's.
-    """
-    tokenizer, criteria = prompts.tokenizer, StopCriteria(int(SEVERAL["max_tokens"]))
-    text = Continuation(
-        Call("probe", TRACE), criteria, prompts, 0, stop_token_ids=tokenizer.ends, context=None
-    )
-    if not capabilities.reads_ids:
-        text.read_text()
-    parser = ResponseParser(text, prompts, capabilities)
-    try:
-        for chunk in chunks:
-            if parser.push(chunk):
-                break
-    except Foreign as error:
-        raise Unsupported(str(error)) from None
-    except Gap as gap:
-        return _streamed(lacking(capabilities, gap.what), chunks, prompts)
-    return capabilities
+    def __init__(
+        self,
+        server: Server,
+        model: str,
+        prompts: PromptRenderer,
+        vocabulary: Vocabulary,
+        form: Form,
+    ) -> None:
+        self._server, self._model, self._prompts = server, model, prompts
+        self._vocabulary = vocabulary
+        self.requests, self.ids = RequestBuilder(prompts), prompts.transcript(TRACE)
+        self.prompt: Fields = {}
+        self.able = ServerCapabilities(form)
 
+    async def first(self, wish: Fields) -> tuple[Fields, list[Fields]]:
+        """The answer to a request for these fields, and the events of a streamed one."""
+        answer = await self._ask({**self.prompt, **ONE, **wish})
+        body = {"model": self._model, **self.prompt, **SEVERAL, **STREAMED, **wish}
+        async with aclosing(self._server.events(self.able.path, body, trying=True)) as events:
+            return answer, [event async for event in events]
 
-async def _several(
-    ask: Ask, capabilities: ServerCapabilities, body: Mapping[str, Any], vocabulary: Vocabulary
-) -> str | None:
-    """The text of several tokens, not streamed; None where the server refuses."""
-    answer = await _tried(ask, capabilities, {**SEVERAL, **body})
-    chunk = None if answer is None else parse_chunk(answer, vocabulary)
-    return None if chunk is None else _made(body, chunk)
+    def refused(self, answer: Fields, wish: Fields) -> str | None:
+        """Why the answer is none that we can use; if it is, take what it shows."""
+        form, size = self.able.prompt, len(self.ids)
+        read = (answer.get("usage") or {}).get("prompt_tokens")
+        if form == "chat" and read != size:
+            return "it does not continue the last message of a chat"
+        if form == "text" and read is not None and read != size:
+            return (
+                f"it reads a prompt of {size} tokens as {read}: it puts a template of its "
+                "own around a text, or the tokenizer is not the served model's"
+            )
+        dialect = recognized(answer, self._vocabulary)
+        shows = bool(dialect.first_logprobs(answer, self._vocabulary))
+        chunk = dialect.chunk(answer, self._vocabulary)
+        repeats = chunk is not None and chunk.text.strip().startswith(self._continued)
+        if form == "chat" and repeats and not shows:  # its text alone shows a judge's choice
+            return "it repeats the message of a chat that it continues"
+        top = int(wish.get("top_logprobs", wish.get("logprobs", 0))) if shows else 0
+        extras = wish.keys() >= EXTRAS.keys()
+        self.able = replace(self.able, dialect=dialect, top=top, extras=extras)
+        return None
 
+    async def run(self, answer: Fields, events: Sequence[Fields]) -> ServerCapabilities:
+        """Find out the rest. `answer` and `events` are those of the first requests."""
+        self._check_vocabulary(self.able.dialect.shown_bytes(answer))
+        if self.able.dialect is VLLM:
+            self._found(min_tokens=await self._takes_min_tokens())
+        self._read(events)
+        greedy = await self._greedy()
+        if self._prompts.tokenizer.thinks and not self.able.reads_ids:
+            self._found(stops=await self._stops(greedy) and await self._ends())
+        self._found(forms=await self._forms())
+        await self._sampling(greedy)
+        if self.able.top and self.able.prompt == "ids":
+            await self._more(self.able.dialect.first_logprobs(answer, self._vocabulary))
+        return self.able
 
-async def _greedy(
-    ask: Ask, capabilities: ServerCapabilities, prompt: Mapping[str, Any], vocabulary: Vocabulary
-) -> str:
-    """The text at temperature 0, not streamed: half a character at its end may be shown otherwise
-    in a stream.
+    def _found(self, **fields: Any) -> None:
+        self.able = replace(self.able, **fields)
 
-    Raises:
-        Unsupported: it samples at temperature 0, as `transformers serve --continuous-batching`
-            does whose process was first asked to sample.
-    """
-    seen: set[str] = set()
-    for _ in range(2 + TIES):
-        text = await _several(ask, capabilities, prompt, vocabulary) or ""
-        if text in seen:
-            return text
-        seen.add(text)
-    raise Unsupported(
-        "the model's server writes other texts each time at temperature 0, so it samples by "
-        "its own settings; start it again, or serve the model by another server"
-    )
+    def _read(self, events: Sequence[Fields]) -> None:
+        """Take what a stream lacks.
 
-
-async def _stops(
-    ask: Ask,
-    capabilities: ServerCapabilities,
-    prompt: Mapping[str, Any],
-    greedy: str,
-    vocabulary: Vocabulary,
-) -> bool:
-    """Whether it stops at a stop string: the first word of what it writes anyhow."""
-    word, *rest = greedy.split()[:2] or [""]
-    if not rest:
-        return True  # nothing shows the contrary
-    text = await _several(ask, capabilities, {**prompt, "stop": [word]}, vocabulary)
-    _, found, more = (text or "").partition(word)
-    return not (found and more.strip())
-
-
-async def _ends(
-    ask: Ask,
-    capabilities: ServerCapabilities,
-    prompt: Mapping[str, Any],
-    requests: RequestBuilder,
-    vocabulary: Vocabulary,
-) -> bool:
-    """Whether the end of a thought is seen: a server that hides the marker and continues makes
-    tokens without a text, or a first one.
-
-    The marker comes by `logit_bias`, or if the server does not read that, after a text that ended
-    with it a few times.
-    """
-    tokenizer, chat = requests.prompts.tokenizer, capabilities.prompt == "chat"
-    if tokenizer.close_id is None:
-        return True  # its tokens are text
-    if not chat:
-        again = list(tokenizer.encode(ENDING))
-        ids = [*requests.prompts.transcript(TRACE), *TIMES * [*again, tokenizer.close_id], *again]
-        prompt = requests.body(capabilities.prompt, ids, TRACE)
-    body = dict(prompt) | {"logit_bias": {str(tokenizer.close_id): SURELY}}
-    assert tokenizer.format is not None
-    body |= marker_stop(tokenizer.format.close.strip(), tokenizer, capabilities)
-    body |= shown_markers(tokenizer, capabilities)
-
-    async def answered(size: Mapping[str, Any]) -> Chunk | None:
-        answer = await _tried(ask, capabilities, {**body, **size})
-        return None if answer is None else parse_chunk(answer, vocabulary)
-
-    if not (several := await answered(SEVERAL)):
-        del body["logit_bias"]
-        several = await answered(SEVERAL)
-    if several and not _made(prompt, several):
-        return several.finish == "stop"
-    if chat or not several:
-        return True  # nothing shows the contrary
-    one = await answered(ONE)
-    return not one or bool(one.text)
-
-
-async def _forms(
-    ask: Ask, capabilities: ServerCapabilities, prompts: PromptRenderer, vocabulary: Vocabulary
-) -> bool:
-    """Whether it holds an answer to a form: here to one that is wrong otherwise."""
-    answered = replace(TRACE, closed=True)
-    call = Call("probe", answered, "policy", constraint=SEVEN)
-    try:
-        body = RequestBuilder(prompts).body(
-            capabilities.prompt, prompts.transcript(answered), answered
+        Raises:
+            Unsupported: its ids are another tokenizer's.
+        """
+        tokenizer, criteria = self._prompts.tokenizer, StopCriteria(int(SEVERAL["max_tokens"]))
+        call = Call("probe", TRACE)
+        text = Continuation(
+            call, criteria, self._prompts, 0, stop_token_ids=tokenizer.ends, context=None
         )
-    except Unsupported:
-        return False
-    body |= constraint_fields(call, capabilities)
-    return await _several(ask, capabilities, body, vocabulary) == SEVEN_TEXT
+        if not self.able.reads_ids:
+            text.read_text()
+        parser = ResponseParser(text, self._prompts, self.able)
+        try:
+            for event in events:
+                chunk = self.able.dialect.chunk(event, self._vocabulary)
+                if chunk is not None and parser.push(chunk):
+                    break
+        except Foreign as error:
+            raise Unsupported(str(error)) from None
+        except Gap as gap:
+            self.able = self.able.lacking(gap.what)
+            self._read(events)
 
+    async def _greedy(self) -> str:
+        """The text at temperature 0, not streamed: half a character at its end may be shown
+        otherwise in a stream.
 
-async def _draws(
-    ask: Ask,
-    capabilities: ServerCapabilities,
-    prompt: Mapping[str, Any],
-    greedy: str,
-    vocabulary: Vocabulary,
-) -> Literal["temperature", "generation_config"] | None:
-    """The field that makes it sample, if any: it then writes another text than `greedy`."""
+        Raises:
+            Unsupported: it samples at temperature 0, as `transformers serve --continuous-batching`
+                does whose process was first asked to sample.
+        """
+        seen: set[str] = set()
+        for _ in range(2 + TIES):
+            text = await self._several(self.prompt) or ""
+            if text in seen:
+                return text
+            seen.add(text)
+        raise Unsupported(
+            "the model's server writes other texts each time at temperature 0, so it samples by "
+            "its own settings; start it again, or serve the model by another server"
+        )
 
-    async def samples(greedily: bool | None) -> bool | None:
-        """Whether it does; None where it refuses. `greedily`: by `generation_config`, too."""
+    async def _stops(self, greedy: str) -> bool:
+        """Whether it stops at a stop string: the first word of what it writes anyhow."""
+        word, *rest = greedy.split()[:2] or [""]
+        if not rest:
+            return True  # nothing shows the contrary
+        text = await self._several({**self.prompt, "stop": [word]})
+        _, found, more = (text or "").partition(word)
+        return not (found and more.strip())
+
+    async def _ends(self) -> bool:
+        """Whether the end of a thought is seen: a server that hides the marker and continues makes
+        tokens without a text, or a first one.
+
+        The marker comes by `logit_bias`, or if the server does not read that, after a text that
+        ended with it a few times.
+        """
+        tokenizer, chat = self._prompts.tokenizer, self.able.prompt == "chat"
+        if tokenizer.close_id is None:
+            return True  # its tokens are text
+        assert tokenizer.format is not None
+        prompt = self.prompt
+        if not chat:
+            again = list(tokenizer.encode(ENDING))
+            ids = [*self.ids, *TIMES * [*again, tokenizer.close_id], *again]
+            prompt = self.requests.body(self.able.prompt, ids, TRACE)
+        body = dict(prompt) | {"logit_bias": {str(tokenizer.close_id): SURELY}}
+        body |= marker_stop(tokenizer.format.close.strip(), tokenizer, self.able)
+        body |= shown_markers(tokenizer, self.able)
+        if not (several := await self._chunk({**body, **SEVERAL})):
+            del body["logit_bias"]
+            several = await self._chunk({**body, **SEVERAL})
+        if several and not self._made(several):
+            return several.finish == "stop"
+        if chat or not several:
+            return True  # nothing shows the contrary
+        one = await self._chunk({**body, **ONE})
+        return not one or bool(one.text)
+
+    async def _forms(self) -> bool:
+        """Whether it holds an answer to a form: here to one that is wrong otherwise."""
+        answered = replace(TRACE, closed=True)
+        call = Call("probe", answered, "policy", constraint=SEVEN)
+        ids = self._prompts.transcript(answered)
+        try:
+            body = self.requests.body(self.able.prompt, ids, answered)
+        except Unsupported:
+            return False
+        body |= constraint_fields(call, self.able.dialect)
+        return await self._several(body) == SEVEN_TEXT
+
+    async def _sampling(self, greedy: str) -> None:
+        """Find whether it samples, that is, writes another text than `greedy`, and whether it reads
+        the fields of `transformers serve` for it."""
+        plain, serve = self.able.dialect, TRANSFORMERS_SERVE
+        drawn = await self._differs(greedy, plain.sampling_fields)
+        if drawn is None or self.able.dialect.returns_ids:
+            self._found(samples=drawn is not False)  # nothing shows the contrary
+        elif drawn:  # by the checkpoint's settings beside ours, if the field can override them
+            held = await self._differs(
+                greedy, lambda hot: plain.sampling_fields(hot) | serve.cuts(GREEDY)
+            )
+            self._found(dialect=serve if held is False else plain)
+        elif await self._differs(greedy, serve.sampling_fields):
+            self._found(dialect=serve)
+        else:
+            self._found(samples=False)
+
+    async def _differs(self, greedy: str, fields: Callable[[Sampling], Fields]) -> bool | None:
+        """Whether a text at a high temperature differs; None if the server refuses all of them."""
         differs: bool | None = None
         for temperature, seed in HOT:
             if differs is not None and temperature < 2:
                 break  # it takes more, and wrote the same
-            sampling = Sampling(temperature, seed=seed)
-            body = {**prompt, **sampling_fields(sampling, capabilities)}
-            if greedily is not None:
-                body |= generation_config(Sampling(0.0 if greedily else temperature))
-            if (text := await _several(ask, capabilities, body, vocabulary)) is None:
+            text = await self._several({**self.prompt, **fields(Sampling(temperature, seed=seed))})
+            if text is None:
                 continue
             differs = text != greedy
             if differs or temperature > 2:
                 break
         return differs
 
-    drawn = await samples(None)
-    if drawn is None:
-        return "temperature"  # nothing shows the contrary
-    if capabilities.ids:
-        return "temperature" if drawn else None
-    if drawn:  # by the checkpoint's settings beside ours, if the field can override them
-        return "generation_config" if await samples(True) is False else "temperature"
-    return "generation_config" if await samples(False) else None
+    def _made(self, chunk: Chunk) -> str:
+        """The text of a whole answer, without the message of a chat that llama.cpp repeats."""
+        return chunk.text.strip().removeprefix(self._continued).strip()
 
+    @property
+    def _continued(self) -> str:
+        """The message that a chat continues; empty for a completion."""
+        messages = self.prompt.get("messages") or [{"content": ""}]
+        return str(messages[-1]["content"]).strip()
 
-def _repeats(prompt: Mapping[str, Any], chunk: Chunk | None) -> bool:
-    """Whether a whole answer of a chat begins with the message that it continues. Without
-    log-probabilities it is all that shows a judge's choice."""
-    return chunk is not None and chunk.text.strip().startswith(_continued(prompt))
+    def _check_vocabulary(self, shown: Mapping[int, bytes]) -> None:
+        """Refuse a tokenizer by which most of the tokens that the server shows are others."""
+        pieces = self._prompts.tokenizer.pieces
+        other = [
+            i
+            for i, text in shown.items()
+            if pieces[i : i + 1] != [text] and text != b"\xef\xbf\xbd"
+        ]
+        if 2 * len(other) > len(shown):
+            i = other[0]
+            here = pieces[i].decode("utf-8", "replace") if 0 <= i < len(pieces) else None
+            raise Unsupported(
+                f"the tokenizer is not the served model's: token {i} is "
+                f"{shown[i].decode('utf-8', 'replace')!r} there and {here!r} here; name the served "
+                "model's as `tokenizer`"
+            )
 
+    async def _more(self, after: Mapping[int, float]) -> None:
+        """Find what builds on log-probabilities: those of named tokens, and those of the prompt.
 
-def _made(prompt: Mapping[str, Any], chunk: Chunk) -> str:
-    """The text of a whole answer, without the message of a chat that llama.cpp repeats in it."""
-    return chunk.text.strip().removeprefix(_continued(prompt)).strip()
+        `after` are those of the token after the prompt, by id.
+        """
+        able, dialect = self.able, self.able.dialect
+        if dialect.most_logprobs:
+            answer = await self._tried({**self.prompt, **ONE, "logprobs": dialect.most_logprobs})
+            shown = {} if answer is None else dialect.first_logprobs(answer, self._vocabulary)
+            self._found(top=max(able.top, len(shown)))
+        body = {**self.prompt, **ONE, **dialect.logprob_fields(1, chat=False)}
+        if dialect is VLLM:
+            self._found(lookups=await self._looks_up(body, after))
+        for way in SCORING.get(dialect, ()):
+            if way is SGLANG:
+                scores = await self._is_sglang(after)
+            else:
+                answer = await self._tried({**body, **way.prompt_logprob_fields(1)})
+                scores = answer is not None and self._scores(way, answer)
+            if scores:
+                self._found(dialect=way, scores=True)
+                return
 
+    async def _looks_up(self, body: Fields, after: Mapping[int, float]) -> bool:
+        """Whether it draws one of three tokens, and gives its log-probability among all."""
+        # The likeliest of three tokens has a third of what they have together; among all, far less.
+        unlikely = [i for i in range(len(after) + 3) if i not in after][:3]
+        answer = await self._tried({**body, "allowed_token_ids": unlikely})
+        shown = {} if answer is None else VLLM.first_logprobs(answer, self._vocabulary)
+        drawn = [shown[i] for i in unlikely if i in shown]
+        return bool(drawn) and exp(max(drawn)) < 0.25
 
-def _continued(prompt: Mapping[str, Any]) -> str:
-    """The message that a chat continues; empty for a completion."""
-    messages = prompt.get("messages") or [{"content": ""}]
-    return str(messages[-1]["content"]).strip()
+    async def _takes_min_tokens(self) -> bool:
+        """Whether it reads `min_tokens`: then it refuses more of them than `max_tokens`."""
+        body = {**self.prompt, **ONE}
+        if await self._tried({**body, "min_tokens": 2}) is not None:
+            return False
+        return await self._tried({**body, "min_tokens": 1}) is not None
 
-
-def _check_vocabulary(shown: Mapping[int, bytes], prompts: PromptRenderer) -> None:
-    """Refuses a tokenizer by which most of the tokens that the server shows are others."""
-    pieces = prompts.tokenizer.pieces
-    other = [
-        i for i, text in shown.items() if pieces[i : i + 1] != [text] and text != b"\xef\xbf\xbd"
-    ]
-    if 2 * len(other) > len(shown):
-        i = other[0]
-        here = pieces[i].decode("utf-8", "replace") if 0 <= i < len(pieces) else None
-        raise Unsupported(
-            f"the tokenizer is not the served model's: token {i} is "
-            f"{shown[i].decode('utf-8', 'replace')!r} there and {here!r} here; name the served "
-            "model's as `tokenizer`"
-        )
-
-
-def _wishes(form: str) -> list[dict[str, Any]]:
-    """Fields to request, from the most to the least."""
-    if form == "chat":
-        requests: list[dict[str, Any]] = [{"logprobs": True, "top_logprobs": top} for top in TOP]
-    else:
-        requests = [{"logprobs": top} for top in TOP]
-    return [*(wish | EXTRAS for wish in requests), EXTRAS, *requests, {}]
-
-
-def _top(wish: Mapping[str, Any]) -> int:
-    """The log-probabilities a position that the fields request."""
-    return int(wish.get("top_logprobs", wish.get("logprobs", 0)))
-
-
-async def _more(
-    ask: Ask,
-    capabilities: ServerCapabilities,
-    ids: list[int],
-    vocabulary: Vocabulary,
-    behind: Mapping[int, float],
-) -> ServerCapabilities:
-    """What builds on log-probabilities: those of named tokens, and those of the prompt.
-
-    `behind` are those of the token behind `ids`, by id.
-    """
-    if not capabilities.top or capabilities.prompt != "ids":
-        return capabilities
-    if capabilities.numbered:
-        answer = await _tried(ask, capabilities, {"prompt": ids, **ONE, "logprobs": WIDE})
-        shown = len(first_logprobs(answer, vocabulary)) if answer is not None else 0
-        capabilities = replace(capabilities, wide=shown if shown > capabilities.top else 0)
-    body = {"prompt": ids, **ONE, **(EXTRAS if capabilities.ids else {}), "logprobs": 1}
-    # The likeliest of three tokens has a third of what they have together; among all, far less.
-    unlikely = [i for i in range(len(behind) + 3) if i not in behind][:3]
-    answer = await _tried(ask, capabilities, {**body, "allowed_token_ids": unlikely})
-    if answer is not None:
-        told = first_logprobs(answer, vocabulary)
-        drawn = [told[i] for i in unlikely if i in told]
-        capabilities = replace(capabilities, lookups=bool(drawn) and exp(max(drawn)) < 0.25)
-    answer = await _tried(ask, capabilities, {**body, "prompt_logprobs": 1})
-    if answer is not None and _verifies(answer, ids, vocabulary):
-        return replace(capabilities, prompt_logprobs="prompt_logprobs")
-    if await _is_sglang(ask, ids, vocabulary, behind):
-        return replace(capabilities, prompt_logprobs="sglang")
-    answer = await _tried(ask, capabilities, {**body, "echo": True})
-    if answer is not None and _verifies(answer, ids, vocabulary):
-        return replace(capabilities, prompt_logprobs="echo")
-    return capabilities
-
-
-async def _takes_min_tokens(
-    ask: Ask, capabilities: ServerCapabilities, body: dict[str, Any]
-) -> bool:
-    """Whether the server reads `min_tokens`: then it refuses more of them than `max_tokens`."""
-    too_many = await _tried(ask, capabilities, {**body, "min_tokens": body["max_tokens"] + 1})
-    if too_many is not None:
+    def _scores(self, way: OpenAI, answer: Fields) -> bool:
+        """Whether it holds the log-probabilities of a prompt's end and of the token after it."""
+        part = range(len(self.ids) - 1, len(self.ids))
+        with suppress(WorkerUnavailable), checked_answer("the server"):
+            way.scored_places(answer, self.ids, part, self._vocabulary)
+            return True
         return False
-    return await _tried(ask, capabilities, {**body, "min_tokens": body["max_tokens"]}) is not None
 
+    async def _is_sglang(self, after: Mapping[int, float]) -> bool:
+        """Whether it has SGLang's own path, and that gives what a judge asks for, by the same
+        model.
 
-def _verifies(answer: Mapping[str, Any], ids: list[int], vocabulary: Vocabulary) -> bool:
-    """Whether it holds the log-probabilities of a prompt and of the token behind it."""
-    with suppress(WorkerUnavailable), checked_answer("the server"):
-        scored = prompt_logprobs(answer, ids, 1, vocabulary)
-        return scored is not None and next_token(answer, len(ids), vocabulary) is not None
-    return False
+        The path names no model. Beside an adapter (`base:adapter`), or behind a router with several
+        models, another may answer there: then its log-probabilities are not those `after` the ids.
+        """
+        ids, named = self.ids, sorted({0, len(self.ids), *after})
+        body = SGLANG.score_request(ids, len(ids) - 2, 1, named, "")
+        try:
+            with checked_answer("the server"):
+                made = await self._server.ask_sglang(body, once=True)
+                answer = SGLANG.as_completion(made, ids, GREEDY)
+                shown = SGLANG.first_logprobs(answer, self._vocabulary)
+                if not (set(named) <= shown.keys() and self._scores(SGLANG, answer)):
+                    return False
+                apart = median(abs(shown[i] - logprob) for i, logprob in after.items())
+        except BatonError as error:  # closed to us, or another's: the server is used without it
+            log.info("%s is not used: %s", PATH, error)
+            return False
+        if not apart <= ROUNDING:
+            log.warning(
+                "%s is not used: its log-probabilities are %.2g nats from those of the named "
+                "model, so another model answers there",
+                PATH,
+                apart,
+            )
+            return False
+        return True
 
+    async def _ask(self, body: Fields) -> Fields:
+        body = {"model": self._model, **body}
+        return await self._server.ask(self.able.path, body, trying=True)
 
-async def _is_sglang(
-    ask: Ask, ids: list[int], vocabulary: Vocabulary, behind: Mapping[int, float]
-) -> bool:
-    """Whether it has SGLang's own path, and that gives what a judge asks for, by the same model.
+    async def _tried(self, body: Fields) -> Fields | None:
+        """The answer; None if the server refuses."""
+        try:
+            return await self._ask(body)
+        except (Declined, Broke):
+            return None
 
-    The path names no model. Beside an adapter (`base:adapter`), or behind a router with several
-    models, another may answer there: then its log-probabilities are not those `behind` the ids.
-    """
-    named, start = sorted({0, len(ids), *behind}), len(ids) - 2
-    body = sglang.request_body(ids, start=start, top=1, named=named, owner="")
-    try:
-        with checked_answer("the server"):
-            answer = sglang.as_completion(await ask(sglang.PATH, body), ids, Sampling())
-            shown = first_logprobs(answer, vocabulary)
-            if not (set(named) <= shown.keys() and _verifies(answer, ids, vocabulary)):
-                return False
-            apart = median(abs(shown[i] - logprob) for i, logprob in behind.items())
-    except BatonError as error:  # closed to us, or another's: the server is used without it
-        log.info("%s is not used: %s", sglang.PATH, error)
-        return False
-    if not apart <= ROUNDING:
-        log.warning(
-            "%s is not used: its log-probabilities are %.2g nats from those of the named model, so "
-            "another model answers there",
-            sglang.PATH,
-            apart,
-        )
-        return False
-    return True
+    async def _chunk(self, body: Fields) -> Chunk | None:
+        answer = await self._tried(body)
+        return None if answer is None else self.able.dialect.chunk(answer, self._vocabulary)
 
-
-async def _tried(
-    ask: Ask, capabilities: ServerCapabilities, body: dict[str, Any]
-) -> Mapping[str, Any] | None:
-    try:
-        return await ask(capabilities.path, body)
-    except (Declined, Broke):
-        return None
+    async def _several(self, body: Fields) -> str | None:
+        """The text of several tokens, not streamed; None if the server refuses."""
+        chunk = await self._chunk({**SEVERAL, **body})
+        return None if chunk is None else self._made(chunk)

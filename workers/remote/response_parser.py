@@ -15,24 +15,13 @@ from typing import Any
 from orchestrator.errors import Contradiction
 from orchestrator.types import Finish, Usage
 from workers.remote.agreement import Agreement
+from workers.remote.capabilities import Missing, ServerCapabilities
 from workers.remote.errors import Foreign, Gap
-from workers.remote.gaps import Missing
-from workers.remote.protocol import (
-    Chunk,
-    ServerCapabilities,
-    Token,
-    Vocabulary,
-    parse_chunk,
-    usage,
-)
+from workers.remote.protocol import Chunk, Token, Vocabulary, usage
 from workers.remote.stops import looked_for
 from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 from workers.top_logprobs import probability
-
-LEFT_OUT = 3
-"""Tokens at the end of a text that llama.cpp may count and not send: those of a character that was
-not completed."""
 
 
 class ResponseParser:
@@ -49,9 +38,9 @@ class ResponseParser:
     """
 
     def __init__(
-        self, text: Continuation, prompts: PromptRenderer, capabilities: ServerCapabilities
+        self, text: Continuation, prompts: PromptRenderer, able: ServerCapabilities
     ) -> None:
-        self._text, self._capabilities = text, capabilities
+        self._text, self._able = text, able
         self._tokenizer = prompts.tokenizer
         self._agreement = Agreement(self._tokenizer, prompts.unfinished(text.call.transcript))
         self._ahead = b""  # of our ids' bytes, what the server has not shown yet
@@ -70,7 +59,7 @@ class ResponseParser:
         If the server ended by itself, an event of usage follows.
         """
         self.answer = event if event.get("usage") else self.answer
-        chunk = parse_chunk(event, vocabulary)
+        chunk = self._able.dialect.chunk(event, vocabulary)
         if chunk is None:
             return False
         if self.reason and (chunk.text or chunk.tokens):
@@ -81,7 +70,7 @@ class ResponseParser:
             self.finish = self.push(chunk)
             if self.finish is None:
                 return self.reason is not None
-            return going_on and not self._capabilities.numbered
+            return going_on and not self._able.dialect.token_a_chunk
         if not going_on:
             self.ended_unasked(chunk, found)
         return going_on
@@ -105,9 +94,9 @@ class ResponseParser:
 
     def push(self, chunk: Chunk) -> Finish | None:
         """Take a chunk; why the generation ends with it, if it does."""
-        if self._capabilities.missing:
+        if self._able.missing:
             self._look_for_gaps(chunk)
-        if not self._capabilities.reads_ids:
+        if not self._able.reads_ids:
             cut = self._text.push_text(chunk.text)
             self._whole = cut is None
             return cut or self._server_finish(chunk)
@@ -117,15 +106,15 @@ class ResponseParser:
             finish = self._token(token)
             if finish and (finish == "doubt" or place < len(tokens)):
                 return finish  # the chunk's text is that of further tokens, too
-        if self._capabilities.numbered and not tokens and chunk.finish is None:
-            raise Gap("ids")  # of a token that adds no text: llama.cpp sends one a chunk
+        if self._able.dialect.token_a_chunk and not tokens and chunk.finish is None:
+            raise Gap("ids")  # of a token that adds no text
         self._agreement.shown(chunk.text)
         return finish or self._server_finish(chunk)
 
     def _look_for_gaps(self, chunk: Chunk) -> None:
-        able, tokens = self._capabilities, chunk.tokens or ()
-        sent = chunk.text or (able.numbered and chunk.finish is None)
-        if able.ids and sent and not tokens:
+        able, tokens = self._able, chunk.tokens or ()
+        sent = chunk.text or (able.dialect.token_a_chunk and chunk.finish is None)
+        if able.dialect.returns_ids and sent and not tokens:
             self.missing = "ids"
         elif able.top and self.missing is None and any(token.logprob is None for token in tokens):
             self.missing = "logprobs"
@@ -142,7 +131,7 @@ class ResponseParser:
     def _ends_unsent(self) -> None:
         """Take an end by a token that was not sent. llama.cpp sends it but after a character that
         was not completed, whose tokens it leaves out as well."""
-        self._unsent = 1 + LEFT_OUT * self._capabilities.numbered
+        self._unsent = 1 + self._able.dialect.left_out
 
     def check_count(self, counted: int, finish: Finish | None) -> None:
         """Compare all that the server sent with how many tokens it says that it made.
@@ -153,10 +142,10 @@ class ResponseParser:
         Raises:
             Contradiction: there is too little text, or too much.
         """
-        if self._capabilities.reads_ids:
+        if self._able.reads_ids:
             seen, more, less = self._seen, 0, self._unsent
-            if self._capabilities.numbered and finish == "length":
-                less = LEFT_OUT
+            if finish == "length":
+                less += self._able.dialect.left_out
         elif not self._whole:
             return
         else:
@@ -199,7 +188,7 @@ class ResponseParser:
                 f"{len(self._tokenizer.pieces)} tokens lacks: check that it is the served model's"
             )
         criteria, confidence = self._text.criteria, 1.0
-        if token.logprob is None and self._capabilities.reads_logprobs:
+        if token.logprob is None and self._able.reads_logprobs:
             raise Gap("logprobs")
         if criteria.min_confidence > 0:
             own = -inf if token.logprob is None else token.logprob
@@ -223,12 +212,12 @@ class ResponseParser:
             return "length"
         if chunk.finish != "stop":
             return None
-        able, text = self._capabilities, self._text
+        able, text = self._able, self._text
         if isinstance(chunk.stop, str) and able.reads_ids and chunk.stop not in text.criteria.until:
             return "think_end" if chunk.stop == text.closing else "stop"
         # A delimiter that ended no step is in the text all the same; markers and stop strings
         # would have been seen. llama.cpp does not say at what it stopped.
-        until = looked_for(text, text.criteria.until) if able.numbered else ()
+        until = looked_for(text, text.criteria.until) if not able.dialect.names_stop else ()
         self.inside = able.reads_ids and (
             isinstance(chunk.stop, str) or any(one in text.text for one in until)
         )

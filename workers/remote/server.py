@@ -1,13 +1,13 @@
 """The connection to one OpenAI-compatible server: requests, streams, errors, retries.
 
-It returns JSON, which `workers.remote.protocol` parses, and raises errors of `orchestrator.errors`.
+It returns JSON, which a dialect parses, and raises errors of `orchestrator.errors`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
@@ -21,9 +21,9 @@ from orchestrator.errors import (
     WorkerUnavailable,
 )
 from workers.remote import errors as failures
-from workers.remote import protocol, sglang
 from workers.remote.address import base, trusted
 from workers.remote.body import ANSWER_BYTES, HEADERS, events, most_bytes, read
+from workers.remote.dialects.sglang import PATH
 from workers.retry import CircuitBreaker, CountedRetry
 
 END_TIMEOUT_S = 1.0  # for a server to close a stream after `[DONE]`
@@ -97,66 +97,50 @@ class Server:
         self, path: str, body: Mapping[str, Any], session: str = "", *, trying: bool = False
     ) -> dict[str, Any]:
         """The answer to a request that is not streamed; `trying`: what it holds may be more than
-        the server knows, so that the breaker does not count that the server broke down over it."""
-        return await self._post(
-            self.name + path,
-            body,
-            session,
-            self._answer,
-            trying,
-        )
-
-    async def ask_sglang(self, body: Mapping[str, Any], session: str = "") -> dict[str, Any]:
-        """The answer of SGLang's own path, which is beside `/v1`.
-
-        Raises:
-            Absent: whatever answers there is not SGLang.
-        """
-        return await self._post(self._sglang_url, body, session, self._sglang_answer)
-
-    async def try_sglang(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The same, tried once: the path may be closed on a server that works, so a failure there
-        says nothing of `/v1`, and the breaker does not count it."""
-        with self._translated():
-            return await self._sent(self._sglang_url, body, "", self._sglang_answer)
-
-    @property
-    def _sglang_url(self) -> str:
-        return self.name.removesuffix("/v1") + sglang.PATH
-
-    async def _post(
-        self,
-        url: str,
-        body: Mapping[str, Any],
-        session: str,
-        check: Callable[[Any], dict[str, Any]],
-        trying: bool = False,
-    ) -> dict[str, Any]:
+        the server knows, so the breaker does not count that the server broke down over it."""
         retries = self.tries()
         while True:
             try:
                 with self._errors(trying):
-                    return await self._sent(url, body, session, check)
+                    return self._answer(await self._sent(self.name + path, body, session))
             except (WorkerUnavailable, Overloaded) as error:
                 await retries.backoff(error)
 
-    async def _sent(
-        self,
-        url: str,
-        body: Mapping[str, Any],
-        session: str,
-        check: Callable[[Any], dict[str, Any]],
+    async def ask_sglang(
+        self, body: Mapping[str, Any], session: str = "", *, once: bool = False
     ) -> dict[str, Any]:
-        headers = protocol.session(session)
+        """The answer of SGLang's own path, which is beside `/v1`. `once`: the path may be closed
+        on a server that works, so it is tried once, and the breaker does not count a failure.
+
+        Raises:
+            Absent: whatever answers there is not SGLang.
+        """
+        retries, url = self.tries(), self.name.removesuffix("/v1") + PATH
+        while True:
+            try:
+                with self._translated() if once else self._errors():
+                    data = await self._sent(url, body, session)
+                    if isinstance(data, dict) and isinstance(data.get("meta_info"), dict):
+                        return data
+                    raise failures.Absent(
+                        f"{self.name}: expected SGLang's {PATH}, got something else"
+                    )
+            except (WorkerUnavailable, Overloaded) as error:
+                if once:
+                    raise
+                await retries.backoff(error)
+
+    async def _sent(self, url: str, body: Mapping[str, Any], session: str) -> Any:
+        headers = _session(session)
         async with self._http.stream("POST", url, json=body, headers=headers) as response:
-            return check(await self._json(response, most_bytes(body)))
+            return await self._json(response, most_bytes(body))
 
     async def events(
         self, path: str, body: Mapping[str, Any], session: str = "", *, trying: bool = False
     ) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a streamed answer, tried once; closing it hangs up. `trying` as above."""
         with self._errors(trying):
-            headers = {"accept": "text/event-stream"} | protocol.session(session)
+            headers = {"accept": "text/event-stream"} | _session(session)
             source = self._http.stream("POST", self.name + path, json=body, headers=headers)
             async with source as response:
                 kind = response.headers.get("content-type", "")
@@ -203,11 +187,6 @@ class Server:
                 "`choices`; check that the url is that of an OpenAI-compatible server"
             )
         return data
-
-    def _sglang_answer(self, data: Any) -> dict[str, Any]:
-        if isinstance(data, dict) and isinstance(data.get("meta_info"), dict):
-            return data
-        raise failures.Absent(f"{self.name}: expected SGLang's {sglang.PATH}, got something else")
 
     async def _json(self, response: httpx.Response, most: int = ANSWER_BYTES) -> Any:
         """The body of a response whose status is 200.
@@ -259,6 +238,11 @@ class Server:
                 f"{self.name}: expected JSON, got something else ({type(error).__name__}); "
                 "check that the url is that of an OpenAI-compatible server"
             ) from None
+
+
+def _session(name: str) -> dict[str, str]:
+    """Headers: routers before several replicas keep a session on one of them, for its cache."""
+    return {"x-session-id": name} if name.isascii() and name.isprintable() else {}
 
 
 def _parsed(data: str | bytes) -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from workers.remote.protocol import ServerCapabilities
+from workers.remote.capabilities import ServerCapabilities
 from workers.text.continuation import Continuation
 from workers.text.tokenizer import Tokenizer
 
 
 def stop_fields(
-    text: Continuation, tokenizer: Tokenizer, capabilities: ServerCapabilities
+    text: Continuation, tokenizer: Tokenizer, able: ServerCapabilities
 ) -> dict[str, Any]:
     """Those of a generation.
 
@@ -23,9 +23,9 @@ def stop_fields(
         ends = set(text.ends) - ({tokenizer.close_id} if closing else set())
         least = min(criteria.min_tokens, text.max_tokens)
         return {"min_tokens": least, "stop_token_ids": sorted(ends)}
-    if not capabilities.reads_ids:
-        stop = marker_stop(closing, tokenizer, capabilities) if closing else {}
-        return stop | shown_markers(tokenizer, capabilities)
+    if not able.reads_ids:
+        stop = marker_stop(closing, tokenizer, able) if closing else {}
+        return stop | shown_markers(tokenizer, able)
     texts = looked_for(text, (*criteria.until, *criteria.stop))
     fields: dict[str, Any] = {}
     if closing and tokenizer.close_id is not None:
@@ -42,18 +42,16 @@ def looked_for(text: Continuation, stops: Sequence[str]) -> list[str]:
     return [stop for stop in stops if not begins_answer or stop == stop.lstrip()]
 
 
-def marker_stop(
-    closing: str, tokenizer: Tokenizer, capabilities: ServerCapabilities
-) -> dict[str, Any]:
+def marker_stop(closing: str, tokenizer: Tokenizer, able: ServerCapabilities) -> dict[str, Any]:
     """Those by which a server without ids stops at a marker, also if its text hides it."""
     fields: dict[str, Any] = {"stop": [closing]}
-    if capabilities.extras and tokenizer.close_id is not None:
+    if able.extras and tokenizer.close_id is not None:
         fields |= {"stop_token_ids": [tokenizer.close_id]}
     return fields
 
 
-def shown_markers(tokenizer: Tokenizer, capabilities: ServerCapabilities) -> dict[str, Any]:
+def shown_markers(tokenizer: Tokenizer, able: ServerCapabilities) -> dict[str, Any]:
     """The one by which llama.cpp's text shows the markers of a thought."""
-    if not capabilities.extras or tokenizer.close_id is None or tokenizer.format is None:
+    if not able.extras or tokenizer.close_id is None or tokenizer.format is None:
         return {}
     return {"preserved_tokens": [tokenizer.format.open.strip(), tokenizer.format.close.strip()]}

@@ -31,7 +31,8 @@ from orchestrator.types import Limits, Message
 from orchestrator.worker import Worker
 from policies import POLICIES
 from workers.remote.backend import RemoteBackend
-from workers.remote.protocol import ServerCapabilities
+from workers.remote.capabilities import ServerCapabilities
+from workers.remote.dialects.vllm import VLLM
 from workers.remote.server import Server
 from workers.replica.client import ReplicaWorker
 from workers.text.tokenizer import Tokenizer
@@ -156,7 +157,7 @@ class _KnownServer(RemoteBackend):
     """A server that need not be probed."""
 
     async def capabilities(self) -> ServerCapabilities:
-        return ServerCapabilities("ids", ids=True, top=1)
+        return ServerCapabilities("ids", VLLM, top=1)
 
 
 def bench_deltas(

@@ -35,7 +35,7 @@ from tests.workers.remote.corruptions import (
 from tests.workers.remote.test_worker import CHAT, MODEL, PLAIN, QUESTIONS, SGLANG
 from tests.workers.remote.vllm_like import PAIR, ServerBehavior, VllmLike, serving
 from workers.remote.backend import RemoteBackend
-from workers.remote.protocol import ServerCapabilities
+from workers.remote.capabilities import ServerCapabilities
 from workers.remote.server import Server
 from workers.worker import EngineWorker, ModelWorker
 

@@ -36,9 +36,10 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Delta
 from workers.embedded.checkpoints import resolve
 from workers.remote.backend import RemoteBackend
+from workers.remote.capabilities import ServerCapabilities
+from workers.remote.dialects.llama_cpp import LLAMA_CPP
+from workers.remote.dialects.vllm import VLLM
 from workers.remote.errors import Absent, Declined
-from workers.remote.protocol import ServerCapabilities
-from workers.remote.response_parser import LEFT_OUT
 from workers.remote.server import Server
 from workers.retry import CircuitBreaker
 from workers.text.tokenizer_files import load_tokenizer
@@ -151,7 +152,7 @@ async def odd(
     behind.port = listening.sockets[0].getsockname()[1]
     url = f"http{'s' if tls else ''}://127.0.0.1:{behind.port}"
     worker = ModelWorker(RemoteBackend(Server(url, **options), "m", TOKENIZER))
-    worker.backend._capabilities = ServerCapabilities("ids", ids=True, top=20)
+    worker.backend._capabilities = ServerCapabilities("ids", VLLM, top=20)
     well.start = len(worker.prompts.transcript(QUESTION.transcript))  # type: ignore[attr-defined]
     try:
         yield behind, worker
@@ -474,7 +475,7 @@ async def test_a_probe_that_failed_is_made_again() -> None:
             await write(worker)
         behind.replies = [http(200, '{"choices": [{"text": "x", "finish_reason": "length"}]}')]
         assert await worker.backend.capabilities() == ServerCapabilities(
-            "ids", draws=None, extras=True
+            "ids", samples=False, extras=True
         )
 
 
@@ -615,10 +616,10 @@ async def test_tokens_that_are_lost_or_come_twice_do_not_fit_the_usage(off: int)
             await write(worker)
 
 
-@pytest.mark.parametrize("lost", [0, LEFT_OUT, LEFT_OUT + 1])
+@pytest.mark.parametrize("lost", [0, LLAMA_CPP.left_out, LLAMA_CPP.left_out + 1])
 async def test_the_token_that_ends_a_text_is_counted_and_not_sent(lost: int) -> None:
     """llama.cpp's last chunk comes after the one in which the worker found a stop string."""
-    numbered = ServerCapabilities("ids", ids=True, top=20, numbered=True)
+    numbered = ServerCapabilities("ids", LLAMA_CPP, top=20)
 
     def token(i: int) -> dict[str, Any]:
         one = {"id": i, "logprob": -0.5, "bytes": list(TOKENIZER.pieces[i])}
@@ -636,7 +637,7 @@ async def test_the_token_that_ends_a_text_is_counted_and_not_sent(lost: int) -> 
         usage = {"prompt_tokens": length, "completion_tokens": len(ids) + 1 + lost}
         behind.replies = [stream(*map(token, ids), said("", "stop"), usage=usage)]
         items = worker.generate(call, criteria, Sampling())
-        if lost > LEFT_OUT:
+        if lost > LLAMA_CPP.left_out:
             with pytest.raises(Contradiction, match="parts of its stream are lost"):
                 _ = [item async for item in items]
             return

@@ -44,7 +44,9 @@ from tests.workers.remote.test_worker import (
 from tests.workers.remote.vllm_like import PAIR, serving
 from workers.engine.loading import load
 from workers.remote.backend import RemoteBackend
-from workers.remote.protocol import Chunk, ServerCapabilities, Token
+from workers.remote.capabilities import ServerCapabilities
+from workers.remote.dialects.llama_cpp import LLAMA_CPP
+from workers.remote.protocol import Chunk, Token
 from workers.remote.response_parser import ResponseParser
 from workers.remote.server import Server
 from workers.remote.stops import stop_fields
@@ -52,9 +54,7 @@ from workers.text.prompt import PromptRenderer
 from workers.worker import EngineWorker, ModelWorker
 
 MODEL = "any name"  # a server of one model does not mind
-ABLE = ServerCapabilities(
-    "ids", ids=True, top=20, wide=1000, numbered=True, extras=True, forms=True
-)
+ABLE = ServerCapabilities("ids", LLAMA_CPP, top=1000, extras=True, forms=True)
 NEEDS_PROMPT = {"bild", "learned-gate", "surprise-takeover"}
 
 

@@ -15,7 +15,7 @@ from tests.workers.remote.test_worker import GREEDY, MUTE, QUESTIONS, ask, call,
 from tests.workers.remote.vllm_like import MODEL, ServerBehavior, VllmLike, serving
 from workers.engine.loading import load
 from workers.remote.backend import RemoteBackend
-from workers.remote.protocol import ServerCapabilities
+from workers.remote.capabilities import ServerCapabilities
 from workers.remote.server import Server
 from workers.worker import EngineWorker, ModelWorker
 
@@ -46,7 +46,7 @@ async def test_a_thought_needs_a_server_that_reads_stop_strings(local: EngineWor
     """Its end is a control token, which no text shows: what follows it would be thought, too."""
     question = ask(QUESTIONS[0])
     with served(local, BATCHING) as worker:
-        able = ServerCapabilities("text", draws=None, extras=True, stops=False)
+        able = ServerCapabilities("text", samples=False, extras=True, stops=False)
         assert await worker.backend.capabilities() == able
         with pytest.raises(Unsupported, match="a sign of the end of a thought"):
             await write(worker, question, StopCriteria(200))
@@ -121,20 +121,20 @@ async def test_a_thought_is_not_refused_where_a_server_stops_at_its_marker(
 
 
 @pytest.mark.parametrize(
-    ("changes", "draws"),
+    ("changes", "samples"),
     [
-        ({"top_k": 1}, "temperature"),  # by its own cuts it would write the same
-        ({"hottest": 1.5}, "temperature"),
-        ({"hottest": 1.0}, "temperature"),
-        ({"hottest": 0.7}, "temperature"),  # nothing shows the contrary
-        ({"hottest": 1.0, "samples": None}, None),
+        ({"top_k": 1}, True),  # by its own cuts it would write the same
+        ({"hottest": 1.5}, True),
+        ({"hottest": 1.0}, True),
+        ({"hottest": 0.7}, True),  # nothing shows the contrary
+        ({"hottest": 1.0, "samples": None}, False),
     ],
 )
 async def test_sampling_is_seen_as_requests_ask_for_it(
-    changes: dict[str, Any], draws: str | None, local: EngineWorker
+    changes: dict[str, Any], samples: bool, local: EngineWorker
 ) -> None:
     with served(local, ServerBehavior(**changes)) as worker:
-        assert (await worker.backend.capabilities()).draws == draws
+        assert (await worker.backend.capabilities()).samples == samples
 
 
 async def test_a_server_that_samples_greedy_requests_is_refused(local: EngineWorker) -> None:

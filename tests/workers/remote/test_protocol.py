@@ -7,17 +7,11 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from orchestrator.types import Sampling
-from workers.remote.protocol import (
-    ServerCapabilities,
-    Vocabulary,
-    distribution,
-    first_logprobs,
-    logprob_of,
-    sampling_fields,
-)
+from workers.remote.dialects.llama_cpp import LLAMA_CPP
+from workers.remote.dialects.openai import OPENAI
+from workers.remote.dialects.vllm import VLLM
+from workers.remote.protocol import Vocabulary, distribution, logprob_of
 from workers.text.tokenizer import Tokenizer
-
-VLLM = ServerCapabilities("ids", ids=True, top=20)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +44,7 @@ def test_a_text_is_not_the_byte_that_spells_it(sentencepiece: Tokenizer) -> None
     assert vocabulary.id("<0x0A>") is None  # a text of six tokens
     top = {"7": -0.1, "8": -2.5}
     answer = {"choices": [{"text": "7", "logprobs": {"tokens": ["7"], "top_logprobs": [top]}}]}
-    shown = first_logprobs(answer, vocabulary)
+    shown = OPENAI.first_logprobs(answer, vocabulary)
     assert shown == {labels["7"]: -0.1, labels["8"]: -2.5}
 
 
@@ -61,7 +55,7 @@ def test_half_a_character_names_no_token(sentencepiece: Tokenizer) -> None:
 
 def test_a_server_keeps_none_of_its_own_sampling() -> None:
     """vLLM takes what a request does not say from the checkpoint's generation_config.json."""
-    sent = sampling_fields(Sampling(0.7, 0.9, 40), VLLM)
+    sent = VLLM.sampling_fields(Sampling(0.7, 0.9, 40))
     assert sent == {
         "temperature": 0.7,
         "top_p": 0.9,
@@ -75,9 +69,8 @@ def test_a_server_keeps_none_of_its_own_sampling() -> None:
 
 def test_all_tokens_are_asked_for_by_minus_one() -> None:
     """0 is off for servers, too, but smg 1.13.0 before them refuses it."""
-    llama = ServerCapabilities("text", ids=True, top=20, numbered=True)
-    for server in (VLLM, llama):
-        assert sampling_fields(Sampling(0.7), server)["top_k"] == -1
+    for dialect in (VLLM, LLAMA_CPP):
+        assert dialect.sampling_fields(Sampling(0.7))["top_k"] == -1
 
 
 def test_log_probabilities_of_bfloat16_are_rounded() -> None:

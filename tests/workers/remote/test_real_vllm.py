@@ -24,7 +24,9 @@ from tests.workers.remote.vllm_like import serving
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load
 from workers.remote.backend import RemoteBackend
-from workers.remote.protocol import ServerCapabilities
+from workers.remote.capabilities import ServerCapabilities
+from workers.remote.dialects.openai import OPENAI
+from workers.remote.dialects.vllm import VLLM
 from workers.remote.server import Server
 from workers.text.tokenizer_files import load_tokenizer
 from workers.worker import ModelWorker
@@ -98,10 +100,10 @@ def builtin() -> Iterator[Any]:
 async def test_what_it_can_do_is_found(served: ModelWorker) -> None:
     assert await served.backend.capabilities() == ServerCapabilities(
         "ids",
-        ids=True,
+        VLLM,
         top=20,
+        scores=True,
         lookups=True,
-        prompt_logprobs="prompt_logprobs",
         min_tokens=True,
         extras=True,
         forms=True,
@@ -113,7 +115,7 @@ async def test_a_thought_ends_where_a_proxy_drops_all_ids(address: str, builtin:
     with serving(Corrupting(address, "ids are dropped").app) as url:
         worker = ModelWorker(RemoteBackend(Server(url, retries=0), "large", load_tokenizer(FOLDER)))
         capabilities = await worker.backend.capabilities()
-        assert not capabilities.ids
+        assert capabilities.dialect is OPENAI
         assert capabilities.stops
         for question in QUESTIONS:
             ours = (await write(builtin, ask(question), StopCriteria(120))).segment

@@ -22,7 +22,8 @@ from tests.workers.remote.test_worker import JUDGE, QUESTIONS, answer, ask, call
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load
 from workers.remote.backend import RemoteBackend
-from workers.remote.protocol import ServerCapabilities
+from workers.remote.capabilities import ServerCapabilities
+from workers.remote.dialects.transformers_serve import TRANSFORMERS_SERVE
 from workers.remote.server import Server
 from workers.text.tokenizer_files import load_tokenizer
 from workers.worker import ModelWorker
@@ -86,9 +87,7 @@ def served(addresses: dict[str, str]) -> dict[Any, ModelWorker]:
 
 async def test_it_generates_as_in_process(served: dict[Any, ModelWorker]) -> None:
     small = served["small"]
-    assert await small.backend.capabilities() == ServerCapabilities(
-        "text", draws="generation_config"
-    )
+    assert await small.backend.capabilities() == ServerCapabilities("text", TRANSFORMERS_SERVE)
     here = load("embedded:small")
     try:
         for question in QUESTIONS[:2]:

@@ -45,8 +45,16 @@ from tests.workers.remote.vllm_like import MODEL, PAIR, ServerBehavior, VllmLike
 from workers.engine.loading import load
 from workers.remote import protocol
 from workers.remote.backend import RemoteBackend
+from workers.remote.capabilities import ServerCapabilities
+from workers.remote.dialects.llama_cpp import LLAMA_CPP
+from workers.remote.dialects.openai import OPENAI
+from workers.remote.dialects.sglang import SGLANG as SGLANG_API
+from workers.remote.dialects.sglang import SGLANG_COMPLETIONS
+from workers.remote.dialects.transformers_serve import TRANSFORMERS_SERVE
+from workers.remote.dialects.vllm import VLLM as VLLM_API
 from workers.remote.errors import Absent, Broke, Declined
-from workers.remote.protocol import Chunk, ServerCapabilities, Token
+from workers.remote.forms import check_held, constraint_fields
+from workers.remote.protocol import Chunk, Token
 from workers.remote.response_parser import ResponseParser
 from workers.remote.server import Server
 from workers.retry import CircuitBreaker
@@ -88,10 +96,9 @@ def vllm(pair: dict[Any, EngineWorker]) -> Iterator[dict[Any, ModelWorker]]:
 
 
 VLLM = ServerCapabilities(
-    "ids", ids=True, top=20, lookups=True, prompt_logprobs="prompt_logprobs", min_tokens=True,
-    extras=True,
-)  # fmt: skip
-VLLM_CHAT = ServerCapabilities("chat", ids=True, top=20, min_tokens=True, extras=True)
+    "ids", VLLM_API, top=20, scores=True, lookups=True, min_tokens=True, extras=True
+)
+VLLM_CHAT = ServerCapabilities("chat", VLLM_API, top=20, min_tokens=True, extras=True)
 OLD_VLLM = ServerBehavior(token_ids=False, allows=False, min_tokens=False)
 ROUTED = ServerBehavior(named_ids=False, allows=False, prompt_logprobs=False)
 SGLANG = replace(ROUTED, generates=True)
@@ -111,8 +118,8 @@ WAYS: dict[str, tuple[ServerBehavior, ServerCapabilities]] = {
     "old-vllm": (OLD_VLLM, replace(VLLM, lookups=False, min_tokens=False)),
     "few": (ServerBehavior(max_logprobs=5), replace(VLLM, top=5)),
     "processed": (ServerBehavior(processed=True), replace(VLLM, lookups=False)),
-    "sglang": (SGLANG, replace(VLLM, lookups=False, prompt_logprobs="sglang")),
-    "routed-sglang": (ROUTED, replace(VLLM, lookups=False, prompt_logprobs="echo")),
+    "sglang": (SGLANG, replace(VLLM, dialect=SGLANG_API, lookups=False)),
+    "routed-sglang": (ROUTED, replace(VLLM, dialect=SGLANG_COMPLETIONS, lookups=False)),
     "plain": (PLAIN, ServerCapabilities("text")),
     "mute": (MUTE, ServerCapabilities("ids")),
     "chat": (CHAT, VLLM_CHAT),
@@ -125,7 +132,7 @@ WAYS: dict[str, tuple[ServerBehavior, ServerCapabilities]] = {
     # sglang-router 0.3.2 and smg 1.13.0 before vLLM
     "router": (
         ServerBehavior(prompt_ids=False, tells_context=False),
-        replace(VLLM, prompt="text", lookups=False, prompt_logprobs=None),
+        replace(VLLM, prompt="text", lookups=False, scores=False),
     ),
     # llama.cpp (xllamacpp 2026.10.11549), where only its chat can be reached
     "repeating-chat": (
@@ -325,7 +332,9 @@ async def test_a_server_that_samples_by_its_own_settings_or_never(
     for samples in ("generation_config", None):
         with Servers(pair, replace(UNTOLD, samples=samples)) as workers:
             small = workers["small"]
-            assert (await small.backend.capabilities()).draws == samples
+            able = await small.backend.capabilities()
+            assert able.samples == (samples is not None)
+            assert able.dialect is (TRANSFORMERS_SERVE if samples else OPENAI)
             ours, theirs = [
                 (await write(worker, ask(QUESTIONS[0]), StopCriteria(30))).segment
                 for worker in (pair["small"], small)
@@ -372,7 +381,7 @@ async def test_verification_is_that_of_the_model(
     for question in QUESTIONS:
         drafted = await write(pair["small"], ask(question), StopCriteria(200, until=("\n\n",)))
         verify_call = (call(ask(question), "large"), drafted.segment)
-        if able.prompt_logprobs is None:
+        if not able.scores:
             with pytest.raises(Unsupported, match="log-probabilities of the prompt"):
                 await workers["large"].verify(*verify_call, GREEDY)
             continue
@@ -396,7 +405,7 @@ async def test_the_likelihood_of_an_end_is_that_of_the_model(
 ) -> None:
     """Exactly where the server shows the end; where it does not, it is unlikely by both."""
     workers, able = way
-    if able.prompt_logprobs is None:
+    if not able.scores:
         return
     exact_cases: set[bool] = set()
     for question in QUESTIONS:
@@ -418,7 +427,7 @@ async def test_the_likelihood_of_an_end_is_that_of_the_model(
             assert exact or min(ours, theirs) > 5  # so unlikely that no rule would keep it
         silent = await workers["large"].verify(call(transcript, "large"), step, GREEDY)
         assert silent.ending is None
-    if able.lookups or able.prompt_logprobs == "sglang":
+    if able.lookups or able.dialect is SGLANG_API:
         assert exact_cases == {True}
     else:
         assert True in exact_cases
@@ -710,8 +719,8 @@ def test_what_a_server_shares_among_its_callers_is_not_told() -> None:
     answer = {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 7}}}
     assert protocol.usage(answer, 9, 1).cached == 7
     assert protocol.usage(answer, 9, 1, shared=True).cached == 0
-    assert not replace(VLLM, numbered=True).salts
-    assert not ServerCapabilities("text").salts
+    assert not LLAMA_CPP.salts
+    assert not OPENAI.salts
 
 
 def held(constraint: Constraint, answer: str = "") -> Call:
@@ -724,19 +733,19 @@ def held(constraint: Constraint, answer: str = "") -> Call:
 def test_what_servers_are_asked_to_hold_an_answer_to() -> None:
     schema, regex = Constraint("json_schema", '{"type": "object"}'), Constraint("regex", "a+")
     free = tool_rules([], required=False, parallel=True, answer=None)
-    fields = protocol.constraint_fields
-    assert fields(call(ask("1+1?")), VLLM) == {}
-    assert fields(held(free), VLLM) == {}  # calls are read from what the model writes
-    assert fields(held(schema), VLLM) == {"structured_outputs": {"json": {"type": "object"}}}
-    assert fields(held(regex), VLLM) == {"structured_outputs": {"regex": "a+"}}
-    llama = replace(VLLM, numbered=True)
+    fields, vllm = constraint_fields, VLLM_API
+    assert fields(call(ask("1+1?")), vllm) == {}
+    assert fields(held(free), vllm) == {}  # calls are read from what the model writes
+    assert fields(held(schema), vllm) == {"structured_outputs": {"json": {"type": "object"}}}
+    assert fields(held(regex), vllm) == {"structured_outputs": {"regex": "a+"}}
+    llama = LLAMA_CPP
     assert fields(held(schema), llama) == {"json_schema": {"type": "object"}}
     must = tool_rules([], required=True, parallel=True, answer=None)
-    for refused, capabilities in ((regex, llama), (Constraint("grammar", ""), VLLM), (must, VLLM)):
+    for refused, dialect in ((regex, llama), (Constraint("grammar", ""), vllm), (must, vllm)):
         with pytest.raises(Unsupported):
-            fields(held(refused), capabilities)
+            fields(held(refused), dialect)
     with pytest.raises(Unsupported, match="within"):
-        fields(held(schema, "{"), VLLM)
+        fields(held(schema, "{"), vllm)
 
 
 FORM = {
@@ -771,10 +780,10 @@ def test_an_answer_that_its_server_did_not_hold_is_refused(
     constraint: Constraint | None, good: list[str], bad: list[str]
 ) -> None:
     for text in good:
-        protocol.check_held(constraint, text, "a server")
+        check_held(constraint, text, "a server")
     for text in bad:
         with pytest.raises(WorkerError, match="a server did not hold"):
-            protocol.check_held(constraint, text, "a server")
+            check_held(constraint, text, "a server")
 
 
 @pytest.mark.asyncio
@@ -808,7 +817,7 @@ async def test_no_more_of_the_likeliest_than_the_server_shows(
 ) -> None:
     workers, able = way
     text = Segment("large", "12 + 34 is 46.")
-    if not able.top or not able.prompt_logprobs:
+    if not able.top or not able.scores:
         return
     with pytest.raises(Unsupported, match=f"the {able.top} likeliest"):
         await workers["large"].verify(call(ask(QUESTIONS[0])), text, GREEDY, able.top + 1)
@@ -875,7 +884,7 @@ async def test_another_servers_generate_is_not_taken_for_sglangs(
     with serving(app.app) as url:
         server = Server(url)
         worker = ModelWorker(RemoteBackend(server, MODEL, pair["small"].tokenizer))
-        assert (await worker.backend.capabilities()).prompt_logprobs == "echo"
+        assert (await worker.backend.capabilities()).dialect is SGLANG_COMPLETIONS
         await server.aclose()
 
 
@@ -896,7 +905,7 @@ async def test_a_gateway_that_closes_generate_costs_one_request(
         server = Server(url, breaker=CircuitBreaker("it", failure_threshold=1))
         worker = ModelWorker(RemoteBackend(server, MODEL, pair["small"].tokenizer))
         for _ in range(2):
-            assert (await worker.backend.capabilities()).prompt_logprobs == "echo"
+            assert (await worker.backend.capabilities()).dialect is SGLANG_COMPLETIONS
         await worker.verify(call(ask(QUESTIONS[0])), Segment("large", "12 + 34 is 46."), GREEDY)
         await server.aclose()
     assert asked == [status]
@@ -912,6 +921,6 @@ async def test_generate_by_another_model_is_not_used(
     with serving(small.app) as url:
         server = Server(url)
         worker = ModelWorker(RemoteBackend(server, MODEL, pair["small"].tokenizer))
-        assert (await worker.backend.capabilities()).prompt_logprobs == "echo"
+        assert (await worker.backend.capabilities()).dialect is SGLANG_COMPLETIONS
         await server.aclose()
     assert "another model answers there" in caplog.text

@@ -1,0 +1,33 @@
+"""Dialects of OpenAI's API, one file each: what a request says and how its answer is read.
+
+To add one, subclass `openai.OpenAI` in a file of its own, and name it here: in `RETURN_IDS` if its
+servers return ids of tokens, in `SCORING` if they give log-probabilities of a prompt. By that, and
+never by a server's name, the probe recognizes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from workers.remote.dialects.llama_cpp import LLAMA_CPP
+from workers.remote.dialects.openai import OPENAI, OpenAI
+from workers.remote.dialects.sglang import SGLANG, SGLANG_COMPLETIONS
+from workers.remote.dialects.vllm import VLLM
+from workers.remote.protocol import Vocabulary, choice_of
+
+RETURN_IDS: Final[tuple[OpenAI, ...]] = (LLAMA_CPP, VLLM)
+SCORING: Final[Mapping[OpenAI, tuple[OpenAI, ...]]] = {
+    VLLM: (VLLM, SGLANG, SGLANG_COMPLETIONS),
+    OPENAI: (OPENAI,),
+}
+"""The dialects by whose way a server may score a prompt, by the one that its answers are in."""
+
+
+def recognized(answer: Mapping[str, Any], vocabulary: Vocabulary) -> OpenAI:
+    """The dialect in which an answer holds ids of tokens; OpenAI's if it holds none."""
+    choice = choice_of(answer)
+    for dialect in RETURN_IDS:
+        if choice is not None and dialect.tokens(choice, vocabulary) is not None:
+            return dialect
+    return OPENAI

@@ -1,0 +1,26 @@
+"""`transformers serve`: text alone; its sampling is that of a `generation_config`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from orchestrator.types import Sampling
+from workers.remote.dialects.openai import OpenAI
+
+
+class TransformersServe(OpenAI):
+    name = "transformers serve"
+
+    def cuts(self, sampling: Sampling) -> dict[str, Any]:
+        """The field by which it samples, whatever the checkpoint's own settings are."""
+        settings = {
+            "do_sample": not sampling.is_greedy,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "repetition_penalty": 1.0,
+        }
+        return {"generation_config": json.dumps(settings)}
+
+
+TRANSFORMERS_SERVE: Final = TransformersServe()

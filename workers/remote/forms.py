@@ -1,0 +1,42 @@
+"""Answers that a server holds to a form: how it is asked, and whether it did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.errors import Unsupported, WorkerError
+from orchestrator.grammar import holds, is_free
+from orchestrator.types import Constraint
+from orchestrator.worker import Call
+from workers.remote.dialects.openai import OpenAI
+
+
+def constraint_fields(call: Call, dialect: OpenAI) -> dict[str, Any]:
+    """A request's fields that hold its text to the call's constraint.
+
+    Raises:
+        Unsupported: no server is asked for such a constraint, or for one in mid-answer.
+    """
+    constraint = call.constraint
+    if constraint is None or is_free(constraint):
+        return {}
+    if call.transcript.reply.strip():
+        raise Unsupported("going on within an answer that is held to a grammar")
+    if (fields := dialect.form_fields(constraint)) is None:
+        raise Unsupported(
+            "an answer held to a grammar or to calls of tools, which no server is asked for"
+        )
+    return fields
+
+
+def check_held(constraint: Constraint | None, text: str, name: str) -> None:
+    """Refuse a whole answer that its server did not hold to what it was asked to.
+
+    Raises:
+        WorkerError: names the server.
+    """
+    if constraint is not None and not is_free(constraint) and not holds(constraint, text):
+        raise WorkerError(
+            f"{name} did not hold its answer to the form that was asked for: check that it takes "
+            "structured_outputs (vLLM) or json_schema (llama.cpp)"
+        )
