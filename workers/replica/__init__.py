@@ -4,7 +4,8 @@
 - `router`: which replica a call goes to, away from those that are silent.
 - `routers`: the routers of a process, and what they avoid.
 - `prefixes`: what travels of a transcript: the segments that the replica lacks.
-- `client`: the `Worker` port over the pool's handle: routing, lost replicas, retries.
+- `client`: the `Worker` port over the pool's handle: routing, retries.
+- `silence`: when a call to a replica counts as lost.
 
 Six things are deliberate, each against a default of Serve:
 

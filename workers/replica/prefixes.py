@@ -9,11 +9,12 @@ the thought. Log-probabilities stay at home, for no worker reads those of a tran
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from sys import getsizeof
+from typing import Any
 
 from cachetools import TTLCache
 
@@ -43,6 +44,9 @@ class CallSuffix:
     digest: bytes
 
 
+Sent = Call | CallSuffix
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixMissing:
     """A replica's reply to a `CallSuffix` that continues what it does not have."""
@@ -51,7 +55,21 @@ class PrefixMissing:
 class PrefixSender:
     """The caller's side: what the replicas of one pool have seen, noted beside the segments."""
 
-    def forms(self, call: Call) -> Iterator[Call | CallSuffix]:
+    async def send(
+        self, call: Call, exchange: Callable[[Sent], AsyncGenerator[Any, None]]
+    ) -> AsyncGenerator[Any, None]:
+        """What a replica replies to a call: it is sent what it lacks, or all if it lacks more."""
+        for sent in self.forms(call):
+            async with aclosing(exchange(sent)) as items:
+                async for item in items:
+                    if isinstance(item, PrefixMissing):
+                        break
+                    self.delivered(call)
+                    yield item
+                else:
+                    return
+
+    def forms(self, call: Call) -> Iterator[Sent]:
         """How to send a call: what it adds to those that were delivered; if that fails, all."""
         transcript = call.transcript
         thought, answer = self._delivered(transcript.thought), self._delivered(transcript.answer)
@@ -117,7 +135,7 @@ class PrefixReceiver:
             max_bytes, kept_s, getsizeof=_transcript_bytes
         )
 
-    def restore(self, suffix: Call | CallSuffix) -> Call | None:
+    def restore(self, suffix: Sent) -> Call | None:
         """The whole call; None where its beginning is not here."""
         if isinstance(suffix, Call):
             return suffix

@@ -18,7 +18,7 @@ from ray.serve.config import RequestRouterConfig
 from orchestrator.errors import BatonError, WorkerError, WorkerUnavailable, describe
 from orchestrator.types import GREEDY, Generation, Sampling
 from orchestrator.worker import Call, Delta, Worker
-from workers.replica.prefixes import CallSuffix, PrefixMissing, PrefixReceiver
+from workers.replica.prefixes import PrefixMissing, PrefixReceiver, Sent
 from workers.streams import batch_stream, resume_generation
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,6 @@ RECENT_S = 10.0  # a request whose last call was so long ago may call again: its
 MAX_TRACKED = 4096  # requests of which the last call is remembered
 Operation = Literal["generate", "classify", "verify"]
 Export = Callable[[Mapping[str, int]], None]
-Sent = Call | CallSuffix
 NOTHING = Delta("", ())
 
 
@@ -159,7 +158,7 @@ class ReplicaServer:
             self._export(self.stats())
 
     async def answer_call(
-        self, operation: Operation, request: str, returning: bool, sent: Sent, *args: Any
+        self, request: str, returning: bool, sent: Sent, operation: Operation, *args: Any
     ) -> Any:
         """One call with one answer: that, its BatonError, or `PrefixMissing`.
 

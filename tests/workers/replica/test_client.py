@@ -37,7 +37,7 @@ from tests.workers.replica.handles import (
     taken_by,
 )
 from workers import streams
-from workers.replica import client, routers
+from workers.replica import client, routers, silence
 from workers.replica.client import ReplicaWorker
 from workers.replica.server import ReplicaServer, ReplicaStatus
 from workers.retry import CircuitBreaker
@@ -143,7 +143,7 @@ async def test_a_call_that_ends_replicas_ends_few(
     def deaths(*died: str, after: int) -> list[Any]:
         return [(after, ActorUnavailableError("gone", names.get(name))) for name in died]
 
-    monkeypatch.setattr(client, "AT_ONCE_S", 0.0)
+    monkeypatch.setattr(silence, "AT_ONCE_S", 0.0)
     handle = Handle(story(delay=0.001), deaths=deaths("a", "a", "b", "?", "c", "d", after=1))
     worker = ReplicaWorker(handle)
     with pytest.raises(WorkerUnavailable, match="3 replicas died at this call"):
@@ -152,7 +152,7 @@ async def test_a_call_that_ends_replicas_ends_few(
     handle.deaths = []  # the pool is well
     assert (await collect(worker, CRITERIA, stream=stream))[1].segment.text
 
-    monkeypatch.setattr(client, "AT_ONCE_S", 5.0)  # they were dead before it came
+    monkeypatch.setattr(silence, "AT_ONCE_S", 5.0)  # they were dead before it came
     handle.deaths = deaths("a", "b", "c", "d", after=0)
     assert (await collect(worker, CRITERIA, stream=stream))[1].segment.text
 
@@ -220,7 +220,7 @@ async def test_an_engine_that_is_dead_is_left_for_another() -> None:
 
 
 async def test_a_silent_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "SILENCE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(silence, "SILENCE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(streams, "HEARTBEAT_S", 1000.0)
     slow = story(delay=0.2)
     with pytest.raises(WorkerUnavailable):
@@ -264,7 +264,7 @@ class HalfStopped(Handle):
 @pytest.fixture
 def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The router of the pool, as far as the client knows it."""
-    monkeypatch.setattr(client, "SILENCE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(silence, "SILENCE_TIMEOUT_S", 0.1)
     monkeypatch.setattr(client, "PROBE_TIMEOUT_S", 0.05)
     one: Any = SimpleNamespace(
         _deployment_id=SimpleNamespace(name="Pool"), avoided=frozenset(), replicas={"stopped"}
@@ -322,7 +322,7 @@ async def until(condition: Any) -> None:
 
 
 async def test_heartbeats_keep_a_slow_stream_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "SILENCE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(silence, "SILENCE_TIMEOUT_S", 0.1)
     monkeypatch.setattr(streams, "HEARTBEAT_S", 0.02)
     handle = Handle(story(delay=0.3))
     await collect(ReplicaWorker(handle), StopCriteria(2))
@@ -336,7 +336,7 @@ NINE = LabelQuery((), "", ("9",))
 async def test_a_slow_answer_is_waited_for_while_its_replica_answers(
     monkeypatch: pytest.MonkeyPatch, patience_s: float
 ) -> None:
-    monkeypatch.setattr(client, "SILENCE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(silence, "SILENCE_TIMEOUT_S", 0.1)
     handle = Handle(story(delay=0.4))
     assert (await ReplicaWorker(handle, retry_timeout_s=patience_s).classify(call(), NINE)).labels
     assert handle.methods == ["answer_call"]

@@ -231,13 +231,13 @@ async def test_what_a_worker_refuses_is_not_kept() -> None:
     replica = ReplicaServer(lambda: story(failures=refusals))
     call = Call("r", QUESTION)
     assert isinstance(
-        await replica.answer_call("classify", "r", False, call, DIGITS), InvalidRequest
+        await replica.answer_call("r", False, call, "classify", DIGITS), InvalidRequest
     )
     args = Delta("", ()), CRITERIA, GREEDY
     *_, last = [item async for item in replica.stream_call("r", False, call, *args)]
     assert isinstance(last, InvalidRequest)
     assert not replica._prefixes._known
-    await replica.answer_call("classify", "r", False, call, DIGITS)
+    await replica.answer_call("r", False, call, "classify", DIGITS)
     assert list(replica._prefixes._known) == ["r"]
     call = Call("s", QUESTION)
     async for _ in replica.stream_call("s", False, call, *args):

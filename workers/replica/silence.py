@@ -1,0 +1,173 @@
+"""When a call to a replica counts as lost: by an error of Serve's, or by silence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import NamedTuple
+
+from grpc import RpcError
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, RayServeException
+
+from orchestrator.errors import Overloaded, WorkerError
+from workers.retry import TimedRetry
+
+log = logging.getLogger(__name__)
+
+SILENCE_TIMEOUT_S = 10.0  # a call without an item for so long, heartbeats included, is lost
+TICK_S = 0.5  # in which silence is counted
+AT_ONCE_S = 1.0  # a replica that was dead before the call came fails it sooner
+
+
+class Pool(NamedTuple):
+    """The tags of the replicas that answer, and whether there are others."""
+
+    answering: frozenset[str]
+    others: bool
+
+
+class ReplicaLost(Exception):
+    """A call that was lost with its replica; never leaves this room.
+
+    `died`: the replica that died while it had the call.
+    """
+
+    def __init__(self, reason: str, died: str | None = None) -> None:
+        super().__init__(reason)
+        self.died = died
+
+
+@contextmanager
+def lost(operation: str, silence: Silence) -> Iterator[None]:
+    """What may go wrong between a caller and a replica, as one of two things.
+
+    Raises:
+        ReplicaLost: worth another try. BatonErrors are the answer.
+    """
+    try:
+        yield
+    except TimeoutError:
+        raise ReplicaLost(silence.reason) from None
+    except BackPressureError:
+        raise Overloaded("too many calls are waiting for a replica") from None
+    except RayTaskError as error:  # the replica's code failed, and would again
+        cause = type(error.cause).__name__
+        log.error("%s on a replica failed: %s", operation, cause)
+        raise WorkerError(f"{operation} failed on the replica: {cause}") from None
+    except RayActorError as error:
+        died = error.actor_id if silence.was_taken else None
+        raise ReplicaLost(f"a replica was lost: {type(error).__name__}", died) from None
+    except (RayError, RayServeException, RpcError, OSError, RuntimeError) as error:
+        raise ReplicaLost(f"a replica was lost: {type(error).__name__}") from None
+    except asyncio.CancelledError:
+        if hung_up():
+            raise
+        raise ReplicaLost("a replica went away") from None
+
+
+def hung_up() -> bool:
+    """Whether a cancellation is our caller's; otherwise the replica's own server stopped."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+class Silence:
+    """How long a call has been silent; ends the wait for its next item when too long.
+
+    Ticks are counted instead of time: this process may itself have been stopped, which is
+    no silence. Before a replica takes it, a call may be waiting for a place, or for a
+    replica that loads; where `look` finds that no replica is silent, or none answers, it waits on,
+    until its time is up. A stream that was taken has heartbeats, which tell. A call with one answer
+    has none: as long as the replica that took it answers others, it is being worked on.
+
+    Args:
+        look: which replicas answer.
+        taken_by: the tag of the replica that took a call without heartbeats.
+    """
+
+    def __init__(
+        self,
+        retry: TimedRetry,
+        look: Callable[[], Awaitable[Pool]],
+        taken_by: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self.scope: asyncio.Timeout | None = None
+        """The timeout of the wait for the next item."""
+        self.reason = ""
+        self._retry, self._look, self._taken_by = retry, look, taken_by
+        self._accepted = self._waits = False
+        self._silence_s, self._items = 0.0, 0
+        self._looking: asyncio.Task[None] | None = None
+        self._tick_s = min(TICK_S, SILENCE_TIMEOUT_S / 4)
+        self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+        self._began = perf_counter()
+
+    @property
+    def was_taken(self) -> bool:
+        """Whether the replica had the call in hand, as far as that can be known from here."""
+        elapsed_s = perf_counter() - self._began
+        return self._accepted or (self._taken_by() is not None and elapsed_s >= AT_ONCE_S)
+
+    def begins(self) -> None:
+        self._waits, self._silence_s = True, 0.0
+
+    def ends(self) -> None:
+        """An item came."""
+        self._waits, self._accepted = False, True
+        self._items += 1
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        self._waits = False
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+        if not self._waits:
+            return
+        self._silence_s += self._tick_s
+        out_of_time = False
+        if not self._accepted:
+            self._retry.waited(self._tick_s)
+            out_of_time = not self._retry.remaining_s
+            if out_of_time and self._taken_by() is None:
+                self._give_up("no replica took the call in time")
+                return
+        if self._looking is None and (out_of_time or self._silence_s >= SILENCE_TIMEOUT_S):
+            self._looking = asyncio.create_task(self._find_out())
+
+    async def _find_out(self) -> None:
+        """Give a silent replica up, and let others know of it."""
+        try:
+            if self._accepted:
+                self._give_up(f"a replica was silent for {SILENCE_TIMEOUT_S:g} s")
+                await self._look()
+            else:
+                before = self._items, self._taken_by()
+                pool = await self._look()
+                if before == (self._items, self._taken_by()):
+                    self._judge(pool, before[1])
+        finally:
+            self._silence_s, self._looking = 0.0, None
+
+    def _judge(self, pool: Pool, replica: str | None) -> None:
+        """Wait on for a call that brought nothing yet, or not; `replica` took it."""
+        if replica is None:
+            if pool.answering and pool.others:
+                self._give_up(
+                    f"no replica took the call for {SILENCE_TIMEOUT_S:g} s, and some are silent"
+                )
+        elif replica in pool.answering:
+            self._retry.reset()
+        elif pool.answering:
+            self._give_up("the replica that took the call is silent")
+        elif not self._retry.remaining_s:
+            self._give_up("no replica answered in time")
+
+    def _give_up(self, reason: str) -> None:
+        if self._waits and self.scope is not None:
+            self._waits, self.reason = False, reason
+            self.scope.reschedule(asyncio.get_running_loop().time())
