@@ -21,5 +21,4 @@ Files that several rooms share:
 - `memo`: results that are kept within a number of bytes.
 - `top_logprobs`: estimates from the likeliest tokens at a position, where no more is shown.
 - `reporting`: what answers and errors of every worker say alike.
-- `scripted`: a worker that plays back given answers, for tests and examples.
 """

@@ -15,7 +15,7 @@ from orchestrator.http.service import Service
 from orchestrator.types import StopCriteria, Transcript
 from tests.orchestrator.http.tools.test_offered import worker as tool_worker
 from tests.orchestrator.serving import scripted, service
-from workers.scripted import Say, Scripted
+from tests.workers.scripted import Say, Scripted
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 QUESTION = "Twice 2+2?"

@@ -26,7 +26,7 @@ from orchestrator.http.settings import ServiceLimits
 from policies import POLICIES
 from tests.orchestrator.http.browser import chromium, page_of
 from tests.orchestrator.serving import HTTP, post, scripted, service, serving
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 
 FOLDER = Path("build/console")
 REAL = Path(__file__).parent / "real_pair_trace.json"

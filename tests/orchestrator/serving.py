@@ -23,7 +23,7 @@ from orchestrator.http.settings import HttpSettings
 from orchestrator.types import Generation, Provenance
 from orchestrator.worker import Delta
 from policies import POLICIES
-from workers.scripted import Say, Scripted, words
+from tests.workers.scripted import Say, Scripted, words
 
 HTTP = httpx.Client(verify=False, timeout=20)
 """Shared: making one takes longer than a request does."""

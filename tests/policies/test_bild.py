@@ -38,8 +38,8 @@ from policies.single import LargeOnly
 from policies.steps import REST
 from tests.policies import plays
 from tests.policies.plays import GONE, TRACE
+from tests.workers.scripted import Scripted
 from workers.engine.loading import load
-from workers.scripted import Scripted
 from workers.worker import EngineWorker
 
 

@@ -29,7 +29,7 @@ from policies.steps import REST
 from tests.policies import plays
 from tests.policies.plays import GONE, run, said
 from tests.policies.plays import TRACE as START
-from workers.scripted import Say, Scripted, segment
+from tests.workers.scripted import Say, Scripted, segment
 
 AFTER_ONE = START.extend(segment("small", "First, 2+2=4.\n\n"))
 """A trace that stands at a delimiter."""

@@ -10,7 +10,7 @@ from orchestrator.loop.solve import solve
 from orchestrator.types import Message, Segment, Segments, Transcript
 from policies import POLICIES
 from policies.steps import COMPARED, _last_steps, repeats
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 
 
 def thought(steps: str) -> Transcript:

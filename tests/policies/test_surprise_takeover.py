@@ -28,7 +28,7 @@ from policies.single import SmallOnly
 from policies.surprise_takeover import SurpriseTakeover
 from tests.policies import plays
 from tests.policies.plays import GONE, run, said
-from workers.scripted import Say, Scripted, segment
+from tests.workers.scripted import Say, Scripted, segment
 
 START = Transcript((Message("user", "2+2+2?"),))
 STEP = StopCriteria(512, until=("\n\n",))

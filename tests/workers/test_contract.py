@@ -33,11 +33,11 @@ from orchestrator.worker import Call, Delta, Worker
 from tests.workers.conftest import chain_checkpoint, vllm_checkpoint
 from tests.workers.remote.vllm_like import MODEL, VllmLike, serving
 from tests.workers.replica.handles import Handle
+from tests.workers.scripted import Scripted, words
 from workers.engine.loading import load
 from workers.remote.backend import RemoteBackend
 from workers.remote.server import Server
 from workers.replica.client import ReplicaWorker
-from workers.scripted import Scripted, words
 from workers.text.tokenizer_files import load_tokenizer
 from workers.worker import ModelWorker
 

@@ -18,7 +18,7 @@ from orchestrator.types import (
     Transcript,
 )
 from orchestrator.worker import Call, Delta
-from workers.scripted import Say, Scripted, segment, words
+from tests.workers.scripted import Say, Scripted, segment, words
 
 pytestmark = pytest.mark.asyncio
 

@@ -13,7 +13,7 @@ from orchestrator.types import Limits, Message, Sampling, Transcript
 from policies.bild import BiLD
 from policies.single import LargeOnly
 from policies.specreason import SpecReason
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 
 QUESTION = (Message("system", "Be brief."), Message("user", "2+2? \u2028 ü \ud800 </think>"))
 SMALL = ("2+2 is 5.\n\nand 2 more is 7.\n\nso it is 7.", "It is seven.")

@@ -32,7 +32,7 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Worker
 from policies.single import LargeOnly
 from policies.specreason import SpecReason
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 
 ASKED = (Message("user", "2 + 2?"),)
 STORY = ("First, 2+2=4.\n\nIt is even.\n\nSo it is four.", "4")

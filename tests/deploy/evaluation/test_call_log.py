@@ -28,7 +28,7 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call
 from tests.deploy.service.test_config import ARGS, write
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 
 SEGMENT = Segment("small", "2+2=4 🧡", (1, 2), (-0.5, -0.25), "hash", "until")
 ANSWERS = (

@@ -19,7 +19,7 @@ from deploy.launch.deployment_file import DEFAULT_FILE, load
 from orchestrator.errors import ConfigError, WorkerUnavailable
 from orchestrator.http.settings import ServiceLimits
 from tests.deploy.conftest import free_port
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 from workers.worker import EngineWorker
 
 

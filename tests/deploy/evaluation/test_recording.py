@@ -28,7 +28,7 @@ from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Segment, Transcript, Verification
 from policies.specreason import SpecReason
 from tests.deploy.evaluation.recorded_runs import QUESTION, RUNS, record
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 
 pytestmark = pytest.mark.asyncio
 FILES = Path(__file__).parent / "recordings"

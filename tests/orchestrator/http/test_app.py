@@ -27,7 +27,7 @@ from tests.orchestrator.serving import (
     serving,
     until,
 )
-from workers.scripted import Say, Scripted, words
+from tests.workers.scripted import Say, Scripted, words
 
 ASKED: list[Any] = [{"role": "user", "content": "Twice 2+2?"}]
 

@@ -24,7 +24,7 @@ from tests.orchestrator.serving import (
     serving,
     until,
 )
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 from workers.worker import EngineWorker
 
 SAMPLED = {"model": "large-only", "temperature": 1.5, "max_tokens": 40}

@@ -27,7 +27,7 @@ from tests.orchestrator.serving import (
     until,
 )
 from tests.orchestrator.state.test_set_aside import spoiled
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium here: apt-get install chromium"

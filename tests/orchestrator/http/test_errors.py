@@ -35,8 +35,8 @@ from tests.orchestrator.serving import (
     serving,
     until,
 )
+from tests.workers.scripted import Scripted
 from workers.remote.errors import Absent, Declined
-from workers.scripted import Scripted
 
 FORM = {"message", "type", "param", "code"}
 CALLED = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}

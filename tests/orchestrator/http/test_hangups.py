@@ -18,7 +18,7 @@ from orchestrator.http.settings import Patience, ServiceLimits
 from orchestrator.types import Generation, Sampling, StopCriteria
 from orchestrator.worker import Call, Delta
 from tests.orchestrator.serving import HTTP, asking, client, post, scripted, service, serving, until
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 
 FOREVER = 30.0
 

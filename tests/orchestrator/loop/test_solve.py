@@ -57,7 +57,7 @@ from policies.specreason import SpecReason
 from policies.speculative_thinking import SpeculativeThinking
 from policies.steps import write_out
 from policies.surprise_takeover import SurpriseTakeover
-from workers.scripted import Say, Scripted, words
+from tests.workers.scripted import Say, Scripted, words
 
 pytestmark = pytest.mark.asyncio
 

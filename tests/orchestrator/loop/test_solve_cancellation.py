@@ -14,7 +14,7 @@ from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import Message, StopCriteria, Transcript
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 
 pytestmark = pytest.mark.asyncio
 

@@ -28,7 +28,7 @@ from orchestrator.types import (
     Transcript,
 )
 from policies import POLICIES
-from workers.scripted import Say, Scripted, words
+from tests.workers.scripted import Say, Scripted, words
 
 QUESTION = (Message("user", "2+2+2?"),)
 TRACE = Transcript(QUESTION)

@@ -13,7 +13,7 @@ from orchestrator.types import Message
 from policies import POLICIES
 from policies.specreason import SpecReason
 from tests.orchestrator.serving import STORY
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 
 QUESTION = (Message("user", "Twice 2+2?"),)
 

@@ -25,7 +25,7 @@ from orchestrator.worker import Call, Delta
 from policies import POLICIES
 from tests.orchestrator.redis_server import redis_server
 from tests.orchestrator.serving import HTTP, STORY, post, service, serving, until
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 
 CHANGES = int(os.environ.get("BATON_CHANGES", "300"))
 ASKERS = 6

@@ -16,7 +16,7 @@ from orchestrator.loop.solve import solve
 from orchestrator.telemetry.metrics import ServiceMetrics
 from orchestrator.types import Message
 from policies.specreason import SpecReason
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 
 
 def request(response: ResponseAccumulator, **small: Any) -> Any:

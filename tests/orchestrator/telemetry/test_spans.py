@@ -23,7 +23,7 @@ from orchestrator.telemetry.spans import Spans
 from orchestrator.types import Message, Segment, Transcript, Verification
 from policies.specreason import SpecReason
 from tests.orchestrator.serving import client, service, serving
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 
 STORY = ("a b\n\nc d", "four")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

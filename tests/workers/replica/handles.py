@@ -10,9 +10,9 @@ from typing import Any
 
 from orchestrator.types import Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
+from tests.workers.scripted import Scripted
 from workers.replica.routers import note_taker
 from workers.replica.server import ReplicaServer, ReplicaStatus
-from workers.scripted import Scripted
 
 THOUGHT = "One and two and three.\n\nFour and five.\n\n"
 GREEDY = Sampling()

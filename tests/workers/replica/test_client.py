@@ -36,12 +36,12 @@ from tests.workers.replica.handles import (
     tag,
     taken_by,
 )
+from tests.workers.scripted import segment
 from workers import streams
 from workers.replica import client, routers, silence
 from workers.replica.client import ReplicaWorker
 from workers.replica.server import ReplicaServer, ReplicaStatus
 from workers.retry import CircuitBreaker
-from workers.scripted import segment
 
 
 def dead() -> ActorDiedError:

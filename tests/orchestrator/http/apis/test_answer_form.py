@@ -11,7 +11,7 @@ import pytest
 from orchestrator.errors import InvalidRequest
 from orchestrator.types import Constraint
 from tests.orchestrator.serving import asked, client, service, serving
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 NAMED = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}

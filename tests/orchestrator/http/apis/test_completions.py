@@ -17,7 +17,7 @@ from orchestrator.http.settings import ServiceLimits
 from orchestrator.types import Message, Segment, Transcript, Verification
 from orchestrator.worker import Call
 from tests.orchestrator.serving import HTTP, STORY, client, service, serving
-from workers.scripted import Scripted
+from tests.workers.scripted import Scripted
 from workers.worker import EngineWorker
 
 TEXT = "12+30=42.\n\n42-2="

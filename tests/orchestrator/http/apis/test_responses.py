@@ -13,7 +13,7 @@ from orchestrator.errors import WorkerUnavailable
 from tests.orchestrator.http.tools.test_offered import FORMAT
 from tests.orchestrator.http.tools.test_offered import worker as tool_worker
 from tests.orchestrator.serving import HTTP, STORY, client, scripted, service, serving
-from workers.scripted import Scripted, words
+from tests.workers.scripted import Scripted, words
 
 ASKED = "Twice 2+2?"
 ANSWER = "The answer is 8."

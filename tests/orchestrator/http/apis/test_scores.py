@@ -37,7 +37,7 @@ from tests.orchestrator.serving import (
     service,
     serving,
 )
-from workers.scripted import Scripted, segment
+from tests.workers.scripted import Scripted, segment
 from workers.worker import EngineWorker
 
 ARGS = load(DEFAULT_FILE).args

@@ -18,7 +18,7 @@ from orchestrator.http.app import create_app
 from orchestrator.http.settings import Patience
 from orchestrator.types import ArgumentFormat, CallFormat, StopCriteria, Transcript
 from tests.orchestrator.serving import HTTP, client, service, serving
-from workers.scripted import Say, Scripted
+from tests.workers.scripted import Say, Scripted
 
 FORMAT = CallFormat(
     '<tool_call>\n{"name": "',
