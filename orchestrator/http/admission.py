@@ -116,7 +116,6 @@ class Admission:
 
     @property
     def live(self) -> int:
-        """Requests that have their places."""
         return self._live
 
     @asynccontextmanager
@@ -244,7 +243,6 @@ class Admission:
             last.granted.set_exception(self._refusal(last))
 
     def _share(self) -> float:
-        """An equal share of the places, of those who hold or await some."""
         owners = self._held.keys() | {one.owner for one in self._waiting}
         return self._places / max(1, len(owners))
 
@@ -272,7 +270,6 @@ class Admission:
         return None
 
     def _with(self, one: _Waiting) -> int:
-        """Places that its owner holds once it has its own."""
         return self._held.get(one.owner, 0) + one.cost
 
     def _forget_gone(self) -> None:

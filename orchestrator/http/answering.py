@@ -121,7 +121,6 @@ class EventQueue:
         return []
 
     async def close(self) -> None:
-        """Stop the work and wait until it has stopped."""
         await stop(*self._tasks)
 
 
@@ -148,7 +147,6 @@ class Answer:
 
     @property
     def policy(self) -> str:
-        """The name of the policy that answers."""
         return self._choice.plan.name
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -318,7 +316,6 @@ class AnswerResponse(Response):
                 await self._send(send, data, more=writing > 0)
 
     def _by_answer(self, batch: list[tuple[int, Event]]) -> Iterator[tuple[Answer, list[Event]]]:
-        """Group a batch's events by answer."""
         for index, answer in enumerate(self._answers):
             if news := [event for of, event in batch if of == index]:
                 yield answer, news
@@ -330,7 +327,6 @@ class AnswerResponse(Response):
 
     @property
     def _silent_s(self) -> float:
-        """Seconds since something was last sent."""
         return perf_counter() - self._sent_at
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:

@@ -115,8 +115,6 @@ def create_app(service: Service) -> FastAPI:
         about: str,
         answer: Any,
     ) -> None:
-        """Serve an API's requests for a text."""
-
         async def respond(request: Request) -> Response:
             given = await json_body(request, service.settings)
             # In a thread: the grammars of many schemas may take a second.

@@ -153,5 +153,4 @@ def trace_id_of(answer: str) -> str:
 
 
 def trace_name(trace_id: str) -> str:
-    """The store's name for a request's record."""
     return f"trace/{trace_id}"

@@ -80,5 +80,4 @@ class HttpSettings:
 
     @property
     def reasoning_fields(self) -> tuple[str, ...]:
-        """The fields of a message that hold the thought."""
         return REASONING_FIELDS[self.reasoning_field]

@@ -19,7 +19,6 @@ from typing_extensions import TypedDict
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest
 from orchestrator.http.apis.chunks import ChunkEncoder, sse
 from orchestrator.http.apis.parameters import (
-    EFFORT,
     MOST_LIKELY,
     ONLY_TEXT,
     AnswerForm,
@@ -29,6 +28,7 @@ from orchestrator.http.apis.parameters import (
     TextRequest,
     check_choices,
     joined,
+    thought_cap,
 )
 from orchestrator.http.apis.scores import Scorer, TokenScore, shown_tokens
 from orchestrator.http.ask import CHAT, Ask, Choice
@@ -181,7 +181,6 @@ class ChatRequest(AnswerForm, TextRequest):
 
     @property
     def wants_events(self) -> bool:
-        """Whether a stream shows more than the accepted text."""
         return self.stream_options is not None and self.stream_options.include_events
 
     def _check_turns(self) -> None:
@@ -215,7 +214,6 @@ class ChatRequest(AnswerForm, TextRequest):
 
     @property
     def cap(self) -> int | None:
-        """The cap on thought and answer together, in tokens."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -224,7 +222,6 @@ class ChatRequest(AnswerForm, TextRequest):
 
     @property
     def thinking(self) -> bool:
-        """Whether there is a thought."""
         template = self.chat_template_kwargs
         switched_off = False in (template.enable_thinking, template.thinking)
         off = switched_off or self.reasoning_effort == "none" or self.thinking_token_budget == 0
@@ -232,11 +229,8 @@ class ChatRequest(AnswerForm, TextRequest):
 
     def thought_cap(self, max_tokens: int) -> int | None:
         """The cap on the thought in tokens, as a share of `max_tokens` or by number."""
-        share = EFFORT[self.reasoning_effort] if self.reasoning_effort else None
-        caps = [] if share is None else [max(1, int(share * max_tokens))]
-        if self.thinking_token_budget is not None and self.thinking_token_budget > 0:
-            caps.append(self.thinking_token_budget)
-        return min(caps, default=None)
+        caps = [thought_cap(self.reasoning_effort, max_tokens), self.thinking_token_budget]
+        return min((cap for cap in caps if cap is not None and cap > 0), default=None)
 
     @property
     def conversation(self) -> tuple[Message, ...]:
@@ -309,11 +303,7 @@ class ChatCompletion(TypedDict):
 
 
 def parse(given: bytes, settings: HttpSettings) -> Ask:
-    """Parse the body of `POST /v1/chat/completions`.
-
-    Raises:
-        InvalidRequest: it cannot be honoured; names the parameter.
-    """
+    """Parse a body; an `InvalidRequest` names what cannot be honoured."""
     body, warnings = parse_request(given, ChatRequest, strict=settings.strict)
     check_choices("n", body.n, settings.limits)
     tools = body.tool_use
@@ -457,7 +447,6 @@ def _row(token: TokenScore) -> Json:
 
 
 def _beginning(choice: Choice) -> Json:
-    """The policy that will answer, with its parameters."""
     plan = choice.plan
     return {
         "trace_id": choice.trace_id,

@@ -101,7 +101,6 @@ class CompletionRequest(AnswerForm, TextRequest):
 
     @property
     def conversations(self) -> tuple[tuple[Message, ...], ...]:
-        """One message for each prompt."""
         return tuple(
             (Message("prompt", one) if isinstance(one, str) else Message("prompt", "", one),)
             for one in self.prompt
@@ -136,11 +135,7 @@ class TextCompletion(TypedDict):
 
 
 def parse(given: bytes, settings: HttpSettings) -> Ask:
-    """Parse the body of `POST /v1/completions`.
-
-    Raises:
-        InvalidRequest: it cannot be honoured; names the parameter.
-    """
+    """Parse a body; an `InvalidRequest` names what cannot be honoured."""
     body, warnings = parse_request(given, CompletionRequest, strict=settings.strict)
     choices = body.n * len(body.prompt)
     check_choices("n" if len(body.prompt) == 1 else "prompt", choices, settings.limits)

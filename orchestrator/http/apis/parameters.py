@@ -7,7 +7,7 @@ change no answer (who asks, what to cache, how soon) and pass.
 The deployment decides the sampling that a request leaves open: its file, or the large model's
 checkpoint. OpenAI's default is a temperature of 1.
 
-`reasoning_effort` caps the accepted thinking tokens at a share of `max_tokens` (`EFFORT`),
+`reasoning_effort` caps the accepted thinking tokens at a share of `max_tokens`,
 `thinking_token_budget` at a number; the smallest of these and `policy.budget` holds. With effort
 `none`, or a budget of 0, there is no thought.
 """
@@ -36,15 +36,8 @@ from orchestrator.http.settings import HttpSettings, ServiceLimits
 from orchestrator.types import Constraint, Limits, PartialSampling
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-EFFORT: Final[dict[Effort, float | None]] = {
-    "none": None,  # no thought to cap
-    "minimal": 1 / 8,
-    "low": 1 / 4,
-    "medium": 1 / 2,
-    "high": None,  # only the policy's cap
-    "xhigh": None,
-    "max": None,
-}
+_SHARES: Final[dict[str, float]] = {"minimal": 1 / 8, "low": 1 / 4, "medium": 1 / 2}
+"""Of `max_tokens`, by effort; with others only the policy's cap holds."""
 HINTS: Final = frozenset({
     "parallel_tool_calls",  # without tools there are none
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "request_id",
@@ -189,7 +182,6 @@ class TextRequest(Parameters):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
         options = self.stream_options
         return options is not None and (options.include_usage or options.continuous_usage_stats)
 
@@ -254,6 +246,12 @@ class TextRequest(Parameters):
         )
 
 
+def thought_cap(effort: Effort | None, max_tokens: int) -> int | None:
+    """The cap on the thought in tokens; None: none."""
+    share = _SHARES.get(effort or "")
+    return None if share is None else max(1, int(share * max_tokens))
+
+
 def check_choices(name: str, count: int, limits: ServiceLimits) -> None:
     """Refuse more answers than the service makes; the parameter `name` asks for them."""
     most = min(limits.choices, limits.concurrent)
@@ -300,10 +298,29 @@ class ResponseFormat(Given):
         return Constraint("json_schema", ANY_OBJECT) if self.type == "json_object" else None
 
 
+def _schema_text(given: object) -> object:
+    """A JSON Schema, or the JSON of one, as JSON."""
+    if isinstance(given, dict):
+        return json.dumps(given)
+    if isinstance(given, str):
+        try:
+            levels = nesting(json.loads(given))
+        except (ValueError, RecursionError):
+            levels = 0
+        if not 0 < levels <= MAX_DEPTH:
+            raise PydanticCustomError(
+                "invalid_value", f"expected the JSON of a schema, at most {MAX_DEPTH} levels deep"
+            )
+    return given
+
+
 class StructuredOutput(Given):
     """`structured_outputs`: one of what vLLM offers."""
 
-    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_: Annotated[
+        str | None,
+        BeforeValidator(_schema_text, json_schema_input_type=dict[str, Any] | str | None),
+    ] = Field(default=None, alias="json")
     regex: str | None = None
     choice: _Choices | None = None
     grammar: str | None = Field(default=None, description="in Lark's notation")
@@ -337,48 +354,24 @@ class AnswerForm(BaseModel):
 
     @property
     def form(self) -> Constraint | None:
-        """What the answer must match."""
         return next(iter(self._given().values()), None)
 
     def _given(self) -> dict[str, Constraint]:
-        """What the request asks for, by its place."""
         other = self.structured_outputs or StructuredOutput()
-        form = self.response_format
-        asked = {
-            "response_format": None if form is None else form.constraint,
-            "structured_outputs.json": _schema(other.json_, "structured_outputs.json"),
-            "structured_outputs.regex": _plain("regex", other.regex),
-            "structured_outputs.choice": _choice(other.choice),
-            "structured_outputs.grammar": _plain("grammar", other.grammar),
-            "structured_outputs.json_object": _schema(
-                ANY_OBJECT if other.json_object else None, "structured_outputs.json_object"
-            ),
+        choice = None if other.choice is None else "|".join(map(_literally, other.choice))
+        asked: dict[str, tuple[Literal["json_schema", "regex", "grammar"], str | None]] = {
+            "json": ("json_schema", other.json_),
+            "regex": ("regex", other.regex),
+            "choice": ("regex", choice),
+            "grammar": ("grammar", other.grammar),
+            "json_object": ("json_schema", ANY_OBJECT if other.json_object else None),
         }
-        return {place: one for place, one in asked.items() if one is not None}
-
-
-def _schema(schema: dict[str, Any] | str | None, place: str) -> Constraint | None:
-    if schema is None:
-        return None
-    if isinstance(schema, str):
-        try:
-            levels = nesting(json.loads(schema))
-        except (ValueError, RecursionError):
-            raise contradiction(place, "expected a JSON Schema, but it is no JSON") from None
-        if levels > MAX_DEPTH:
-            raise contradiction(
-                place, f"expected a JSON Schema at most {MAX_DEPTH} levels deep, got {levels}"
-            )
-        return Constraint("json_schema", schema)
-    return Constraint("json_schema", json.dumps(schema))
-
-
-def _plain(kind: Literal["regex", "grammar"], source: str | None) -> Constraint | None:
-    return None if source is None else Constraint(kind, source)
-
-
-def _choice(choices: list[str] | None) -> Constraint | None:
-    return None if choices is None else _plain("regex", "|".join(map(_literally, choices)))
+        form = None if self.response_format is None else self.response_format.constraint
+        found = {} if form is None else {"response_format": form}
+        for name, (kind, source) in asked.items():
+            if source is not None:
+                found[f"structured_outputs.{name}"] = Constraint(kind, source)
+        return found
 
 
 def _literally(text: str) -> str:

@@ -27,7 +27,6 @@ from typing_extensions import TypedDict
 from orchestrator.grammar import check
 from orchestrator.http.apis.parameters import (
     ANY_OBJECT,
-    EFFORT,
     HINTS,
     ONLY_TEXT,
     UNSUPPORTED,
@@ -35,6 +34,7 @@ from orchestrator.http.apis.parameters import (
     Effort,
     TextRequest,
     joined,
+    thought_cap,
 )
 from orchestrator.http.ask import RESPONSES, Ask, Choice, Encoder
 from orchestrator.http.body import Given, Json, contradiction, parse_request
@@ -189,7 +189,6 @@ def _as_items(given: object) -> object:
 
 
 def _lines(*texts: str) -> str:
-    """The texts that are not empty, one a line."""
     return "\n".join(filter(None, texts))
 
 
@@ -327,11 +326,7 @@ class ResponseObject(TypedDict):
 
 
 def parse(given: bytes, settings: HttpSettings) -> Ask:
-    """Parse the body of `POST /v1/responses`.
-
-    Raises:
-        InvalidRequest: it cannot be honoured; names the parameter.
-    """
+    """Parse a body; an `InvalidRequest` names what cannot be honoured."""
     body, warnings = parse_request(given, ResponsesRequest, strict=settings.strict)
     effort, tools = body.reasoning.effort, body.tool_use
     limits = body.limits(
@@ -341,12 +336,10 @@ def parse(given: bytes, settings: HttpSettings) -> Ask:
         tools.constraint,
         thinking=effort != "none",
     )
-    share = EFFORT[effort] if effort else None
-    cap = None if share is None else max(1, int(share * limits.max_tokens))
     return Ask(
         RESPONSES,
         (body.conversation,),
-        body.policy_choice(thought_cap=cap),
+        body.policy_choice(thought_cap=thought_cap(effort, limits.max_tokens)),
         body.sampling,
         limits,
         partial(ResponsesEncoder, body),

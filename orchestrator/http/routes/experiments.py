@@ -17,7 +17,6 @@ from orchestrator.state.store import read_state
 
 
 def add_experiment_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes; the application's middleware applies to them."""
     experimenter = service.shared.experimenter
     runs = experimenter.runs
 

@@ -49,7 +49,6 @@ class Rollback(ChangeNote):
 
 
 def add_policy_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes; the application's middleware applies to them."""
     versions = service.shared.versions
     count = Query(LISTED, ge=1, le=1000)
 
@@ -168,7 +167,6 @@ async def _overview(service: Service) -> Json:
 
 
 async def _answering(service: Service) -> Json:
-    """The version of the model baton on this replica."""
     known = service.shared.watcher.current.active
     if known is None:
         return await _version(service, None)
@@ -210,5 +208,4 @@ async def refresh(service: Service) -> None:
 
 
 def audit_info(request: Request, given: ChangeNote | Publication | Experiment) -> AuditInfo:
-    """Who makes a change, and why."""
     return AuditInfo(given.author, request.state.key, given.note)

@@ -56,8 +56,6 @@ class Wanted(BaseModel):
 
 
 def add_trace_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes; the application's middleware applies to them."""
-
     @app.get("/v1/traces", **described("The latest requests, newest first", errors=(503,)))
     async def traces(request: Request, wanted: Annotated[Wanted, Query()]) -> Response:
         # Each key has a separate stream: in a common one others' requests would push its own out,
@@ -138,8 +136,6 @@ async def _parsed(service: Service, trace_id: str, found: bytes) -> Json | None:
 
 
 class _Outcome(BaseModel):
-    """The fields of an outcome that the list needs."""
-
     kind: Literal["outcome"]
     trace_id: Annotated[str, Field(pattern=rf"^{_TRACE_ID}$")]
     ms: float

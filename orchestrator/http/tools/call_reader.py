@@ -115,7 +115,6 @@ class AnswerReader:
         return pieces
 
     def end(self) -> list[Piece]:
-        """The rest, once nothing more comes."""
         return [*self.feed(""), *self._rest()]
 
     def _rest(self) -> list[Piece]:
@@ -124,7 +123,6 @@ class AnswerReader:
 
     @property
     def calls(self) -> Sequence[ToolCall]:
-        """Those found so far."""
         return () if self._reader is None else self._reader.calls
 
 
@@ -204,7 +202,6 @@ class CallReader:
 
     @property
     def calls(self) -> Sequence[ToolCall]:
-        """Those found so far."""
         return self._found if self._parallel else self._found[:1]
 
     def feed(self, text: str) -> list[Piece]:
@@ -213,7 +210,6 @@ class CallReader:
         return self._read(ended=False)
 
     def end(self) -> list[Piece]:
-        """The rest, once nothing more comes."""
         return self._read(ended=True)
 
     def _read(self, *, ended: bool) -> list[Piece]:
@@ -245,7 +241,6 @@ class CallReader:
         return self._text(held[: len(held) - kept])
 
     def _in_call(self, ended: bool) -> list[Piece]:
-        """Something has begun that may be a call."""
         held, before = self._held, self._format.before.lstrip()
         if self._format.trigger or not held.startswith(FENCE):
             if found := begin_of_call(self._format, held):
@@ -328,7 +323,6 @@ class CallReader:
 
     @property
     def _begun(self) -> bool:
-        """Whether the last call has an argument."""
         return bool(self._found[-1].arguments)
 
     def _argue(self, text: str) -> list[Piece]:
@@ -420,7 +414,6 @@ class CallReader:
         return []
 
     def _in_code(self, ended: bool) -> list[Piece]:
-        """In a fenced block that holds no call, up to its end."""
         held = self._held
         if (at := held.find(FENCE)) >= 0:
             return self._give_up(at + len(FENCE))
@@ -514,7 +507,6 @@ class _JsonEnd:
 
 
 def _first_matched(markups: Iterable[str], text: str) -> re.Match[str] | None:
-    """The first of some markup with which a text begins."""
     return next((found for one in markups if (found := matched(one, text))), None)
 
 
