@@ -255,7 +255,7 @@ async def test_answers_of_another_lossy_setting_are_not_taken(tmp_path: Path) ->
         pass
     async with opened_pair(workers(alpha=0.1), {}, log):
         pass
-    with pytest.raises(ConfigError, match="found another file"):
+    with pytest.raises(ConfigError, match="its lossy is"):
         async with opened_pair(workers(alpha=0.3), {}, log):
             pass
 
