@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,6 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
 from openai import OpenAI
 
 from deploy.cli.common import wide_console
@@ -35,7 +33,7 @@ from deploy.evaluation.grading import Grader
 from deploy.evaluation.intervals import wilson
 from deploy.evaluation.problems import load_problems
 from deploy.evaluation.tables import show
-from deploy.lab.peers.servers import free_port, running
+from deploy.lab.peers.servers import baton, running
 
 PLAIN, SPECULATING = "large-only", "large-only@chain"
 MAX_TOKENS, SEED = 400, 1
@@ -173,18 +171,17 @@ def show_rates(rows: Sequence[dict[str, Any]], problems: int) -> None:
 @contextmanager
 def serving(pair: Pair, clients: int) -> Iterator[OpenAI]:
     """`baton serve` of the pair, with as many rows as clients."""
-    data = yaml.safe_load(pair.file.read_text())
-    workers = data["applications"][0]["args"]["workers"]
-    for name, worker in workers.items():
-        worker |= {"rows": clients, "max_len": pair.max_len, "threads": pair.threads[name]}
-    chain = {"method": "chain", "params": {"draft": workers["small"]["model"]} | pair.chain}
-    workers["large"]["speculation"] = {"also": [chain]}
-    port = data["http_options"]["port"] = free_port()
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "load.yaml"
-        file.write_text(yaml.safe_dump(data))
-        command = [sys.executable, "-m", "deploy.cli.main", "serve", str(file)]
-        with running(command, port, PLAIN, ready="/ready", log=Path(folder) / "log") as server:
+
+    def edit(args: dict[str, Any]) -> None:
+        workers = args["workers"]
+        for name, worker in workers.items():
+            worker |= {"rows": clients, "max_len": pair.max_len, "threads": pair.threads[name]}
+        chain = {"method": "chain", "params": {"draft": workers["small"]["model"]} | pair.chain}
+        workers["large"]["speculation"] = {"also": [chain]}
+
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        with running(**baton(pair.file, folder, edit), log=folder / "log") as server:
             yield OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=3600)
 
 

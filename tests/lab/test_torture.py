@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable
@@ -30,7 +31,7 @@ from deploy.lab.torture.faults import FAULTS, QUESTIONS, ProcessFault
 from deploy.lab.torture.guesses import guesses
 from deploy.lab.torture.hostile import hostile_request
 from deploy.lab.torture.own import KINDS, STATES, OwnProcesses, OwnRedis
-from deploy.lab.torture.run import SCENARIOS, client, table, torture
+from deploy.lab.torture.run import SCENARIOS, client, torture
 from orchestrator.errors import WorkerError
 from orchestrator.http.settings import ServiceLimits
 from policies import POLICIES
@@ -56,7 +57,6 @@ async def test_a_service_that_holds() -> None:
         assert outcome.broken == [], outcome
     assert found["hostile"].requests == 60
     assert found["overload"].seen["try 1 200"] >= 6
-    assert "| hostile | 60 |" in table(list(found.values()))
 
 
 def answers(**given: Any) -> Callable[..., Any]:
@@ -174,6 +174,7 @@ class Fates:
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     never = [ProcessFault(one.kind, one.stopped_s and 0.01) for one in FAULTS]
     monkeypatch.setattr(faults_module, "FAULTS", tuple(never))
+    monkeypatch.setattr(faults_module, "BEFORE_S", 0.0)
 
 
 @pytest.mark.usefixtures("_at_once")
@@ -491,8 +492,8 @@ async def test_four_times_the_capacity_is_judged(monkeypatch: pytest.MonkeyPatch
 def test_a_process_is_stopped_and_continued(monkeypatch: pytest.MonkeyPatch) -> None:
     name = ["bash", "-c", "exec -a ray::LargeWorker sleep 60"]
     child = subprocess.Popen(name)
-    monkeypatch.setattr("deploy.lab.torture.own._descendants", lambda: {child.pid})
-    processes = OwnProcesses()
+    monkeypatch.setattr("deploy.lab.torture.own.descendants", lambda _: {child.pid})
+    processes = OwnProcesses(0)
     with pytest.raises(LookupError, match="SmallWorker"):
         processes.signal("SmallWorker", signal.SIGKILL)
     while b"ray::" not in Path(f"/proc/{child.pid}/cmdline").read_bytes():
@@ -517,10 +518,10 @@ def test_the_table_of_ended_scenarios_survives_a_failure(
         ran = baton("lab", "torture", url, "--scenarios", "overload=2,guesses")
         assert ran.status == 1
         assert "redis-server did not start" in ran.err
-        assert "| overload | 2 |" in ran.out
+        assert re.search(r"overload +2 +yes", ran.out)
         ran = baton("lab", "torture", url, "--scenarios", "overload=20")
     assert (ran.status, ran.err) == (0, "")
-    assert "| overload | 20 | slowest /health" in ran.out
+    assert re.search(r"overload +20 +yes +slowest /health", ran.out)
     assert "overload: held" in ran.out
 
 

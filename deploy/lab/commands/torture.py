@@ -11,24 +11,11 @@ from urllib.parse import urlsplit
 import typer
 from rich.console import Console
 
+from deploy.cli.common import wide_console
 from orchestrator.errors import InvalidRequest, WorkerError
 
 if TYPE_CHECKING:
     from deploy.lab.torture.attack import AttackedService, ScenarioOutcome
-
-EXAMPLES = """
-
-[bold]Examples[/]
-
-  baton lab torture --own                                   a service started for this
-  baton lab torture --own --scenarios faults=200,soak       some scenarios, one of another size
-  baton lab torture http://127.0.0.1:8000                   a running one
-  baton lab torture URL --remote                            a staging one elsewhere
-
-[bold]Scenarios[/]: hostile, guesses, overload, capacity; with --own faults, redis, soak. Sizes are
-requests, faults, states of redis, or seconds of capacity and soak. Keys are $BATON_API_KEY and, of
-another client, $BATON_OTHER_API_KEY.
-"""
 
 
 def torture(
@@ -41,7 +28,23 @@ def torture(
         bool, typer.Option("--remote", help="Attack a service that is not on this machine.")
     ] = False,
 ) -> None:
-    """Attack a service; status 1 if something did not hold."""
+    """Attack a service; status 1 if something did not hold.
+
+    [bold]Examples[/]
+
+      baton lab torture --own                                   a service started for this
+
+      baton lab torture --own --scenarios faults=200,soak       some scenarios, one of another size
+
+      baton lab torture http://127.0.0.1:8000                   a running one
+
+      baton lab torture URL --remote                            a staging one elsewhere
+
+    [bold]Scenarios[/]: hostile, guesses, overload, capacity; with --own faults, redis, soak. Sizes
+    are requests, faults, states of redis, or seconds of capacity and soak. Keys are $BATON_API_KEY
+    and, of another client, $BATON_OTHER_API_KEY.
+    """
+    from deploy.evaluation.tables import show
     from deploy.lab.torture import run
     from deploy.lab.torture.attack import AttackedService
 
@@ -71,12 +74,9 @@ def torture(
             with run.own_service() as target:
                 asyncio.run(attack(target))
     finally:  # report the scenarios that ended even if the next one fails
-        print(run.table(outcomes))
+        show([one.row() for one in outcomes], run.COLUMNS, wide_console())
     if failed := [outcome.scenario for outcome in outcomes if outcome.broken]:
         raise WorkerError(f"did not hold: {', '.join(failed)}")
-
-
-torture.__doc__ = f"{torture.__doc__}{EXAMPLES}"
 
 
 def _wanted(given: str | None, own: bool) -> dict[str, int]:

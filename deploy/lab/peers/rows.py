@@ -95,7 +95,7 @@ def _bare_pass(run: Run) -> float:
 
 def baton(run: Run) -> Iterator[Figure]:
     """Baton's service: streams, first accepted step, start, memory, idle CPU."""
-    with _running(run, "baton", servers.baton(run.pair, run.folder)) as server:
+    with _running(run, "baton", servers.baton_over(run.pair, run.folder)) as server:
         yield from _streams(run, "Baton", server)
         questions = _questions()
         found = asyncio.run(
@@ -107,7 +107,9 @@ def baton(run: Run) -> Iterator[Figure]:
         for name, value in (("p50", found.first_p50_s), ("p95", found.first_p95_s)):
             measure = f"first accepted step, specreason, 16 streams, {name}"
             yield _figure(measure, "Baton", 1e3 * value, "ms")
-        yield from _idle("Baton", lambda: server.cpu_s("ray::ServeReplica:baton"))
+        yield from _idle(
+            "Baton", lambda: servers.cpu_s(server.processes, "ray::ServeReplica:baton")
+        )
 
 
 def idle(run: Run) -> Iterator[Figure]:
@@ -142,8 +144,8 @@ def _idle(who: str, replicas: Callable[[], Mapping[int, float]]) -> Iterator[Fig
 def chain(run: Run) -> Iterator[Figure]:
     """The same with drafts in the large worker."""
     gamma = 4 if run.real else 6
-    draft = {"draft": run.pair.small, "gamma": gamma}
-    how = servers.baton(run.pair, run.folder, method="chain", params=draft)
+    chain = {"method": "chain", "params": {"draft": run.pair.small, "gamma": gamma}}
+    how = servers.baton_over(run.pair, run.folder, chain)
     with _running(run, "chain", how) as server:
         yield from _streams(run, "Baton, chain", server)
 
@@ -236,12 +238,11 @@ def long(run: Run) -> Iterator[Figure]:
     The pair has the embedded one's sizes and vocabulary, and a context of 65,536 tokens.
     """
     short, most = (300, 1200) if run.quick else (4000, 32_000)
-    pair = _random_pair(run.folder / "random")
-    how = servers.baton(
-        servers.Pair(str(pair / "small"), str(pair / "large"), "float32", 1, "float32"), run.folder
-    )
+    folder = _random_pair(run.folder / "random")
+    pair = servers.Pair(str(folder / "small"), str(folder / "large"), "float32", 1, "float32")
     growth = {}
-    with _running(run, "long", how, max_len=40_000) as server:
+    how = servers.baton_over(pair, run.folder, max_len=40_000)
+    with _running(run, "long", how) as server:
         for policy in ("small-only", "specreason"):
             seconds = {size: _answer_s(server.url, policy, size) for size in (short, most)}
             for size, value in seconds.items():
@@ -306,19 +307,8 @@ ROWS: Final[Mapping[str, Callable[[Run], Iterator[Figure]]]] = {
 }
 
 
-def _running(run: Run, name: str, how: Mapping[str, Any], max_len: int | None = None) -> Any:
-    if max_len is not None:
-        _set_max_len(Path(how["command"][-1]), max_len)
+def _running(run: Run, name: str, how: Mapping[str, Any]) -> Any:
     return servers.running(**how, log=run.folder / f"{name}.log")
-
-
-def _set_max_len(file: Path, max_len: int) -> None:
-    import yaml
-
-    document = yaml.safe_load(file.read_text())
-    for worker in document["applications"][0]["args"]["workers"].values():
-        worker |= {"max_len": max_len, "rows": 2}
-    file.write_text(yaml.safe_dump(document))
 
 
 def _streams(

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,6 @@ CONTEXT = 1024
 
 
 def free_port() -> int:
-    """Return a port of the loopback address that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -75,32 +74,43 @@ class Server:
         """Of the whole process tree; shared pages count once."""
         return sum(map(_memory_kb, self.processes)) / 1024
 
-    def cpu_s(self, begins: str) -> dict[int, float]:
-        """CPU time so far of the processes whose command line begins so."""
-        return cpu_s(self.processes, begins)
 
-
-def baton(pair: Pair, folder: Path, **speculation: Any) -> dict[str, Any]:
-    """How to run Baton; the file is written into `folder`."""
-    document = yaml.safe_load((ROOT / "deploy" / "local.yaml").read_text())
+def baton(file: Path, folder: Path, edit: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """How to run Baton on a free port: with a deployment file whose arguments `edit` has changed,
+    written into `folder`."""
+    document = yaml.safe_load(file.read_text())
     port = document["http_options"]["port"] = free_port()
-    args = document["applications"][0]["args"]
-    args["limits"]["concurrent"] = 128
-    for name in ("small", "large"):
-        args["workers"][name] |= {
-            "model": getattr(pair, name), "dtype": pair.baton_dtype, "threads": pair.threads,
-            "rows": 4 * SLOTS,
-        }  # fmt: skip
-    if speculation:
-        args["workers"]["large"]["speculation"] = speculation
-    if pair.large != "embedded:large":
-        args["policy"]["params"] = {}
-        for name in ("small", "large"):
-            args["workers"][name]["max_len"] = CONTEXT
-    file = folder / f"baton-{speculation.get('method', 'plain')}.yaml"
-    file.write_text(yaml.safe_dump(document))
-    command = [sys.executable, "-m", "deploy.cli.main", "serve", str(file)]
+    edit(document["applications"][0].setdefault("args", {}))
+    edited = folder / "baton.yaml"
+    edited.write_text(yaml.safe_dump(document))
+    command = [sys.executable, "-m", "deploy.cli.main", "serve", str(edited)]
     return {"command": command, "port": port, "model": "large-only", "ready": "/ready"}
+
+
+def baton_over(
+    pair: Pair,
+    folder: Path,
+    speculation: Mapping[str, Any] | None = None,
+    max_len: int | None = None,
+) -> dict[str, Any]:
+    """How to run Baton over a pair."""
+
+    def edit(args: dict[str, Any]) -> None:
+        args["limits"]["concurrent"] = 128
+        for name in ("small", "large"):
+            worker = args["workers"][name]
+            worker |= {"model": getattr(pair, name), "dtype": pair.baton_dtype}
+            worker |= {"threads": pair.threads, "rows": 4 * SLOTS}
+            if max_len is not None:
+                worker |= {"max_len": max_len, "rows": 2}
+            elif pair.large != EMBEDDED.large:
+                worker |= {"max_len": CONTEXT}
+        if speculation:
+            args["workers"]["large"]["speculation"] = speculation
+        if pair.large != EMBEDDED.large:
+            args["policy"]["params"] = {}
+
+    return baton(ROOT / "deploy" / "local.yaml", folder, edit)
 
 
 def transformers(pair: Pair) -> dict[str, Any]:

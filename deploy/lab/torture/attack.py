@@ -54,6 +54,17 @@ class ScenarioOutcome:
         degraded = " degraded" if reply.degraded else ""
         self.seen[f"{who} {reply.kind}{degraded}".strip()] += 1
 
+    def row(self) -> dict[str, str]:
+        """A row of the table."""
+        seen = ", ".join(f"{what} {times}" for what, times in sorted(self.seen.items()))
+        held = "yes" if not self.broken else f"no: {'; '.join(self.broken[:3])}"
+        return {
+            "scenario": self.scenario,
+            "requests": f"{self.requests}",
+            "held": held,
+            "seen": seen,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class AttackedService:

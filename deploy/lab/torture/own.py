@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections import defaultdict
@@ -16,6 +15,8 @@ from typing import Final
 
 import redis
 
+from deploy.lab.peers.servers import free_port
+from deploy.launch.cluster import descendants
 from orchestrator.errors import WorkerError
 
 KINDS: Final = ("SmallWorker", "LargeWorker", "Orchestrator", "ServeController", "ProxyActor")
@@ -24,7 +25,10 @@ START_S: Final = 10.0
 
 
 class OwnProcesses:
-    """The processes of this process's Ray, by kind."""
+    """The processes below a service's first one, by kind."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
 
     def signal(self, kind: str, sign: signal.Signals) -> Callable[[signal.Signals], None]:
         """Send a signal to the oldest process of a kind; return what sends it another.
@@ -32,7 +36,7 @@ class OwnProcesses:
         Raises:
             LookupError: there is none.
         """
-        for pid in sorted(_descendants()):
+        for pid in sorted(descendants(self._root)):
             with suppress(OSError):
                 line = Path(f"/proc/{pid}/cmdline").read_bytes()
                 if line.startswith(b"ray::") and kind.encode() in line:
@@ -43,7 +47,7 @@ class OwnProcesses:
     def levels(self) -> Mapping[str, float]:
         """Memory in MiB, of all and of each kind, descriptors and threads."""
         levels = defaultdict[str, float](float)
-        for pid in _descendants():
+        for pid in descendants(self._root):
             with suppress(OSError):
                 status = Path(f"/proc/{pid}/status").read_text()
                 fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -55,12 +59,6 @@ class OwnProcesses:
                 if kind := next((one for one in KINDS if one.encode() in line), None):
                     levels[f"MiB of {kind}"] += memory
         return levels
-
-
-def _descendants() -> set[int]:
-    from deploy.launch.cluster import descendants  # imports ray, which reads the environment
-
-    return descendants(os.getpid())
 
 
 def _signal_again(pid: int, sign: signal.Signals) -> None:
@@ -77,9 +75,7 @@ class OwnRedis:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._port = free_port()
         self.url = f"redis://127.0.0.1:{self._port}/0"
         self._admin = redis.Redis(port=self._port, socket_timeout=5)
         self._start()
