@@ -14,6 +14,6 @@ In reading order:
 - `calls`: workers side by side, by the time of a call.
 - `instant`: workers that answer at once.
 - `round_trip`: a call to a replica beside Serve's own bare call.
-- `live`: many long requests at once, and the memory that one holds.
 - `length`: the cost of a step and of a remote delta as a thought grows.
+- `memory`: the memory that a live request holds.
 """

@@ -43,6 +43,7 @@ WAYS: Final = ("loop", "replica", "http")
 AROUND: Final = 20  # steps on either side of the n-th
 QUESTION: Final = "How many?"
 MANY: Final = 1 << 30
+CHAT: Final = "/v1/chat/completions"
 
 
 def bench_steps(
@@ -105,49 +106,49 @@ async def _through_loop(policy: str, workers: Mapping[Any, Worker], max_tokens: 
 
 
 async def _through_http(policy: str, workers: Any, max_tokens: int) -> None:
+    await ask(service_app(policy, workers), policy, max_tokens)
+
+
+def service_app(policy: str, workers: Any) -> Any:
+    """The HTTP surface over workers, with no limit on an answer's length or time."""
     settings = HttpSettings(ServiceLimits(max_tokens_cap=MANY, deadline_s=inf))
-    app = create_app(Service(Catalog(POLICIES, policy), Pools(workers), settings))
-    body = {
-        "model": policy,
-        "messages": [{"role": "user", "content": QUESTION}],
-        "max_tokens": max_tokens,
-        "stream": True,
-    }
-    last = await post(app, "/v1/chat/completions", body)
-    if not last.endswith(b"data: [DONE]\n\n"):
-        raise RuntimeError(f"expected a stream that ends, got {last[-200:]!r}")
+    return create_app(Service(Catalog(POLICIES, policy), Pools(workers), settings))
 
 
-async def post(app: Any, path: str, body: Any) -> bytes:
-    """The last piece of the response to a request made in this process."""
-    told, pieces = False, [b""]
+async def ask(app: Any, policy: str, max_tokens: int) -> None:
+    """Ask for a stream in this process, to its end."""
+    message = {"role": "user", "content": QUESTION}
+    body = {"model": policy, "messages": [message], "max_tokens": max_tokens, "stream": True}
+    request = {"type": "http.request", "body": json.dumps(body).encode()}
+    told, last = False, b""
 
     async def receive() -> dict[str, Any]:
         nonlocal told
         if told:
             await asyncio.Event().wait()  # the client stays
         told = True
-        return {"type": "http.request", "body": json.dumps(body).encode()}
+        return request
 
     async def send(message: Mapping[str, Any]) -> None:
-        pieces[0] = message.get("body") or pieces[0]
+        nonlocal last
+        last = message.get("body") or last
 
-    headers = [(b"content-type", b"application/json"), (b"host", b"127.0.0.1")]
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
         "method": "POST",
         "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
+        "path": CHAT,
+        "raw_path": CHAT.encode(),
         "query_string": b"",
-        "headers": headers,
+        "headers": [(b"content-type", b"application/json"), (b"host", b"127.0.0.1")],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
     }
     await app(scope, receive, send)
-    return pieces[0]
+    if not last.endswith(b"data: [DONE]\n\n"):
+        raise RuntimeError(f"expected a stream that ends, got {last[-200:]!r}")
 
 
 # --- a remote server's deltas --------------------------------------------------------------------

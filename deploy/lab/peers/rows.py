@@ -209,27 +209,13 @@ def deltas(run: Run) -> Iterator[Figure]:
     yield _figure(f"{size:,} remote deltas, CPU in all", "Baton", seconds, "s")
 
 
-def live(run: Run) -> Iterator[Figure]:
-    """64 long requests at once over scripted workers, and what one of them holds."""
-    from deploy.lab.bench.live import bench_live, request_bytes
+def memory(run: Run) -> Iterator[Figure]:
+    """What a long request over workers that answer at once holds."""
+    from deploy.lab.bench.memory import request_bytes
 
     tokens = run.of(600, 8000)
-    for policy in ("specreason", "large-only", "bild"):
-        row = bench_live(policy, tokens=tokens, tell=_tell)
-        name = f"64 live, {policy}"
-        yield _figure(f"{name}: the loop's lag, p99", "Baton", row["lag_p99_ms"], "ms")
-        yield _figure(f"{name}: lag by its own work, p99", "Baton", row["own_p99_ms"], "ms")
-        yield _figure(f"{name}: CPU a token", "Baton", row["cpu_us"], "µs")
-        yield _figure(f"{name}: CPU a step", "Baton", row["step_us"] / 1e3, "ms")
-    if not run.quick:
-        row = bench_live("specreason", tokens=32_000, tell=_tell)
-        yield _figure(
-            "64 live, specreason, 1,000 steps: CPU a step", "Baton", row["step_us"] / 1e3, "ms"
-        )
-    held = request_bytes(tokens)
-    yield _figure(
-        f"memory of a live request of {tokens:,} tokens", "Baton", held * tokens / 1e6, "MB"
-    )
+    held = request_bytes(tokens) * tokens / 1e6
+    yield _figure(f"memory of a live request of {tokens:,} tokens", "Baton", held, "MB")
 
 
 def long(run: Run) -> Iterator[Figure]:
@@ -302,7 +288,7 @@ ROWS: Final[Mapping[str, Callable[[Run], Iterator[Figure]]]] = {
     "call": call,
     "step": step,
     "deltas": deltas,
-    "live": live,
+    "memory": memory,
     "long": long,
 }
 
