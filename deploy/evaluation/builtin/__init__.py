@@ -1,6 +1,5 @@
 """The generated math problems of `builtin:NAME`. Their words are in `words/*.yaml`.
 
-- `word_file`: reads and checks one file of word lists.
 - `wordings`: the word lists by name.
 - `sketch`: one problem under construction: facts, and numbers of a level's size.
 - `calculations`: the families arithmetic, chain, remainder, sum and operate.

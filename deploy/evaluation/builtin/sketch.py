@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.evaluation.builtin import wordings as w
-from deploy.evaluation.builtin.word_file import Wordings
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Sketch:
         self.rng, self.level, self.new_wordings = rng, level, new_wordings
         self.facts: list[Fact] = []
 
-    def words(self, wordings: Wordings) -> str:
+    def words(self, wordings: w.Wordings) -> str:
         """One wording, of those kept out of training or of the others."""
         known, new = wordings[: -w.KEPT_OUT], wordings[-w.KEPT_OUT :]
         return self.rng.choice(new if self.new_wordings else known)

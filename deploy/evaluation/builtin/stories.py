@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from deploy.evaluation.builtin import wordings as w
 from deploy.evaluation.builtin.sketch import Sketch, spelled, words_below
-from deploy.evaluation.builtin.word_file import Wordings
 
 
 class Story:
@@ -26,7 +25,7 @@ class Story:
         self.container = rng.choice(w.CONTAINERS)
         self.pronoun = rng.choice(("he", "she", None))
         self.in_words = words_below(rng)
-        self.scene: dict[str, Wordings] = {}
+        self.scene: dict[str, w.Wordings] = {}
         self.parts = w.MINE if mine and rng.random() < 0.15 else w.THEIRS
         if scenes and rng.random() < 0.2:
             scenes_by_noun = list(w.SCENES.items())
@@ -41,7 +40,7 @@ class Story:
             return self._fill(self.sketch.rng.choice(self.scene[name]), numbers)
         return self.filled(self.parts[name], **numbers)
 
-    def filled(self, wordings: Wordings, **numbers: int) -> str:
+    def filled(self, wordings: w.Wordings, **numbers: int) -> str:
         """One of the wordings with names, things and numbers filled in."""
         return self._fill(self.sketch.words(wordings), numbers)
 

@@ -5,6 +5,7 @@ Training documents:
 - `vocabulary`: the tokenizer and its chat template.
 - `steps`: steps of a chain of thought, planted mistakes, the exact checker.
 - `mistakes`: wrong steps and reflections that a model wrote, and their file.
+- `words`: words that no question has.
 - `noise`: what people wrap around a question.
 - `batches`: a training document, and batches of documents.
 - `documents`: problems turned into documents.

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from deploy.evaluation.builtin import wordings as w
 from deploy.evaluation.builtin.problems import Fact, GeneratedProblem, Part, apply, part_of, stream
+from deploy.evaluation.builtin.wordings import KEPT_OUT
+from deploy.lab.pair import words as w
 from deploy.lab.pair.batches import TrainingDocument
 from deploy.lab.pair.mistakes import Mistakes, Reflection, load_mistakes
 from deploy.lab.pair.noise import disturb
@@ -168,7 +169,7 @@ class DocumentWriter:
                 break
         expression = f"{value}{operation}{n}"
         fact = Fact(expression, apply(value, operation, n))
-        question = rng.choice(w.FOLLOW_UP[operation][: -w.KEPT_OUT]).format(n=n)
+        question = rng.choice(w.FOLLOW_UP[operation][:-KEPT_OUT]).format(n=n)
         follow = GeneratedProblem(
             question, str(fact.value), "follow-up", problem.level, "", (fact,)
         )

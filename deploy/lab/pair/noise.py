@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 
-from deploy.evaluation.builtin import wordings as w
+from deploy.lab.pair import words as w
 
 _SPLIT = re.compile(r"(\s+)")
 _PLAIN_WORD = re.compile(r"[A-Za-z]{2,}[.,?]?$")

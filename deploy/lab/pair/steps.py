@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from deploy.evaluation.builtin import wordings as w
 from deploy.evaluation.builtin.problems import Fact, GeneratedProblem, apply
+from deploy.lab.pair import words as w
 
 KEYWORDS = (
     "wait", "alternatively", "hold on", "another", "verify", "think again", "recap", "check",
