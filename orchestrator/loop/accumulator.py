@@ -1,13 +1,14 @@
-"""What a request's events amount to: the one tally that rendering, metrics and spans read.
+"""The one tally of a request's events, which rendering, metrics and spans read.
 
-Every event is folded in once, by the policy runner, as it happens. So the totals can be read at
-any time: while the answer is streamed, and after a request broke off.
-Events themselves are not kept, since each holds a transcript: memory grows with the text.
+Every event is folded in once, by the policy runner, as it happens. So the totals can be read at any
+time: while the answer is streamed, and after a request broke off. Events themselves are not kept,
+since each holds a transcript: memory grows with the text.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -68,7 +69,7 @@ class ResponseAccumulator:
         self.missing: WorkerError | None = None  # why the rest of a text is another worker's
         self._broke_off: tuple[WorkerName, WorkerError] | None = None
         self.reply_start = 0  # characters of the answer's text that were a thought
-        self.thinks_on = False  # whether what comes of the answer may yet become one
+        self.thinks_on = False  # whether the answer so far may yet become one
         self.continues = False  # whether the answer continues a text of the request
         self.shown = {"thought": 0, "answer": 0}  # tokens of the text so far
         self.calls: CallFormat | None = None  # how the models write calls of tools
@@ -78,24 +79,24 @@ class ResponseAccumulator:
         self.acceptance: dict[WorkerName, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         """By worker that drafted tokens: in how many rounds a draft reached each position, and in
         how many it was accepted there."""
-        self.vocabulary = ""  # hash of the one that the worker of the last call has
+        self.vocabulary = ""  # a hash, of the worker of the last call
         self.thinking = True  # whether there is a thought; without one the steps are the answer's
         self.first_text_s: float | None = None  # until the first accepted text
         self.first_step_ms: float | None = None  # until the first accepted step
         self._began = perf_counter()
         self._texts: list[TextDelta] = []
-        self._generated = dict.fromkeys(WORKERS, 0)  # tokens, markers included
-        self._drafted: dict[str, int] = dict.fromkeys(WORKERS, 0)  # of these, offered as drafts
-        self._kept: dict[str, int] = dict.fromkeys(WORKERS, 0)  # tokens of accepted drafts
-        self._given_up: dict[str, int] = dict.fromkeys(WORKERS, 0)  # of these
+        self._generated: Counter[str] = Counter()  # tokens by worker, markers included
+        self._drafted: Counter[str] = Counter()  # of these, offered as drafts
+        self._kept: Counter[str] = Counter()  # tokens of accepted drafts
+        self._given_up: Counter[str] = Counter()  # of these
         self._accepted = self._rejected = self._scored = self._judged = 0
         self._prompts: dict[str, Usage] = {}  # by worker: of the first call, which has no thought
         self._prefill = self._cached = self._passes = 0
         self._ms = {"small": 0.0, "large": 0.0, "classify": 0.0}
-        self._scoring_ms = 0.0  # what the answer's form asked for: no policy weighs it
+        self._scoring_ms = 0.0  # of passes that the answer's form asked for, not the policy
 
     def add(self, event: E) -> E:
-        """Fold one event in; returns it."""
+        """Fold one event in, and return it."""
         match event:
             case TextDelta():
                 self._texts.append(event)
@@ -124,7 +125,7 @@ class ResponseAccumulator:
             self.completed = replace(self.completed, metrics=self.totals(total))
 
     def begin(self, action: Action[Any] | None) -> None:
-        """The policy asks for this now; None: it has nothing left to ask.
+        """Note what the policy asks for now; None: nothing any more.
 
         A Write that broke off counts as failed if the policy asks for something else than the rest.
         """
@@ -137,9 +138,8 @@ class ResponseAccumulator:
         self.timeline.begin(action, self.elapsed_s * 1000)
 
     def give_up(self, draft: Segment) -> None:
-        """Count an accepted draft as rejected: there was no room for it. A policy's own words are
-        none."""
-        if draft.author == "policy":
+        """Count an accepted draft as rejected: there was no room for it."""
+        if draft.author == "policy":  # its own words are no draft
             return
         small = draft.author == "small"
         self._accepted -= small
@@ -147,7 +147,7 @@ class ResponseAccumulator:
         self._given_up[draft.author] += len(draft.tokens)
 
     def start(self) -> None:
-        """The policy starts now: times are counted from here."""
+        """Count times from now on."""
         self._began = perf_counter()
 
     @property
@@ -167,7 +167,7 @@ class ResponseAccumulator:
         return self._text("answer")[self.reply_start :]
 
     def restart_answer(self) -> None:
-        """What there is of the answer was a thought, which has ended now."""
+        """Take the answer so far for a thought, which has ended now."""
         self.reply_start = len(self._text("answer"))
 
     def _text(self, phase: Literal["thought", "answer"]) -> str:
@@ -175,7 +175,6 @@ class ResponseAccumulator:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the request began."""
         return perf_counter() - self._began
 
     @property
@@ -192,7 +191,7 @@ class ResponseAccumulator:
 
     @property
     def prompt(self) -> Usage:
-        """What the prompt alone was: its tokens by the large worker's count, if there is one."""
+        """The usage of the prompt alone, by the large worker's count if there is one."""
         return self._prompts.get("large") or self._prompts.get("small") or Usage()
 
     @property
@@ -204,14 +203,14 @@ class ResponseAccumulator:
         return "tool_calls" if self.called and finish == "stop" else finish
 
     def outcome(self, error: BaseException | None = None) -> str:
-        """How the request ended: `stop`, `length`, or what kind of error ended it."""
+        """Return how the request ended: `stop`, `length`, or the kind of error that ended it."""
         if self.completed is not None and not isinstance(error, Exception):
             # A client may go after the last word.
             return self.completed.transcript.finish
         return "error" if error is None else error_kind(error)
 
     def totals(self, total_ms: float = 0.0) -> Metrics:
-        """The totals so far; `total_ms` is the request's wall time."""
+        """Return the totals so far; `total_ms` is the request's wall time."""
         # Accepted beyond what was drafted: the worker's own choice, taken from a Verification.
         chosen = {name: max(0, self._kept[name] - self._drafted[name]) for name in WORKERS}
         stayed = {name: self._kept[name] - self._given_up[name] for name in WORKERS}
@@ -294,7 +293,7 @@ class ResponseAccumulator:
 
 
 def error_kind(error: BaseException) -> str:
-    """The name under which a request that ended by this error is counted."""
+    """Return the name under which a request that ended by this error is counted."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return "cancelled"
     if isinstance(error, InvalidRequest):

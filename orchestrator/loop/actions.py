@@ -62,7 +62,7 @@ class Write(Action[Transcript]):
 class Classify(Action[Classification]):
     """The distribution over single-token `labels` after a side conversation that leaves no trace.
 
-    The fields behind `transcript` are those of `LabelQuery`, which says what they mean.
+    The fields after `transcript` are those of `LabelQuery`, which explains them.
     """
 
     worker: WorkerName
@@ -109,8 +109,11 @@ class Reject(Action[None]):
 
 @dataclass(frozen=True, slots=True)
 class Close(Action[Transcript]):
-    """End the thought, or where there is none the answer, as at a cap; `forced` when no model
-    ended it: a loop or a budget did. `finish` is "length" where a context is full."""
+    """End the thought, or without one the answer, as at a cap.
+
+    `forced`: no model ended it, but a loop or a budget did. `finish` is "length" if a context is
+    full.
+    """
 
     transcript: Transcript
     forced: bool = False

@@ -6,15 +6,15 @@ before them, and a short answer takes their place. So a cap that the undisturbed
 changes nothing, unless it cuts a draft that would have been rejected whole, and no text that was
 shown is taken back.
 
-- `AnswerRoom` says where that end begins. It is a pure function of the transcript, so a replay
-  gives up the same text.
+- `AnswerRoom` says where that end begins: a pure function of the transcript, so a replay gives up
+  the same text.
 - `HeldEnd` holds back the events of that end.
 - `generated` has a worker generate the end by a separate call, which begins at a whole token.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
 from orchestrator.loop.events import StepCompleted, TextDelta
@@ -33,6 +33,14 @@ Stream = AsyncIterator[Delta | Generation]
 
 
 @dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The end of a thought that a cap cut: the transcript before it, and its accepted drafts."""
+
+    start: Transcript
+    drafts: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerRoom:
     """The end of a thought that a cap of `thought` tokens may cut: what follows `begins` tokens.
 
@@ -43,11 +51,11 @@ class AnswerRoom:
     thought: int
 
     def holds(self, transcript: Transcript) -> bool:
-        """Whether the next token of the thought may yet be given up."""
+        """Return whether the next token of the thought may yet be given up."""
         return not transcript.closed and self.begins <= transcript.thought.tokens < self.thought
 
     def overruns(self, transcript: Transcript, tokens: int) -> bool:
-        """Whether that many tokens more reach the cap and leave too little for an answer."""
+        """Return whether that many tokens more reach the cap and leave too little for an answer."""
         return (
             not transcript.closed
             and self.begins < self.thought
@@ -55,7 +63,7 @@ class AnswerRoom:
         )
 
     def certain(self, transcript: Transcript, tokens: int) -> int:
-        """How many of the next `tokens` tokens stay, however their text ends."""
+        """Return how many of the next `tokens` tokens stay, however their text ends."""
         if not self.overruns(transcript, tokens):
             return tokens
         return max(0, self.begins - transcript.thought.tokens)
@@ -71,23 +79,37 @@ class HeldEnd:
     start: Transcript | None = None
     """The transcript before them; None while nothing is held."""
 
-    def hold(
-        self, before: Transcript, events: Iterable[Shown], draft: Segment | None = None
-    ) -> None:
+    def settle(
+        self, before: Transcript, after: Transcript, events: list[Shown], draft: Segment | None
+    ) -> tuple[list[Shown], GivenUp | None]:
+        """Return the events that can be shown after an action, and the end that it gives up.
+
+        `draft` is what the action accepted. The steps of an end that is given up are rejected.
+        """
+        if not after.closed:
+            beyond = draft is not None and after.thought.tokens > self.room.begins
+            if not (self.room.holds(before) or beyond):
+                return events, None
+            self.hold(before, events, draft)
+            return [], None
+        start, drafts = self.start or before, [*self.drafts, *([] if draft is None else [draft])]
+        events = self.release() + events
+        size = 0 if draft is None else len(draft.tokens)
+        cut = not before.closed and after.forced and after.finish == "length"
+        if not cut or not (self.room.holds(before) or self.room.overruns(before, size)):
+            return events, None
+        rejected: list[Shown] = [
+            replace(event, step=replace(event.step, accepted=False))
+            for event in events
+            if isinstance(event, StepCompleted)
+        ]
+        return rejected, GivenUp(start, tuple(drafts))
+
+    def hold(self, before: Transcript, events: list[Shown], draft: Segment | None = None) -> None:
         """Hold back what follows a transcript, or follows what is held back already."""
         self.start = self.start or before
         self.events += events
         self.drafts += [] if draft is None else [draft]
-
-    def passed(
-        self, before: Transcript, after: Transcript, events: list[Shown], draft: Segment | None
-    ) -> list[Shown]:
-        """Return the events that can be shown while the thought is open; hold back the others."""
-        beyond = draft is not None and after.thought.tokens > self.room.begins
-        if not (self.room.holds(before) or beyond):
-            return events
-        self.hold(before, events, draft)
-        return []
 
     def release(self) -> list[Shown]:
         """Return what is held back, once: it stays."""
@@ -101,7 +123,7 @@ async def generated(
     criteria: StopCriteria,
     generate: Callable[[Transcript, StopCriteria, bool], Stream],
 ) -> AsyncGenerator[Delta | Generation, None]:
-    """A worker's stream. `generate(transcript, criteria, streams)` calls the worker.
+    """Pass a worker's stream on. `generate(transcript, criteria, streams)` calls the worker.
 
     What the cap may yet take is generated by a separate call, whose text is not streamed.
     """
@@ -137,7 +159,7 @@ async def generated(
 
 
 def _joined(first: Generation, rest: Generation) -> Generation:
-    """A generation that two calls made."""
+    """Join the generations of two calls."""
     begin, end, usage = first.segment, rest.segment, first.usage
     generated, passes = usage.generated + rest.usage.generated, usage.passes + rest.usage.passes
     return replace(

@@ -1,19 +1,16 @@
 """What a request may spend, and how an accepted segment ends a phase.
 
 Two caps: the request's `max_tokens` bounds thought and answer together, the policy's `budget`
-bounds the accepted thought (nothing if there is no thought). The ends that a model writes itself
-count a token each, as with OpenAI. If `max_tokens` cuts the thought, its end is given up for a
-short answer (`answer_room.py`), and the request ends by "length". At a `budget` that leaves as much
-for an answer, the thought is closed, the answer is written, and it ends as answers do (SpecReason
-5.1 counts accuracy under a token budget so). Drafts and judge calls are never charged here: they
-are counted in `metrics`.
+bounds the accepted thought. The ends that a model writes itself count a token each, as with OpenAI.
+If `max_tokens` cuts the thought, its end is given up for a short answer (`answer_room.py`), and the
+request ends by "length". At a `budget` that leaves as much for an answer, the thought is closed,
+the answer is written, and it ends as answers do (SpecReason 5.1 counts accuracy under a token
+budget so). Drafts and judge calls are never charged here: they are counted in `metrics`.
 
 A model may continue its thought after such a close, and end it by itself. That text is no answer
 (`Transcript.reply` leaves it out) and no thought either: it counts in `total` alone. The answer
-follows it.
-
-Everything is a pure function of the transcript, so a replay ends every phase where the live run
-did.
+follows it. All of it is a pure function of the transcript: a replay ends each phase at the same
+token.
 """
 
 from __future__ import annotations
@@ -26,14 +23,14 @@ from orchestrator.loop.answer_room import AnswerRoom
 from orchestrator.types import ENDED, Limits, Segment, StopCriteria, Transcript
 
 NUDGE = Segment("policy", "Answer: ")
-"""The beginning of an answer where a model ends its turn with a thought and no answer."""
+"""The beginning of an answer if a model ends its turn with a thought and no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
     """The caps of one request: `thought` tokens of thinking, `total` with the answer.
 
-    `reserve`: tokens at the end of a thought that are given up for an answer where `total` cuts it.
+    `reserve`: tokens at the end of a thought that are given up for an answer if `total` cuts it.
     `nudges`: whether `NUDGE` may begin an answer.
     """
 
@@ -47,7 +44,7 @@ class Budget:
 
     @classmethod
     def of(cls, limits: Limits, budget: int | None = None, reserve: int = 0) -> Budget:
-        """The caps of a request's `limits`, and a policy's own `budget` and `answer_reserve`.
+        """Return the caps of a request's `limits`, and a policy's `budget` and `answer_reserve`.
 
         Raises:
             InvalidRequest: a negative cap, or a budget below one token.
@@ -59,15 +56,15 @@ class Budget:
         total = limits.max_tokens
         thought = total if budget is None else min(budget, total)
         reserve = 0 if limits.ignore_eos else min(reserve, total // 2)
-        # It would break a form that the answer must match. Tools leave the text free, where a model
-        # need not call any; where it must, no turn ends without a call.
+        # It would break a form that the answer must match. Tools leave the text free unless a model
+        # must call one, and then no turn ends without a call.
         nudges = limits.constraint is None or limits.constraint.kind == "tools"
         return cls(
             total, thought, limits.stop, reserve, limits.ignore_eos, limits.min_tokens, nudges
         )
 
     def left(self, transcript: Transcript) -> int:
-        """Tokens that the phase the transcript is in may still take."""
+        """Return the tokens that the transcript's phase may still take."""
         if transcript.closed:
             return max(0, self.total - spent(transcript))
         return max(0, self.thought - transcript.thought.tokens)
@@ -78,14 +75,11 @@ class Budget:
         return AnswerRoom(min(self.thought, self.total - self.reserve), self.thought)
 
     def clip(self, transcript: Transcript, criteria: StopCriteria) -> StopCriteria:
-        """The criteria with `max_tokens` no more than what is left; in the answer the caller's
-        stop strings are added."""
-        tokens = max(0, min(criteria.max_tokens, self.left(transcript)))
-        stop = (*criteria.stop, *self.stop) if transcript.closed else criteria.stop
+        """Return the criteria within what is left; in the answer with the caller's stop strings."""
         return replace(
             criteria,
-            max_tokens=tokens,
-            stop=stop,
+            max_tokens=max(0, min(criteria.max_tokens, self.left(transcript))),
+            stop=(*criteria.stop, *self.stop) if transcript.closed else criteria.stop,
             ignore_eos=self.ignore_eos,
             min_tokens=max(0, self.min_tokens - spent(transcript)),
         )
@@ -93,11 +87,11 @@ class Budget:
     def commit(
         self, transcript: Transcript, segment: Segment, allowed: int | None = None
     ) -> Transcript:
-        """The transcript after an accepted segment, its phase ended where the segment or a cap
-        ends it. `allowed`: the tokens that its generation was allowed, where it made fewer.
+        """Return the transcript after an accepted segment, which may end its phase, as a cap may.
 
-        A generation that stops at "length" with fewer tokens than allowed (or none at all) met the
-        end of the worker's context, or gave its last ones up for the answer: the phase ends there.
+        `allowed`: the tokens that its generation was allowed, if it made fewer. A generation that
+        stops at "length" with fewer tokens than allowed (or none at all) met the end of the
+        worker's context, or gave its last ones up for the answer: the phase ends there.
         """
         if transcript.closed and segment.finish == "think_end":
             if self._thinks_on(transcript, segment):
@@ -121,26 +115,27 @@ class Budget:
             # A model that ends its turn inside the thought has nothing more to think either.
             return self.close(after)
         if exhausted or self.left(after) == 0:
-            own = not exhausted and self.thought < self.total
+            own = not exhausted and self.room.begins == self.thought < self.total
             return self.close(after, forced=True, finish="stop" if own else "length")
         return after
 
     def _thinks_on(self, transcript: Transcript, segment: Segment) -> bool:
-        """Whether what was to be an answer is a thought that the model ends by itself, though a cap
-        had ended it, or before anything else: the answer follows. Not where it ended one just
-        before, and has written nothing since."""
+        """Return whether an answer is a thought that the model ends by itself: the answer follows.
+
+        So it is if a cap had ended the thought, or if the model has written nothing else; not if it
+        ended one just before, and has written nothing since.
+        """
         blank = not (transcript.reply + segment.text).strip()
         if blank:
             return self.nudges and transcript.thinking and not transcript.reply_start
         return self.may_think_on(transcript)
 
     def may_think_on(self, transcript: Transcript) -> bool:
-        """Whether what is written of an answer may yet turn out to be a thought."""
+        """Return whether the answer so far may yet turn out to be a thought."""
         return self.nudges and transcript.thinking and transcript.forced
 
     def _lacks_answer(self, transcript: Transcript, segment: Segment) -> bool:
-        """Whether a model has thought, and ends its turn before it has answered anything, though it
-        may be asked for more."""
+        """Return whether a model that has thought ends its turn without an answer, too early."""
         return (
             self.nudges
             and transcript.thinking
@@ -156,11 +151,10 @@ class Budget:
         forced: bool = False,
         finish: Literal["stop", "length"] = "stop",
     ) -> Transcript:
-        """The transcript with its chain ended: what follows is the answer, or nothing where there
-        is no thought; done at once where no token is left to answer with.
+        """Return the transcript with its chain ended: the answer follows, if there is a thought.
 
-        `finish` is "length" where `max_tokens` or a context cut the thought, whatever is still
-        answered.
+        It is done at once if no token is left to answer with. `finish` is "length" if `max_tokens`
+        or a context cut the thought, whatever is still answered.
         """
         if transcript.done or (transcript.closed and transcript.thinking):
             return transcript
@@ -171,11 +165,11 @@ class Budget:
         return closed if self.left(closed) else self.cut(closed)
 
     def cut(self, transcript: Transcript) -> Transcript:
-        """The transcript ended here, because no token is left."""
+        """Return the transcript ended here, because no token is left."""
         forced = transcript.forced or not transcript.closed
         return replace(transcript, closed=True, forced=forced, done=True, finish="length")
 
 
 def spent(transcript: Transcript) -> int:
-    """Tokens that a transcript counts as: its text's, and the ends that a model wrote itself."""
+    """Return the tokens of a transcript: its text's, and the ends that a model wrote itself."""
     return transcript.thought.tokens + transcript.answer.tokens + transcript.ends

@@ -1,7 +1,7 @@
 """Carries out a policy's actions: the one place that talks to workers.
 
-A worker's failure is a result like any other, to be thrown into the policy. Anything else that goes
-wrong ends the request.
+A worker's failure is a result like any other, to be thrown into the policy. Any other error ends
+the request.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Executor:
     async def prefill(self, actions: Sequence[Generate]) -> bool:
         """Have all workers read the prompt at once; return whether a model marks its thought.
 
-        That is known as soon as one says so, else when all are done: the policy's first action then
-        runs beside the prefills that are left. The policy works around a worker that is down.
+        That is known once one says so, else when all are done: the policy's first action then runs
+        beside the prefills that are left. The policy works around a worker that is down.
 
         Raises:
             WorkerError: all workers are down.
@@ -84,7 +84,7 @@ class Executor:
         return any(isinstance(one, Generation) and one.thinks for one in found)
 
     async def prefilled(self) -> list[ActionCompleted]:
-        """Wait for all prefills and return their results; nothing if they were returned before.
+        """Wait for all prefills and return their results, once.
 
         They fill the workers' caches, count the prompt, and refuse one that is too long before
         anything is shown.
@@ -102,9 +102,9 @@ class Executor:
     async def perform(
         self, action: Action[Any]
     ) -> AsyncGenerator[PromptsRead | TextDelta | ActionCompleted, None]:
-        """The result of an action, as the last item; before it, the text of a Write as it comes.
+        """Yield the text of a Write as it comes, and last the result of the action.
 
-        The first action runs beside the prefills, and gives nothing before they are through.
+        The first action runs beside the prefills, and gives nothing before they are done.
         """
         async with aclosing(self._perform(action)) as items:
             if not self._prefills:
@@ -166,8 +166,8 @@ class Executor:
         failure: WorkerError | None = None
 
         def made() -> Generation:
-            known = logprobs if len(logprobs) == len(tokens) else ()
-            segment = Segment(name, shown, tuple(tokens), tuple(known))
+            known = tuple(logprobs) if len(logprobs) == len(tokens) else ()
+            segment = Segment(name, shown, tuple(tokens), known)
             return Generation(segment, Usage(generated=len(tokens)), ms)
 
         try:
@@ -216,7 +216,7 @@ class Executor:
     def _generation(
         self, name: WorkerName, transcript: Transcript, criteria: StopCriteria, seed: int
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """A worker's stream, within the room for an answer."""
+        """Return a worker's stream, within the room for an answer."""
         worker, sampling = self._workers[name], self._sampling_of(seed)
 
         def generate(
@@ -296,10 +296,9 @@ class Executor:
 def deadline(
     seconds: float | None, began_at: float | None = None
 ) -> Callable[[], AbstractAsyncContextManager[None]]:
-    """What makes blocks that end `seconds` after `began_at`, a time of the event loop (None: now),
-    whenever they begin; None seconds: they never do.
+    """Return a maker of blocks that raise `DeadlineExceeded` at one time, whenever they begin.
 
-    The blocks raise `DeadlineExceeded`.
+    That is `seconds` after `began_at`, a time of the event loop (None: now); None seconds: never.
     """
     began_at = asyncio.get_running_loop().time() if began_at is None else began_at
     until = None if seconds is None else began_at + seconds
@@ -319,7 +318,7 @@ def deadline(
 
 @contextmanager
 def _of(worker: WorkerName) -> Iterator[None]:
-    """Errors of a worker with its name."""
+    """Add a worker's name to its errors."""
     try:
         yield
     except WorkerError as error:

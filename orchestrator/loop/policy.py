@@ -85,20 +85,20 @@ class Policy(BaseModel):
                 while not transcript.done:  # the chain has ended; what follows is the answer
                     transcript = yield from Write("large", transcript, StopCriteria(2048))
 
-        What comes back is said by the type of each action: a `Generation` for `Generate`, a
-        `Classification` for `Classify`, the grown `Transcript` for `Accept`, `Write` and `Close`.
+        An action's type says what comes back: a `Generation` for `Generate`, a `Classification`
+        for `Classify`, the grown `Transcript` for `Accept`, `Write` and `Close`.
 
         The driver decides when a phase is over: the transcript that comes back is no longer
         `is_open` when the model ended its thought or the budget was used up, and `done` when the
-        answer has ended (both at once if the models of the pair have no thought). A
-        generation is cut at what the budget leaves, so criteria may ask for more.
+        answer has ended (both at once if the models of the pair have no thought). A generation is
+        cut at what the budget leaves, so criteria may ask for more.
 
-        A worker's failure is raised where the action was yielded: a `WorkerError`, or one of its
-        kinds (`Unsupported`: this pair can never do it), or `ContextLengthExceeded` where the
-        transcript has outgrown a worker's context. Catch it, or let it end the request;
-        at a `ContextLengthExceeded` that is not caught the thought ends with "length", and the
-        first worker that has room left writes the answer. When the client hangs up, the generator
-        is closed (`GeneratorExit`) and its `finally` blocks run; nothing can be yielded from them.
+        A worker's failure is raised at the action: a `WorkerError`, or one of its kinds
+        (`Unsupported`: this pair can never do it), or `ContextLengthExceeded` if the transcript
+        has outgrown a worker's context. Catch it, or let it end the request; if nothing catches a
+        `ContextLengthExceeded`, the thought ends with "length", and the first worker that has room
+        left writes the answer. When the client hangs up, the generator is closed
+        (`GeneratorExit`) and its `finally` blocks run; nothing can be yielded from them.
 
         What a policy may not do:
 

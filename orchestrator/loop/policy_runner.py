@@ -1,8 +1,8 @@
 """The pure half of the step loop: a policy's script, the transcript it builds, the events it
 causes.
 
-Nothing here waits. `solve` hands a PolicyRunner what live workers answered, a replay what a
-recording says they answered; what follows from an answer is the same in both.
+Nothing here waits. `solve` hands a PolicyRunner the answers of live workers, a replay those of a
+recording; what follows from an answer is the same in both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from orchestrator.loop.actions import (
     WorkerName,
     Write,
 )
-from orchestrator.loop.answer_room import HeldEnd
+from orchestrator.loop.answer_room import HeldEnd, Shown
 from orchestrator.loop.budget import NUDGE, Budget
 from orchestrator.loop.events import (
     ActionCompleted,
@@ -45,7 +45,6 @@ from orchestrator.loop.policy import Policy
 from orchestrator.loop.spending import Spending
 from orchestrator.loop.stop_strings import StopStrings
 from orchestrator.types import (
-    ENDED,
     Generation,
     Limits,
     Message,
@@ -57,15 +56,15 @@ from orchestrator.types import (
 
 CUT_AMONG = 8  # latest drafts of which a segment may be one end
 APART = "\n\n"
-"""In a stream, between a thought that went on behind its close, and was shown, and the answer."""
+"""In a stream, between a thought that continued after its close, and was shown, and the answer."""
 MAX_IDLE = 256
 """Actions in a row that add nothing to the transcript before a policy counts as stuck."""
 
 
 class PolicyRunner:
-    """One policy at work: `next_action`, then `on_result`, until `next_action` gives None.
+    """One policy at work: `next_action`, then `on_result`, until `next_action` returns None.
 
-    Every event of the request goes through here and is folded into `response` once.
+    Every event of the request is folded into `response` here, once.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class PolicyRunner:
         self._continues = self.transcript.closed and not self.transcript.begins_answer
         self._stops = StopStrings(limits.stop, begun=self._continues)
         self._held_tokens = 0  # of text that the stop strings hold back
-        self._held = HeldEnd(self.budget.room)
+        self._end = HeldEnd(self.budget.room)
         self._complete = limits.complete
         self._reply: Any = None
         self._drafts: dict[Segment, Generation] = {}
@@ -93,7 +92,7 @@ class PolicyRunner:
         self._rationed = False  # the action was changed to what may be spent
 
     def prefills(self) -> list[Generate]:
-        """The first actions of every request: each worker reads the prompt, and writes nothing."""
+        """Return the first actions of every request: each worker reads the prompt."""
         return [
             Generate(name, self.transcript, StopCriteria(0)) for name in sorted(self.policy.called)
         ]
@@ -107,9 +106,9 @@ class PolicyRunner:
         self.response.continues = self._continues
 
     def next_action(self) -> Action[Any] | None:
-        """What the policy yields, given the last result; None when it has returned.
+        """Return what the policy yields, given the last result; None when it has returned.
 
-        A failure is thrown in where the policy yielded the action.
+        A failure is thrown in at the place that yielded the action.
 
         Raises:
             BatonError: the policy returned before the answer ended.
@@ -144,7 +143,7 @@ class PolicyRunner:
         return action
 
     def _affordable(self, action: Action[Any]) -> Action[Any]:
-        """What the policy yields, or yields next where that asks for more than may be spent."""
+        """Return what the policy yields, or yields next if that costs more than may be spent."""
         self._rationed = False
         while self.transcript.is_open and self.spending.capped:
             try:
@@ -159,30 +158,19 @@ class PolicyRunner:
         return action
 
     def on_result(self, item: PromptsRead | TextDelta | ActionCompleted) -> Iterator[Event]:
-        """Take in what the executor gives: the events it causes, the last of them `item` itself.
+        """Take in what the executor gives; yield the events it causes, last `item` itself.
 
         Raises:
             BatonError: the policy broke a rule of the protocol, or makes no progress.
         """
         if isinstance(item, PromptsRead):
             yield from self._add_prefills(item.results)
-            return
-        before = self.transcript
-        if isinstance(item, TextDelta):
-            if self._held.room.holds(before):
-                self._held.hold(before, [item])
-            else:
-                yield from map(self.response.add, self._shown(item))
-            return
-        done = before.done
-        events = self._settled(before, item.action, self._apply(item))
-        self.response.thinks_on = self.budget.may_think_on(self.transcript)
-        yield from map(self.response.add, events)
-        if self.transcript.reply_start > before.reply_start:
-            self.response.restart_answer()
-        if self.transcript.done and not done:
-            yield from self.rest_of_text()
-        yield self.response.add(item)
+        elif isinstance(item, ActionCompleted):
+            yield from self._add_result(item)
+        elif self._end.room.holds(self.transcript):
+            self._end.hold(self.transcript, [item])
+        else:
+            yield from map(self.response.add, self._shown(item))
 
     def _add_prefills(self, prefilled: Sequence[ActionCompleted]) -> Iterator[ActionCompleted]:
         """Count the prefills, and see that the models can continue each other's text."""
@@ -202,85 +190,69 @@ class PolicyRunner:
         self.response.calls = next(iter(formats), None)
         yield from map(self.response.add, prefilled)
 
-    def _settled(
-        self,
-        before: Transcript,
-        action: Action[Any],
-        caused: Iterable[TextDelta | StepCompleted],
-    ) -> list[TextDelta | StepCompleted]:
-        """Return what can be shown after an action: its events, and those held back before it.
+    def _add_result(self, result: ActionCompleted) -> Iterator[Event]:
+        """Change the transcript as an action's result says, and show what may be shown."""
+        before, action = self.transcript, result.action
+        draft = action.segment if isinstance(action, Accept) else None
+        caused = [*self._apply(result)]
+        if self.transcript is before:
+            self._count_idle()
+        else:
+            self._idle = 0
+        events, given_up = self._end.settle(before, self.transcript, caused, draft)
+        if given_up is not None:
+            for each in given_up.drafts:
+                self.response.give_up(each)
+            self.transcript = self._reply = self.budget.close(given_up.start, True, "length")
+        self.response.thinks_on = self.budget.may_think_on(self.transcript)
+        yield from map(self.response.add, events)
+        if self.transcript.reply_start > before.reply_start:
+            self.response.restart_answer()
+        if self.transcript.done and not before.done:
+            yield from self.rest_of_text()
+        yield self.response.add(result)
 
-        If `max_tokens` cut the thought, its end is given up for an answer: its steps become
-        drafts, and the transcript is without it.
-        """
-        events, after = list(caused), self.transcript
-        if before.closed:
-            return events
-        if not after.closed:
-            draft = action.segment if isinstance(action, Accept) else None
-            return self._held.passed(before, after, events, draft)
-        start, drafts = self._held.start or before, self._held.drafts
-        events = self._held.release() + events
-        cut = (after.forced, after.finish) == (True, "length")
-        if not (cut and self._held.room.holds(before)):
-            return events
-        for draft in drafts:
-            self.response.give_up(draft)
-        self.transcript = self._reply = self.budget.close(start, True, "length")
-        return [
-            replace(event, step=replace(event.step, accepted=False))
-            for event in events
-            if isinstance(event, StepCompleted)
-        ]
-
-    def rest_of_text(self) -> Iterator[TextDelta | StepCompleted]:
-        """What was held back until the answer has ended; given once."""
-        yield from map(self.response.add, self._held.release())
-        last = self.transcript.last
-        if last is not None and (rest := self._stops.end()):
-            yield self.response.add(TextDelta(last.author, self.phase, rest))
-
-    def complete(self, total_ms: float) -> RequestCompleted:
-        """The last event; `total_ms` is the request's wall time."""
-        response = self.response
-        metrics = response.totals(total_ms)
-        return response.add(RequestCompleted(self.transcript, tuple(response.steps), metrics))
-
-    def close(self) -> None:
-        """Close the script: a policy's own `finally` runs."""
-        self._script.close()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string of the caller's was found: nothing is shown behind it."""
-        return self._stops.found
-
-    @property
-    def phase(self) -> Literal["thought", "answer"]:
-        return "answer" if self.transcript.closed else "thought"
-
-    def _shown(self, delta: TextDelta, *, early: bool = False) -> Iterator[TextDelta]:
-        """As much of a text as the client may see, up to a stop string; `early`: none may begin in
-        it."""
-        if delta.phase == "thought":
-            yield delta
+    def _apply(self, result: ActionCompleted) -> Iterator[Shown]:
+        """Change the transcript as the result says, and prepare the policy's reply."""
+        action, answer = result.action, result.answer
+        self._reply = answer
+        if isinstance(answer, BaseException):
             return
-        self._held_tokens += delta.tokens
-        # What is too early for a stop string the worker itself has looked through.
-        early |= self._written < self.budget.min_tokens
-        if text := (self._stops.skip if early else self._stops.feed)(delta.text):
-            tokens, self._held_tokens = self._held_tokens, 0
-            yield replace(delta, text=text, tokens=tokens)
+        if isinstance(action, Write | Accept | Close):
+            self._check_extends(action.transcript)
+        match action:
+            case Generate():
+                self._drafts[answer.segment] = replace(answer, ms=result.ms)
+            case Write():
+                yield from self._written(action, replace(answer, ms=result.ms))
+            case Accept(_, segment, score):
+                if segment.text:
+                    size = len(segment.tokens)
+                    delta = TextDelta(segment.author, self.phase, segment.text, size)
+                    yield from self._shown(delta)
+                yield self._step(segment, self._made(segment), accepted=True, score=score)
+                yield from self._commit(segment)
+            case Reject(segment, score):
+                yield self._step(segment, self._made(segment), accepted=False, score=score)
+            case Close(_, forced, finish):
+                self.transcript = self._reply = self.budget.close(self.transcript, forced, finish)
 
-    @property
-    def _written(self) -> int:
-        """Tokens of the text so far, and the ends that a model wrote itself."""
-        return sum(self.response.shown.values()) + self.transcript.ends
+    def _written(self, write: Write, made: Generation) -> Iterator[Shown]:
+        """Accept what a Write has made; its text has been shown."""
+        before, segment = self.transcript, made.segment
+        allowed = self.budget.clip(before, write.criteria).max_tokens
+        if self._only_half(write, made, allowed):
+            self._reply = before
+            return
+        # Half a character at the end is made and dropped: then the context is not full. What was
+        # made up to max_tokens and not shown is given up.
+        short = made.usage.generated < allowed or self._end.room.certain(before, allowed) < allowed
+        if segment.text or segment.tokens:
+            yield self._step(segment, made, accepted=True)
+        yield from self._commit(segment, allowed if short else None)
 
-    def _commit(
-        self, segment: Segment, allowed: int | None = None
-    ) -> Iterator[TextDelta | StepCompleted]:
-        """Accept a segment; what the budget puts behind it is shown too."""
+    def _commit(self, segment: Segment, allowed: int | None = None) -> Iterator[Shown]:
+        """Accept a segment; what the budget puts after it is shown too."""
         after = self.budget.commit(self.transcript, segment, allowed)
         if calls := self._calls_in_thought(segment):
             before = self.transcript.extend(segment)
@@ -306,8 +278,8 @@ class PolicyRunner:
             yield self._step(NUDGE, None, accepted=True)
 
     def _calls_in_thought(self, last: Segment) -> Segment | None:
-        """The answer of a model that ends its turn with a thought and no answer, where that thought
-        ends with whole calls of tools: those. Its tokens count in the thought."""
+        """Return the whole calls of tools that a thought ends with, as the answer, if the model
+        ends its turn there and has no other answer. Their tokens count in the thought."""
         transcript = self.transcript
         if last.finish != "eos" or not transcript.thinking:
             return None
@@ -319,60 +291,52 @@ class PolicyRunner:
         text = self.response.find_calls(thought)
         return Segment(last.author, text, finish="eos") if text else None
 
-    def _apply(self, result: ActionCompleted) -> Iterator[TextDelta | StepCompleted]:
-        """Change the transcript as the result says, and prepare the policy's reply."""
-        action, answer, before = result.action, result.answer, self.transcript
-        self._reply = answer
-        if isinstance(answer, BaseException):
-            pass
-        elif isinstance(action, Generate):
-            self._drafts[answer.segment] = replace(answer, ms=result.ms)
-        elif isinstance(action, Write):
-            self._check_extends(action.transcript)
-            segment = answer.segment
-            allowed = self.budget.clip(before, action.criteria).max_tokens
-            # Half a character at the end is made and dropped: then the context is not full. What
-            # was made up to max_tokens and not shown is given up.
-            short = answer.usage.generated < allowed
-            short |= self._held.room.certain(before, allowed) < allowed
-            if self._only_half(action, answer, allowed):
-                self._reply = before
-                self._count_idle()
-                return
-            if segment.text or segment.tokens:
-                yield self._step(segment, replace(answer, ms=result.ms), accepted=True)
-            yield from self._commit(segment, allowed if short else None)
-        elif isinstance(action, Accept):
-            self._check_extends(action.transcript)
-            segment, draft = action.segment, self._made(action.segment)
-            ends = segment.finish in ENDED
-            fits = ends or not self._held.room.overruns(before, len(segment.tokens))
-            if fits and segment.text:
-                size = len(segment.tokens)
-                yield from self._shown(TextDelta(segment.author, self.phase, segment.text, size))
-            yield self._step(segment, draft, accepted=fits, score=action.score)
-            if fits:
-                yield from self._commit(segment)
-            else:
-                self.response.give_up(segment)
-                self.transcript = self._reply = self.budget.close(before, True, "length")
-        elif isinstance(action, Reject):
-            draft = self._made(action.segment)
-            yield self._step(action.segment, draft, accepted=False, score=action.score)
-        elif isinstance(action, Close):
-            self._check_extends(action.transcript)
-            self.transcript = self._reply = self.budget.close(
-                self.transcript, action.forced, action.finish
-            )
-        if self.transcript is before:
-            self._count_idle()
-        else:
-            self._idle = 0
+    def _shown(self, delta: TextDelta, *, early: bool = False) -> Iterator[TextDelta]:
+        """Yield as much of a text as the client may see, up to a stop string.
+
+        `early`: none may begin in it.
+        """
+        if delta.phase == "thought":
+            yield delta
+            return
+        self._held_tokens += delta.tokens
+        # The worker itself looked through what is too early for a stop string.
+        written = sum(self.response.shown.values()) + self.transcript.ends
+        early |= written < self.budget.min_tokens
+        if text := (self._stops.skip if early else self._stops.feed)(delta.text):
+            tokens, self._held_tokens = self._held_tokens, 0
+            yield replace(delta, text=text, tokens=tokens)
+
+    def rest_of_text(self) -> Iterator[Shown]:
+        """Yield what was held back until the answer has ended, once."""
+        yield from map(self.response.add, self._end.release())
+        last = self.transcript.last
+        if last is not None and (rest := self._stops.end()):
+            yield self.response.add(TextDelta(last.author, self.phase, rest))
+
+    def complete(self, total_ms: float) -> RequestCompleted:
+        """Return the last event; `total_ms` is the request's wall time."""
+        response = self.response
+        metrics = response.totals(total_ms)
+        return response.add(RequestCompleted(self.transcript, tuple(response.steps), metrics))
+
+    def close(self) -> None:
+        """Close the script: a policy's own `finally` runs."""
+        self._script.close()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string of the caller's was found: nothing is shown after it."""
+        return self._stops.found
+
+    @property
+    def phase(self) -> Literal["thought", "answer"]:
+        return "answer" if self.transcript.closed else "thought"
 
     def _only_half(self, write: Write, made: Generation, allowed: int) -> bool:
-        """Whether half a character was all that the large model could still spend.
+        """Return whether half a character was all that the large model could still spend.
 
-        Not where the context or the budget left no more than that: then the phase is over.
+        Not if the context or the budget left no more than that: then the phase is over.
         """
         segment = made.segment
         return (
@@ -384,7 +348,6 @@ class PolicyRunner:
         )
 
     def _count_idle(self) -> None:
-        """Another action has added nothing to the transcript."""
         self._idle += 1
         if self._idle > MAX_IDLE:
             name = type(self.policy).__name__
@@ -401,8 +364,10 @@ class PolicyRunner:
             raise BatonError("a policy may not extend a transcript whose answer has ended")
 
     def _made(self, segment: Segment) -> Generation | None:
-        """By which generation a segment was made: as it is, or as one end of a longer draft, of
-        whose time it has its share by tokens."""
+        """Return the generation that made a segment, whole or as one end of a longer draft.
+
+        An end has its share by tokens of the draft's time.
+        """
         if segment in self._drafts or not segment.tokens:
             return self._drafts.get(segment)
         count = len(segment.tokens)
@@ -423,18 +388,18 @@ class PolicyRunner:
         accepted: bool,
         score: float | None = None,
     ) -> StepCompleted:
-        """A segment as users see it; `made`: by which generation, if it is one's as it is."""
+        """Return a segment as users see it; `made`: the generation that made it, if any."""
         tokens, ms = len(segment.tokens), 0.0 if made is None else made.ms
         step = Step(segment.author, segment.text, accepted, tokens, ms, score, self.phase)
         return StepCompleted(step, None if made is None else made.provenance)
 
 
 def _answered(transcript: Transcript, names: Iterable[WorkerName]) -> Script[None]:
-    """End the thought, and let the first worker that has room for it write the rest; the next goes
-    on where one fails.
+    """End the thought, and let the first worker with room write the rest; if one fails, the next.
 
     Raises:
-        WorkerError: one failed with no answer there, or in the middle of it, and no other went on.
+        WorkerError: one failed with no answer there, or in the middle of it, and no other
+            continued.
         ContextLengthExceeded: none of them has room.
     """
     if transcript.is_open and transcript.thinking:
@@ -456,7 +421,7 @@ def _answered(transcript: Transcript, names: Iterable[WorkerName]) -> Script[Non
 
 
 def _beginning(messages: Sequence[Message], limits: Limits) -> Transcript:
-    """The transcript of a request; an assistant's message at the end is an answer to continue."""
+    """Return a request's transcript; an assistant's message at the end is an answer to continue."""
     if messages and messages[-1].role == "assistant":
         begun = Segment("policy", messages[-1].content)
         return Transcript(tuple(messages[:-1])).without_thought().extend(begun)

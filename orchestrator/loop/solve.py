@@ -13,7 +13,7 @@ worker drafts, who verifies and how, is the policy's business. Four objects shar
   makes, and keeps the deadline.
 
 Both workers prefill the prompt first; the policy's first action runs beside the longer prefill, and
-no event tells of it before both are done (`PromptsRead`).
+no event reports it before both are done (`PromptsRead`).
 
 A transcript is a thought and an answer. If no model of the policy marks its thought
 (`Generation.thinks` of the prefills), it is an answer alone, and the steps are the answer's.
@@ -46,17 +46,15 @@ async def solve(
     workers: Mapping[WorkerName, Worker],
     response: ResponseAccumulator | None = None,
 ) -> AsyncGenerator[Event, None]:
-    """Answer a request by `policy`: events as they happen, the last of them one
-    `RequestCompleted`.
+    """Answer a request by `policy`: yield events as they happen, last one `RequestCompleted`.
 
-    Into `response` every event is folded before it is yielded. Closing the generator, or cancelling
+    Every event is folded into `response` before it is yielded. Closing the generator, or cancelling
     the task that reads it, stops everything it started.
 
     Raises:
         ConfigError: a worker that the policy needs is not in `workers`.
         InvalidRequest: a negative limit, a method that the worker does not offer, a `max_cost`
-            without prices;
-            ContextLengthExceeded for too long a prompt.
+            without prices; ContextLengthExceeded for too long a prompt.
         Unsupported: a worker lacks what the policy needs.
         WorkerError: a worker failed and the policy did not catch it.
         DeadlineExceeded: `limits.deadline_s` seconds are over.

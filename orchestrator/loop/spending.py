@@ -1,4 +1,4 @@
-"""What the large model may still do for a thought: a policy's `max_large_tokens` and `max_cost`.
+"""The caps on the large model in a thought: a policy's `max_large_tokens` and `max_cost`.
 
 They hold for every policy, and no policy knows of them. While something is left, the large model's
 text is cut to it. After that the large model is not asked any more: its drafts and judgements fail
@@ -6,9 +6,8 @@ as if the worker were down, which policies work around, and the small model writ
 the end of the chain. The answer that follows a thought is the policy's business again.
 
 Tokens count when they are made, rejected drafts too: the cap is never exceeded. A price is counted
-over all calls of both models; what the small model and the answer still cost comes on top.
-
-Everything follows from results, so a replay spends the same.
+over all calls of both models; the small model and the answer still cost something after it. All of
+it follows from results, so a replay spends the same.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Spending:
 
     @classmethod
     def of(cls, policy: Policy, limits: Limits) -> Spending:
-        """The caps of a policy.
+        """Return the caps of a policy.
 
         Raises:
             InvalidRequest: `max_cost`, and the service names no prices.
@@ -52,11 +51,10 @@ class Spending:
 
     @property
     def capped(self) -> bool:
-        """Whether there is any cap."""
         return self.tokens < inf or self.cost < inf
 
     def left(self, totals: Metrics) -> float:
-        """Tokens that the large model may still make, by the request's totals so far."""
+        """Return the tokens that the large model may still make, by the request's totals so far."""
         left = self.tokens - totals.large_tokens
         if self.prices is not None:
             spent = totals.small_tokens, totals.large_tokens, totals.prefill_tokens
@@ -67,7 +65,7 @@ class Spending:
         return left
 
     def allow(self, action: Action[Any], left: float) -> Action[Any]:
-        """The action as it may be carried out in the chain, with `left` tokens.
+        """Return the action as it may be carried out in the chain, with `left` tokens.
 
         Raises:
             Spent: it asks the large model, and nothing is left.

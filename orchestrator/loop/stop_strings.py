@@ -1,8 +1,7 @@
 """A caller's stop strings in an answer that is made of several segments.
 
-A worker looks for them within one generation. Where the answer is shared, a string may begin in one
-segment and end in the next, by another author: what may be the beginning of one is held back here
-until the text continues.
+A worker looks for them within one generation. A string may begin in one segment and end in the
+next, by another author: what may be the beginning of one is held back until the text continues.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class StopStrings:
         self.found = False
 
     def feed(self, text: str) -> str:
-        """The text that is certain, with this piece."""
+        """Return the text that is certain, with this piece."""
         if self.found or not self._stops:
             return "" if self.found else text
         text = self._held + text
@@ -38,26 +37,23 @@ class StopStrings:
         # The one that is whole first, so that it does not matter in which pieces the text comes.
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         self.found = bool(found)
-        certain = min(found)[1] if found else len(text) - self._beginning(text)
+        begun = max(overlap(text, stop) for stop in self._stops)
+        certain = min(found)[1] if found else len(text) - begun
         self._held = "" if self.found else text[certain:]
         return text[:certain]
 
     def skip(self, text: str) -> str:
-        """Pass a text on as it is: none may begin in it."""
+        """Return a text in which none may begin."""
         self._begun = self._begun or bool(text.strip())
         return text
 
     def end(self) -> str:
-        """What was held back, once the answer has ended."""
+        """Return what was held back, once the answer has ended."""
         rest, self._held = self._held, ""
         return rest
 
-    def _beginning(self, text: str) -> int:
-        """The length of the longest end of a text that begins a stop string."""
-        return max((overlap(text, stop) for stop in self._stops), default=0)
-
 
 def overlap(text: str, mark: str) -> int:
-    """The length of the longest end of a text that begins a mark, and is not all of it."""
+    """Return the length of the longest end of a text that begins a mark, and is not all of it."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if text.endswith(mark[:size])), 0)

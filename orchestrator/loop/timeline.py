@@ -29,10 +29,9 @@ CallKind = Literal["prefill", "draft", "write", "judge", "verify"]
 class CallSpan:
     """One call of a worker, from `at_ms` on for `ms`.
 
-    `tokens` are those it generated. `probabilities` is a judge's distribution over its labels,
-    `outside` the mass on everything else; `surprise` the highest negative log-likelihood (natural
-    log) of a token that was verified. None if a call gives no such thing. `error` is what kind of
-    failure ended it, `finish` why a generation ended.
+    `probabilities` is a judge's distribution over its labels, `outside` the mass on everything
+    else; `surprise` the highest negative log-likelihood (natural log) of a token that was verified.
+    `error` is the kind of failure that ended it.
     """
 
     kind: CallKind
@@ -50,8 +49,8 @@ class CallSpan:
 
 @dataclass(frozen=True, slots=True)
 class StepMoment:
-    """When a step was complete, which calls drafted and judged it, by index, and where its tokens
-    came from, if that is known. The first `calls_before` calls are its own or earlier steps'."""
+    """When a step was complete, the indices of the calls that drafted and judged it, and the
+    provenance of its tokens. The first `calls_before` calls are its own or earlier steps'."""
 
     at_ms: float
     calls: tuple[int, ...]
@@ -71,19 +70,18 @@ class Timeline:
         self._about: dict[tuple[Author, str], list[int]] = {}  # calls by the text they concern
 
     def begin(self, action: Action[Any] | None, now_ms: float) -> None:
-        """The policy asks for this now; None: it has nothing left to ask."""
+        """Note what the policy asks for now; None: nothing any more."""
         self._current = None if action is None else (action, now_ms)
 
     @property
     def running(self) -> list[tuple[WorkerName, CallKind, float]]:
-        """The call whose result is waited for: who, what, and since when in milliseconds."""
+        """The call whose result is waited for: its worker, its kind, and its begin in ms."""
         match self._current:
             case (Generate() | Write() | Classify() | Verify()) as action, since:
                 return [(action.worker, _kind(action), since)]
         return []
 
     def add_step(self, completed: StepCompleted, now_ms: float) -> None:
-        """A step is complete."""
         step = completed.step
         calls = self._about.pop((step.author, step.text), [])
         self.steps.append(
@@ -92,7 +90,6 @@ class Timeline:
         self._completing = True
 
     def add(self, event: ActionCompleted, now_ms: float) -> None:
-        """An action is complete."""
         since_ms = max(0.0, now_ms - event.ms)
         if not _is_prefill(event.action):  # those end beside the policy's first action
             if self._current is not None and self._current[0] is event.action:
@@ -111,7 +108,7 @@ class Timeline:
         at_ms: float,
         ms: float,
     ) -> None:
-        """A call began at `at_ms` and took `ms`, whatever the policy waits for."""
+        """Add a call that began at `at_ms` and took `ms`, whatever the policy waits for."""
         kind = _kind(action)
         if kind == "prefill":
             at_ms = 0.0  # the prompt is read first, by all workers at once

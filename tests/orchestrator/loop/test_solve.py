@@ -21,6 +21,7 @@ from orchestrator.errors import (
     WorkerError,
     WorkerUnavailable,
 )
+from orchestrator.loop import executor
 from orchestrator.loop.accumulator import Failure, ResponseAccumulator
 from orchestrator.loop.actions import (
     Accept,
@@ -59,8 +60,6 @@ from policies.steps import write_out
 from policies.surprise_takeover import SurpriseTakeover
 from tests.workers.scripted import Say, Scripted, words
 
-pytestmark = pytest.mark.asyncio
-
 QUESTION = (Message("user", "what is 2+2+2?"),)
 SMALL = ("2+2 is 5.\n\nand 2 more is 7.\n\nso it is 7.", "It is seven.")
 LARGE = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
@@ -83,10 +82,15 @@ def start(
     return solve(policy, request, workers, response)
 
 
-async def run(*args: Any, **kwargs: Any) -> tuple[list[Event], RequestCompleted]:
+async def heard(*args: Any, **kwargs: Any) -> tuple[list[Event], RequestCompleted]:
     events = [event async for event in start(*args, **kwargs)]
     ended = events[-1]
     assert isinstance(ended, RequestCompleted)
+    return events, ended
+
+
+async def run(*args: Any, **kwargs: Any) -> tuple[list[Event], RequestCompleted]:
+    events, ended = await heard(*args, **kwargs)
     assert sum(isinstance(event, RequestCompleted) for event in events) == 1
     assert sum(isinstance(event, StepCompleted) for event in events) == len(ended.steps)
     for phase, said in (("thought", ended.transcript.thought), ("answer", ended.transcript.answer)):
@@ -392,18 +396,19 @@ async def test_usage_counts_the_large_models_prompt() -> None:
     assert set(ended.metrics.ms) == {"small", "large", "classify", "total"}
 
 
-async def test_waiting_for_one_workers_prompt_is_not_the_others_time() -> None:
-    class SlowReader(Scripted):
-        async def generate(self, call: Any, criteria: StopCriteria, *args: Any, **kw: Any) -> Any:
-            if criteria.max_tokens == 0:
-                await asyncio.sleep(0.5)
-            async for item in super().generate(call, criteria, *args, **kw):
-                yield item
-
-    workers = pair()
-    workers["large"] = SlowReader(story=LARGE)
-    _, ended = await run(SpecReason(), workers)
-    assert ended.metrics.ms["small"] < 400
+async def test_waiting_for_one_workers_prompt_is_not_the_others_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, workers = [0.0], pair()
+    monkeypatch.setattr(executor, "perf_counter", lambda: now[0])
+    workers["large"] = large = HeldReader(story=LARGE)
+    task = asyncio.create_task(run(SpecReason(), workers))
+    await until(lambda: workers["small"].calls and not workers["small"].live)
+    await asyncio.sleep(0.01)  # its draft waits for the large model, which reads for a minute
+    now[0] = 60.0
+    large.let.set()
+    _, ended = await task
+    assert ended.metrics.ms["small"] == 0
 
 
 # --- failures ------------------------------------------------------------------------------------
@@ -587,21 +592,16 @@ async def test_a_worker_that_stays_dead_ends_the_request() -> None:
 
 
 async def test_deaths_in_each_phase_of_specreason() -> None:
-    alone = (LARGE[0], LARGE[1])
-    dead_small = pair()
-    dead_small["small"] = Scripted(down=GONE)  # preflight included
-    _, ended = await run(SpecReason(), dead_small)
-    assert (ended.transcript.text, answer(ended)) == alone
-    drafting = pair()
-    drafting["small"] = Scripted(story=LARGE, deaths={0: 2, 1: 1})
-    _, ended = await run(SpecReason(), drafting)
-    assert (ended.transcript.text, answer(ended)) == alone
-    judging = pair(scores=[GONE])
-    _, ended = await run(SpecReason(), judging)
-    assert (ended.transcript.text, answer(ended)) == alone
+    dead = Scripted(down=GONE)  # preflight included
+    for small, large in (
+        (dead, Scripted(story=LARGE)),
+        (Scripted(story=LARGE, deaths={0: 2, 1: 1}), Scripted(story=LARGE)),
+        (Scripted(story=SMALL), Scripted(story=LARGE, scores=[GONE])),
+    ):
+        _, ended = await run(SpecReason(), {"small": small, "large": large})
+        assert (ended.transcript.text, answer(ended)) == LARGE
     assert [step.accepted for step in ended.steps if step.author == "small"] == [False] * 3
-    rewriting = pair(scores=[0], deaths={1: 2})
-    _, ended = await run(SpecReason(), rewriting)
+    _, ended = await run(SpecReason(), pair(scores=[0], deaths={1: 2}))
     assert ended.transcript.text.startswith("2+2 is ")
     answering = pair()
     answering["small"] = Scripted(story=SMALL, deaths={3: 1})
@@ -866,9 +866,7 @@ async def test_a_thought_that_goes_on_behind_a_forced_close_is_answered(policy: 
     response = ResponseAccumulator()
     workers: dict[WorkerName, Scripted] = {"small": Scripted(line), "large": Scripted(line)}
     limits = Limits(stop=("2 and",))
-    events = [e async for e in start(policy, workers, response=response, limits=limits)]
-    ended = events[-1]
-    assert isinstance(ended, RequestCompleted)
+    events, ended = await heard(policy, workers, response=response, limits=limits)
     transcript = ended.transcript
     assert (transcript.reply, response.answer, response.raw_answer) == ("42", "42", "42")
     assert (transcript.forced, transcript.finish, transcript.thought.tokens) == (True, "stop", 3)
@@ -877,9 +875,7 @@ async def test_a_thought_that_goes_on_behind_a_forced_close_is_answered(policy: 
     assert "".join(shown) == "so 40 and 2\n\n42"  # what a stream has shown stays
     assert [s.text for s in ended.steps if s.phase == "answer"] == ["so 40 and 2", "42"]
     twice = [Say("one two three four"), *[Say(text, "think_end") for text in ("a", "")], "b"]
-    events = [e async for e in start(LargeOnly(budget=2), {"large": Scripted(twice)})]
-    ended = events[-1]
-    assert isinstance(ended, RequestCompleted)
+    _, ended = await heard(LargeOnly(budget=2), {"large": Scripted(twice)})
     assert ended.transcript.reply == "Answer: b"
 
 
@@ -899,16 +895,10 @@ async def test_a_stop_string_across_steps_is_never_shown(stop: str, left: str) -
         return Say(step + blank, "until" if blank else "eos")
 
     both = Scripted(next_step, thinks=False)
-    events = [
-        event
-        async for event in start(
-            SpecReason(), {"small": both, "large": both}, limits=Limits(stop=(stop,))
-        )
-    ]
+    workers = {"small": both, "large": both}
+    events, ended = await heard(SpecReason(), workers, limits=Limits(stop=(stop,)))
     shown = "".join(event.text for event in events if isinstance(event, TextDelta))
     assert shown.rstrip() == left.rstrip()
-    *_, ended = events
-    assert isinstance(ended, RequestCompleted)
     assert (ended.transcript.finish, ended.transcript.done) == ("stop", True)
 
 
@@ -926,9 +916,7 @@ async def test_a_stop_string_across_segments_ends_the_call_that_completes_it() -
 
     large = Scripted([Say("2+2 is 4.\n\n", "length"), "and 2 more is 6."], thinks=False)
     policy = scripted_policy(body, "large")
-    events = [e async for e in start(policy, {"large": large}, limits=Limits(stop=("\n\nand",)))]
-    *_, ended = events
-    assert isinstance(ended, RequestCompleted)
+    events, ended = await heard(policy, {"large": large}, limits=Limits(stop=("\n\nand",)))
     assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "2+2 is 4."
     assert (ended.transcript.text, ended.transcript.finish) == ("2+2 is 4.\n\nand ", "stop")
     assert (ended.metrics.large_tokens, large.live) == (4, 0)

@@ -16,8 +16,6 @@ from orchestrator.loop.solve import solve
 from orchestrator.types import Message, StopCriteria, Transcript
 from tests.workers.scripted import Scripted
 
-pytestmark = pytest.mark.asyncio
-
 QUESTION = (Message("user", "what is 2+2+2?"),)
 SMALL = ("2+2 is 5.\n\nand 2 more is 7.\n\nso it is 7.", "It is seven.")
 LARGE = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")

@@ -122,17 +122,32 @@ def small(transcript: Transcript, criteria: StopCriteria) -> Say:
     return Say(STORY[0].removeprefix(transcript.text), logprob=-3.0)
 
 
-async def run(
-    policy: Policy, limits: Limits, score: float = 0.0
-) -> tuple[list[Event], RequestCompleted, Scripted]:
-    large = Scripted(story=STORY, scores=(score,))
-    workers: Any = {"small": Scripted(small), "large": large}
-    given = solve(policy, Request("r", QUESTION, limits=limits), workers)
-    events = [event async for event in given]
+async def answered(
+    policy: Policy, small: Scripted, large: Scripted, limits: Limits | None = None
+) -> tuple[list[Event], RequestCompleted]:
+    request = Request("r", QUESTION, limits=limits or Limits())
+    events = [event async for event in solve(policy, request, {"small": small, "large": large})]
     ended = events[-1]
     assert isinstance(ended, RequestCompleted)
-    assert sum(worker.live for worker in workers.values()) == 0
-    return events, ended, large
+    assert small.live + large.live == 0
+    return events, ended
+
+
+async def run(
+    policy: Policy, limits: Limits | None = None
+) -> tuple[list[Event], RequestCompleted, Scripted]:
+    large = Scripted(story=STORY, scores=(0.0,))
+    return *await answered(policy, Scripted(small), large, limits), large
+
+
+def replays(name: str, policy: Policy, events: list[Event], limits: Limits | None = None) -> bool:
+    """Return whether a recording of these events replays to the same."""
+    kept = tuple(event for event in events if not isinstance(event, TextDelta))
+    asked = RecordedRequest("r", name, QUESTION, limits=limits or Limits())
+    recording = loads(dumps(Recording(asked, kept)))
+    assert recording.request.limits == asked.limits
+    heard = [event for event in replay(recording, policy) if not isinstance(event, TextDelta)]
+    return tuple(heard) == kept
 
 
 def thought_by_large(events: list[Event]) -> int:
@@ -160,43 +175,34 @@ MORE: dict[str, dict[str, Any]] = {
 CASES = [*((name, {}) for name in POLICIES), *MORE.items()]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("cap", [0, 1, 3, 5, 8, 1000])
 @pytest.mark.parametrize(("name", "parameters"), CASES, ids=lambda value: str(value))
 async def test_no_policy_exceeds_its_tokens_and_all_answer(
     name: str, parameters: dict[str, Any], cap: int
 ) -> None:
     policy = POLICIES[name](**parameters, max_large_tokens=cap)
-    events, ended, large = await run(policy, Limits())
-    assert ended.transcript.done
-    assert ended.transcript.finish == "stop"
-    assert not ended.transcript.forced
-    assert ended.transcript.text == STORY[0]
-    assert "".join(part.text for part in ended.transcript.answer) == STORY[1]
+    events, ended, large = await run(policy)
+    transcript = ended.transcript
+    assert (transcript.done, transcript.finish, transcript.forced) == (True, "stop", False)
+    assert (transcript.text, transcript.answer.text()) == STORY
     assert thought_by_large(events) <= cap
     if cap == 0:
         assert all(call.call.transcript.closed for call in large.calls)
-    kept = tuple(event for event in events if not isinstance(event, TextDelta))
-    asked = RecordedRequest("r", name, QUESTION)
-    recording = loads(dumps(Recording(asked, kept)))
-    heard = [event for event in replay(recording, policy) if not isinstance(event, TextDelta)]
-    assert tuple(heard) == kept
+    assert replays(name, policy, events)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("name", POLICIES)
 async def test_a_cap_that_is_not_reached_changes_nothing(name: str) -> None:
-    _, free, _ = await run(POLICIES[name](), Limits())
-    _, capped, _ = await run(POLICIES[name](max_large_tokens=10**6), Limits())
+    _, free, _ = await run(POLICIES[name]())
+    _, capped, _ = await run(POLICIES[name](max_large_tokens=10**6))
     assert capped.transcript == free.transcript
     assert [(one.author, one.text) for one in capped.steps] == [
         (one.author, one.text) for one in free.steps
     ]
 
 
-@pytest.mark.asyncio
 async def test_the_large_model_begins_alone_and_the_small_one_ends_it() -> None:
-    _, ended, _ = await run(POLICIES["large-only"](max_large_tokens=5), Limits())
+    _, ended, _ = await run(POLICIES["large-only"](max_large_tokens=5))
     assert [(part.author, len(part.tokens)) for part in ended.transcript.thought] == [
         ("large", 5),
         ("small", 11),
@@ -204,17 +210,15 @@ async def test_the_large_model_begins_alone_and_the_small_one_ends_it() -> None:
     assert [part.author for part in ended.transcript.answer] == ["large"]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "name", [name for name, policy in POLICIES.items() if "answer_by" in policy.model_fields]
 )
 async def test_behind_a_cap_answers_who_is_named(name: str) -> None:
     policy = POLICIES[name](answer_by="small", max_large_tokens=1)
-    _, ended, _ = await run(policy, Limits())
+    _, ended, _ = await run(policy)
     assert [part.author for part in ended.transcript.answer] == ["small"]
 
 
-@pytest.mark.asyncio
 async def test_large_only_with_a_cap_needs_a_small_model() -> None:
     workers: Any = {"large": Scripted(story=STORY)}
     policy = POLICIES["large-only"](max_large_tokens=5)
@@ -223,7 +227,6 @@ async def test_large_only_with_a_cap_needs_a_small_model() -> None:
         await anext(events)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("name", POLICIES)
 async def test_money_is_kept_and_replayed(name: str) -> None:
     limits = Limits(prices=PRICES)
@@ -232,15 +235,9 @@ async def test_money_is_kept_and_replayed(name: str) -> None:
     assert ended.transcript.done
     assert ended.transcript.text == STORY[0]
     assert thought_by_large(events) <= 6
-    kept = tuple(event for event in events if not isinstance(event, TextDelta))
-    asked = RecordedRequest("r", name, QUESTION, limits=limits)
-    recording = loads(dumps(Recording(asked, kept)))
-    assert recording.request.limits == limits
-    heard = [event for event in replay(recording, policy) if not isinstance(event, TextDelta)]
-    assert tuple(heard) == kept
+    assert replays(name, policy, events, limits)
 
 
-@pytest.mark.asyncio
 async def test_a_pair_without_a_thought_shares_the_answer_within_the_cap() -> None:
     story = ("", STORY[0])
     large = Scripted(story=story, scores=(0.0,), thinks=False)
@@ -248,11 +245,8 @@ async def test_a_pair_without_a_thought_shares_the_answer_within_the_cap() -> No
     def plain(transcript: Transcript, criteria: StopCriteria) -> Say:
         return Say(STORY[0].removeprefix(transcript.text))
 
-    workers: Any = {"small": Scripted(plain, thinks=False), "large": large}
     policy = POLICIES["specreason"](max_large_tokens=5)
-    given = solve(policy, Request("r", QUESTION), workers)
-    *_, ended = [event async for event in given]
-    assert isinstance(ended, RequestCompleted)
+    _, ended = await answered(policy, Scripted(plain, thinks=False), large)
     authors = [(part.author, len(part.tokens)) for part in ended.transcript.answer]
     assert sum(size for author, size in authors if author == "large") == 5
     assert ended.transcript.text == STORY[0]
@@ -267,37 +261,27 @@ def endless(transcript: Transcript, criteria: StopCriteria) -> Say:
     return Say(steps, logprob=-3.0)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("cap", "most"), [(100, 150), (50, 100), (200, 260), (7, 100), (90, 100)])
 @pytest.mark.parametrize("name", POLICIES)
 async def test_a_thought_that_both_caps_cut_is_answered(name: str, cap: int, most: int) -> None:
     policy = POLICIES[name](max_large_tokens=cap)
     large = Scripted(endless, scores=(0.0,))
-    workers: Any = {"small": Scripted(endless), "large": large}
-    limits = Limits(max_tokens=most)
-    given = solve(policy, Request("r", QUESTION, limits=limits), workers)
-    events = [event async for event in given]
-    ended = events[-1]
-    assert isinstance(ended, RequestCompleted)
-    assert ended.transcript.forced
-    assert ended.transcript.finish == "length"
-    assert ended.transcript.answer.text() == "Six."
-    assert ended.transcript.thought.tokens >= most // 4
-    assert ended.transcript.thought.tokens + ended.transcript.answer.tokens <= most
+    events, ended = await answered(policy, Scripted(endless), large, Limits(max_tokens=most))
+    transcript = ended.transcript
+    assert (transcript.forced, transcript.finish) == (True, "length")
+    assert transcript.answer.text() == "Six."
+    assert transcript.thought.tokens >= most // 4
+    assert transcript.thought.tokens + transcript.answer.tokens <= most
     assert thought_by_large(events) <= cap
 
 
-@pytest.mark.asyncio
 async def test_a_context_that_is_full_when_the_small_model_takes_over_ends_the_thought() -> None:
     def full(transcript: Transcript, criteria: StopCriteria) -> Say:
         return Say("", "length")  # no token made, however many were allowed
 
     small = Scripted(full)
-    workers: Any = {"small": small, "large": Scripted(story=STORY)}
     policy = POLICIES["large-only"](max_large_tokens=5)
-    given = solve(policy, Request("r", QUESTION), workers)
-    *_, ended = [event async for event in given]
-    assert isinstance(ended, RequestCompleted)
+    _, ended = await answered(policy, small, Scripted(story=STORY))
     assert ended.transcript.finish == "length"
     assert ended.transcript.thought.tokens == 5
     assert len(small.calls) == 1
@@ -316,13 +300,9 @@ class HalfCharacter(Scripted):
                 yield item
 
 
-@pytest.mark.asyncio
 async def test_half_a_character_at_the_cap_is_left_to_the_small_model() -> None:
-    workers: Any = {"small": Scripted(small), "large": HalfCharacter(story=STORY)}
     policy = POLICIES["large-only"](max_large_tokens=1)
-    given = solve(policy, Request("r", QUESTION), workers)
-    *_, ended = [event async for event in given]
-    assert isinstance(ended, RequestCompleted)
+    _, ended = await answered(policy, Scripted(small), HalfCharacter(story=STORY))
     assert ended.transcript.finish == "stop"
     assert ended.transcript.text == STORY[0]
     assert {part.author for part in ended.transcript.thought} == {"small"}
