@@ -94,47 +94,43 @@ def expected(answer: str) -> str:
     return (answer.rpartition("####")[2] if box is None else box).strip()
 
 
+_KINDS: Final = (Named, Expression, Sequence, Number, Words)
+
+
 def _equal(a: Value, b: Value, algebra: Algebra | None) -> bool | None:
-    match a, b:
-        case Number(), Number():
-            return a.equals(b)
-        case Words(), Words():
-            return a == b
-        case Number(), Words():
-            return any(b.lines == ((digits,),) for digits in a.unmarked)
-        case (Named(), Expression()) if b.is_relation:
-            return _by_algebra(a, b, algebra)
-        case (Expression(), Named()) if a.is_relation:
-            return _by_algebra(a, b, algebra)
-        case Named(), Named() if a.name != b.name:
+    match sorted((a, b), key=lambda one: _KINDS.index(type(one))):
+        case (Named(name), Named(other)) if name != other:
             return False
-        case Named(), _:
-            return _equal(a.value, b.value if isinstance(b, Named) else b, algebra)
-        case Sequence(), Sequence():
-            return _sequences(a, b, algebra)
-        case Sequence(brackets=brackets), Words() if brackets == MATRIX:
-            return _grid(a) == b.lines
-        case Sequence(brackets="{}", items=(only,)), Number() | Words() | Expression():
-            return _equal(only, b, algebra)
-        case Number() | Words() | Expression(), Sequence(brackets="{}", items=(only,)):
-            return _equal(a, only, algebra)
-        case Expression(), Sequence() if not ((a.is_set or a.has_matrix) and b.brackets):
+        case Named(_, value), Named(_, other):
+            return _equal(value, other, algebra)
+        case (Named() as named, Expression() as relation) if relation.is_relation:
+            return _by_algebra(named, relation, algebra)
+        case Named(_, value), other:
+            return _equal(value, other, algebra)
+        case (one, Sequence("{}", (only,))) if not isinstance(one, Sequence):
+            return _equal(one, only, algebra)
+        case (Sequence("{}", (only,)), other) if not isinstance(other, Sequence):
+            return _equal(only, other, algebra)
+        case (Expression() as one, Sequence(brackets)) if not (
+            (one.is_set or one.has_matrix) and brackets
+        ):
             return False
-        case Expression(), Words(lines=((str() as letters,),)) if (
+        case (Expression() as one, Words(((str() as letters,),))) if (
             len(letters) < 4 and letters.isalpha()
         ):
-            return _by_algebra(a, Expression(letters), algebra)
-        case Expression(), Number() | Expression() | Sequence():
-            return _by_algebra(a, b, algebra)
-        case (
-            (Words(), Number())
-            | (Number(), Sequence() | Named() | Expression())
-            | (Words(), Named() | Expression())
-            | (Words(), Sequence())
-            | (Sequence() | Words() | Expression(), Named())
-            | (Sequence(), Expression())
-        ):
-            return _equal(b, a, algebra)
+            return _by_algebra(one, Expression(letters), algebra)
+        case (Expression() as one, (Expression() | Sequence() | Number()) as other):
+            return _by_algebra(one, other, algebra)
+        case Sequence() as one, Sequence() as other:
+            return _sequences(one, other, algebra)
+        case (Sequence() as matrix, Words(lines)) if matrix.brackets == MATRIX:
+            return _grid(matrix) == lines
+        case Number() as one, Number() as other:
+            return one.equals(other)
+        case Number() as one, Words(lines):
+            return any(lines == ((digits,),) for digits in one.unmarked)
+        case Words() as one, Words() as other:
+            return one == other
     return False
 
 

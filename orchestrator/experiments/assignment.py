@@ -39,7 +39,7 @@ class AssignmentFacts:
     forced: str | None = None
 
     def unit(self, kind: Unit) -> str | None:
-        """The id of the request's unit; None if the request has none of that kind."""
+        """Return the id of the request's unit; None if the request has none of that kind."""
         value: str | None = getattr(self, kind)
         return value
 
@@ -59,7 +59,7 @@ class Enrollment:
 
 
 def enroll(runs: Sequence[Run], facts: AssignmentFacts) -> Enrollment | None:
-    """A request's part in these experiments; None if it takes part in none.
+    """Return a request's part in these experiments; None if it takes part in none.
 
     Raises:
         InvalidRequest: the forced arm does not exist, or its experiment does not run.
@@ -87,7 +87,7 @@ def _forced(live: Sequence[Run], forced: str, request: str) -> Enrollment:
 
 
 def assign(experiment: Experiment, state: ExperimentState, unit: str) -> str | None:
-    """The arm that answers a unit's requests; None if the unit takes no part.
+    """Return the arm that answers a unit's requests; None if the unit takes no part.
 
     The units of a stopped arm take no part any more: if they moved to another arm, the arms could
     no longer be compared.
@@ -95,26 +95,23 @@ def assign(experiment: Experiment, state: ExperimentState, unit: str) -> str | N
     group = experiment.group
     if group is not None and not in_group(unit, group.name, group.start, group.end):
         return None
+    hidden = unit
+    if experiment.secret is not None:
+        key = bytes.fromhex(experiment.secret)
+        hidden = blake2b(unit.encode(), key=key, digest_size=16).hexdigest()
     names, weights = list(experiment.weights), list(experiment.weights.values())
-    at = bucket(experiment.seed, _hidden(unit, experiment.secret))
-    index = choose_variation(at, bucket_ranges(state.coverage(experiment), weights))
+    ranges = bucket_ranges(state.coverage(experiment), weights)
+    index = choose_variation(bucket(experiment.seed, hidden), ranges)
     return None if index < 0 or names[index] in state.stopped else names[index]
 
 
 def in_shadow_sample(experiment: Experiment, shadow: str, request: str, share: float) -> bool:
-    """Whether a shadow arm answers this request too."""
+    """Return whether a shadow arm answers this request too."""
     return bucket(f"{experiment.seed}:{shadow}", request) < share
 
 
-def _hidden(unit: str, secret: str | None) -> str:
-    """The text that the hash sees in place of a unit."""
-    if secret is None:
-        return unit
-    return blake2b(unit.encode(), key=bytes.fromhex(secret), digest_size=16).hexdigest()
-
-
 def fnv1a(text: str) -> int:
-    """The 32-bit FNV-1a hash (draft-eastlake-fnv) of a text's UTF-8 bytes."""
+    """Return the 32-bit FNV-1a hash (draft-eastlake-fnv) of a text's UTF-8 bytes."""
     value = _OFFSET
     for byte in text.encode():
         value = ((value ^ byte) * _PRIME) & 0xFFFFFFFF
@@ -122,17 +119,17 @@ def fnv1a(text: str) -> int:
 
 
 def bucket(seed: str, unit: str) -> float:
-    """A unit's place in [0, 1): one of `BUCKETS` (GrowthBook's hash version 2)."""
+    """Return a unit's place in [0, 1): one of `BUCKETS` (GrowthBook's hash version 2)."""
     return fnv1a(str(fnv1a(seed + unit))) % BUCKETS / BUCKETS
 
 
 def in_group(unit: str, name: str, start: float, end: float) -> bool:
-    """Whether a unit lies in an exclusion group's part [start, end) (hash version 1)."""
+    """Return whether a unit is in an exclusion group's part [start, end) (hash version 1)."""
     return start <= fnv1a(f"{unit}__{name}") % 1000 / 1000 < end
 
 
 def bucket_ranges(coverage: float, weights: Sequence[float]) -> list[Range]:
-    """Each arm's part of [0, 1), which begins at the sum of the weights before it."""
+    """Return each arm's part of [0, 1), which begins at the sum of the weights before it."""
     ranges: list[Range] = []
     start = 0.0
     for weight in weights:
@@ -142,5 +139,5 @@ def bucket_ranges(coverage: float, weights: Sequence[float]) -> list[Range]:
 
 
 def choose_variation(at: float, parts: Sequence[Range]) -> int:
-    """The index of the range that holds `at`; -1 if none does."""
+    """Return the index of the range that holds `at`; -1 if none does."""
     return next((i for i, (low, high) in enumerate(parts) if low <= at < high), -1)

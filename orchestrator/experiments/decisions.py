@@ -30,12 +30,11 @@ class Decision:
 
 
 def decision_at(run: Run, reader: LogReader, at: float) -> Decision:
-    """The decision that is made now."""
     return Decision(at, reader.events, _stage(run))
 
 
 def is_due(run: Run, last: Decision | None, reader: LogReader, at: float) -> bool:
-    """Whether there are enough events since the last decision, or the ramp's next step is due."""
+    """Return whether there are enough events since the last decision, or the next step is due."""
     if last is None:
         return True
     ramp, state = run.experiment.ramp, run.state
@@ -49,14 +48,14 @@ def is_due(run: Run, last: Decision | None, reader: LogReader, at: float) -> boo
 
 
 def _stage(run: Run) -> tuple[int, int]:
-    """The step of the ramp, and the number of arms that were stopped."""
+    """Return the step of the ramp, and the number of arms that were stopped."""
     return run.state.step, len(run.state.stopped)
 
 
 def decide(
     experiment: Experiment, state: ExperimentState, requests: Sequence[RequestRecord], at: float
 ) -> tuple[ExperimentState, str]:
-    """The state that follows from a run's log, and the action that leads to it.
+    """Return the state that follows from a run's log, and the action that leads to it.
 
     If the store dropped requests, guardrails use the others, so an arm that becomes bad late is
     stopped.
@@ -77,7 +76,7 @@ def decide(
 def next_ramp_step(
     experiment: Experiment, state: ExperimentState, units: Mapping[str, int], at: float
 ) -> ExperimentState | None:
-    """The state one step up the ramp; None if it is not due, or there is no further step.
+    """Return the state one step up the ramp; None if it is not due, or there is no further step.
 
     `units`: units exposed since the last step, by arm.
     """

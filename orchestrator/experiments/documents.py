@@ -48,7 +48,7 @@ class ExperimentDocument(BaseModel):
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Self:
-        """A document from JSON values, strictly: 1 is a float and "1" is not.
+        """Parse a document from JSON values, strictly: 1 is a float and "1" is not.
 
         Raises:
             InvalidRequest: an unknown key, a wrong value or a contradiction, by name.
@@ -63,8 +63,8 @@ class Arm(ExperimentDocument):
     """One way to answer: a policy (or a published version of it) with parameters.
 
     `weight` is its share of the units that take part; without any weights, arms get equal shares.
-    A `shadow` arm answers the control's requests again, for comparison only. `speculation` is one
-    of the methods that the large worker offers (None: its default).
+    A `shadow` arm answers the control's requests again, for comparison only. `speculation` is a
+    method of the large worker.
     """
 
     name: Name
@@ -87,8 +87,7 @@ class ExclusionGroup(ExperimentDocument):
 class Bound(ExperimentDocument):
     """A bound of the goal: `metric` may be worse than in arm `than` by at most `by`.
 
-    The default of `than` is the control. `by` is in the metric's unit: 0.01 of a reward is one
-    point.
+    The default of `than` is the control. `by` is in the metric's unit.
     """
 
     metric: MetricName
@@ -113,10 +112,7 @@ class Guardrail(ExperimentDocument):
 
     It has one of `at_most`, `at_least` and `worse_than_control_by`, in the metric's unit. With a
     `quantile` (of a time), `at_most` limits that quantile. `alpha` bounds the probability that an
-    arm within the limit is ever stopped, for times as they were observed. A cancelled or failed
-    request counts against `at_most` with the time that had passed, and against the control with
-    the worst time of all arms; an arm that has one crosses no `at_least` of a time. See the metrics
-    `cancelled` and `error`.
+    arm within the limit is ever stopped, for times as they were observed (`guardrails.py`).
     """
 
     metric: MetricName
@@ -141,9 +137,9 @@ class Guardrail(ExperimentDocument):
         return self
 
     def __str__(self) -> str:
-        what = (
-            self.metric if self.quantile is None else f"p{self.quantile * 100:g} of {self.metric}"
-        )
+        what: str = self.metric
+        if self.quantile is not None:
+            what = f"p{self.quantile * 100:g} of {what}"
         if self.at_most is not None:
             return f"{what} at most {self.at_most:g}"
         if self.at_least is not None:
@@ -179,7 +175,7 @@ class Experiment(ExperimentDocument):
     later starts keep it. `alpha` is the false positive rate on one metric over all arms, at any
     number of looks. `tuned_for` is the number of units (of two equal arms) at which the intervals
     are tightest. `judges` are the keys whose rewards count, by the eight digits that name them in
-    logs and records; `all` or None: the rewards of every key.
+    logs and records.
     """
 
     name: Name
@@ -234,11 +230,7 @@ class Experiment(ExperimentDocument):
             raise _invalid("arms", f"the weights add up to {sum(given):g} instead of 1")
 
     def check_decidable(self) -> None:
-        """Check that requests of this experiment have the metrics of goal, bounds and guardrails.
-
-        Raises:
-            InvalidRequest: the first metric that they do not have.
-        """
+        """Refuse a goal, bound or guardrail whose metric the requests do not have."""
         decisive = [
             ("goal", self.goal.metric),
             *(("goal.within", one.metric) for one in self.goal.within),
@@ -252,7 +244,6 @@ class Experiment(ExperimentDocument):
 
     @property
     def served(self) -> tuple[Arm, ...]:
-        """The arms whose answers users get."""
         return tuple(arm for arm in self.arms if not arm.shadow)
 
     @property
@@ -275,7 +266,7 @@ class Experiment(ExperimentDocument):
         return any(rail.metric == "reward" for rail in self.guardrails)
 
     def counts_rewards_of(self, judge: str | None) -> bool:
-        """Whether the rewards of a key count (8 hex digits of its digest, None without keys)."""
+        """Return whether the rewards of a key count (8 digits of its digest, None without keys)."""
         return not isinstance(self.judges, tuple) or judge in self.judges
 
     @property
@@ -288,7 +279,7 @@ class Experiment(ExperimentDocument):
         return {arm.name: arm.weight or 1 / len(self.served) for arm in self.served}
 
     def excludes(self, other: Experiment) -> bool:
-        """Whether no unit can take part in both."""
+        """Return whether no unit can take part in both."""
         a, b = self.group, other.group
         if a is None or b is None or a.name != b.name or self.unit != other.unit:
             return False
@@ -303,7 +294,7 @@ class StoppedArm(ExperimentDocument):
 
 
 class ExperimentState(ExperimentDocument):
-    """What changes while an experiment runs. Times in seconds since 1970."""
+    """What changes while an experiment runs; times in seconds since 1970."""
 
     started: float
     ended: float | None = None
@@ -312,15 +303,12 @@ class ExperimentState(ExperimentDocument):
     stopped: dict[str, StoppedArm] = Field(default_factory=dict)
 
     def coverage(self, experiment: Experiment) -> float:
-        """The share of units that take part now."""
-        ramp = experiment.ramp
-        if ramp is None:
-            return experiment.coverage
-        return experiment.coverage * ramp.steps[min(self.step, len(ramp.steps) - 1)]
+        """Return the share of units that take part now."""
+        steps = (1.0,) if experiment.ramp is None else experiment.ramp.steps
+        return experiment.coverage * steps[min(self.step, len(steps) - 1)]
 
 
 def initial_state(at: float) -> ExperimentState:
-    """The state of an experiment that starts now."""
     return ExperimentState(started=at, step_since=at)
 
 

@@ -11,8 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import Context
-from dataclasses import dataclass
 from typing import Any, Final
 
 from cachetools import LRUCache
@@ -34,6 +32,8 @@ log = logging.getLogger(__name__)
 UPDATE_S: Final = 1.0  # seconds between two updates
 REPORTS: Final = 16  # of runs, in memory
 ITSELF: Final = AuditInfo(author="baton")
+_Input = tuple[Experiment, ExperimentState, int, str]
+"""A report's document, state, and the number and position of its events."""
 
 
 class Experimenter:
@@ -52,7 +52,8 @@ class Experimenter:
         self._readers: dict[RunKey, LogReader] = {}
         self._decided: dict[RunKey, Decision] = {}  # the last one
         self._due: dict[RunKey, float] = {}  # when the next readout is
-        self._reports: LRUCache[RunKey, _MadeReport] = LRUCache(REPORTS)
+        self._reports: LRUCache[RunKey, tuple[_Input, ExperimentReport]] = LRUCache(REPORTS)
+        self._reporting = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._stops = Counter(
             "baton_experiment_arms_stopped",
@@ -69,7 +70,7 @@ class Experimenter:
             await stop(self._task)
 
     async def report(self, name: str) -> tuple[Run, ExperimentReport]:
-        """The report of an experiment's newest run, over all its events that are kept.
+        """Return the report of an experiment's newest run, over all its events that are kept.
 
         Raises:
             UnknownPolicy: no experiment of this name. StoreError: the store is down.
@@ -80,18 +81,17 @@ class Experimenter:
         return run, await self._report(run, reader)
 
     async def _report(self, run: Run, reader: LogReader) -> ExperimentReport:
-        """The report of the events so far; calls share one until there are new events."""
-        of = (run.experiment, run.state, reader.events, reader.position)
-        made = self._reports.get(run.key)
-        if made is None or made.of != of or made.failed:
-            requests, unreadable = reader.outcomes.requests, reader.outcomes.unreadable
-            making = asyncio.to_thread(
-                report, run.experiment, run.state, requests, unreadable, reader.since
-            )
-            # Ray ends the tasks of a request with that request, which it knows by the context.
-            made = _MadeReport(of, asyncio.create_task(making, context=Context()))
-            self._reports[run.key] = made
-        return await asyncio.shield(made.task)
+        """Return the report of the events so far; calls share one until there are new events."""
+        async with self._reporting:
+            seen = (run.experiment, run.state, reader.events, reader.position)
+            known, made = self._reports.get(run.key, (None, None))
+            if made is None or known != seen:
+                log_of = reader.outcomes
+                made = await asyncio.to_thread(
+                    report, *seen[:2], log_of.requests, log_of.unreadable, reader.since
+                )
+                self._reports[run.key] = seen, made
+            return made
 
     async def update(self) -> None:
         """Read new events; then stop arms, take the ramp's next step and keep a readout, if due.
@@ -171,16 +171,3 @@ class Experimenter:
             except Exception:
                 log.exception("experiments could not be updated")
             duration = time.perf_counter() - began
-
-
-@dataclass(frozen=True, slots=True)
-class _MadeReport:
-    """A report in the making, and its input: document, state, number and position of the events."""
-
-    of: tuple[Experiment, ExperimentState, int, str]
-    task: asyncio.Task[ExperimentReport]
-
-    @property
-    def failed(self) -> bool:
-        task = self.task
-        return task.done() and (task.cancelled() or task.exception() is not None)

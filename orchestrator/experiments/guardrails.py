@@ -28,7 +28,7 @@ from orchestrator.experiments.sequential import (
 def crossed_guardrails(
     experiment: Experiment, state: ExperimentState, by_arm: ByArm
 ) -> dict[str, str]:
-    """The arms to stop now, each with the reason in words; no arm that others are compared with."""
+    """Return the arms to stop now, with reasons; no arm that others are compared with."""
     crossings: dict[str, str] = {}
     relative = any(rail.worse_than_control_by is not None for rail in experiment.guardrails)
     compared: ByArm = comparable(by_arm) if relative else {}
@@ -54,7 +54,7 @@ def _worse(
     control: Sequence[RequestRecord],
     experiment: Experiment,
 ) -> str | None:
-    """The means, if the arm is surely worse than the control by more than the limit."""
+    """Return the means, if the arm is surely worse than the control by more than the limit."""
     assert rail.worse_than_control_by is not None
     own, other = (sample(each, rail.metric, experiment.prices) for each in (requests, control))
     if min(own.count, other.count) < rail.min_units:
@@ -69,7 +69,7 @@ def _worse(
 def _crossed(
     rail: Guardrail, requests: Sequence[RequestRecord], experiment: Experiment
 ) -> str | None:
-    """The values beyond the limit; None unless the limit is surely crossed."""
+    """Return the values beyond the limit; None unless the limit is surely crossed."""
     own = sample(requests, rail.metric, experiment.prices)
     if own.count < rail.min_units:
         return None
@@ -104,7 +104,7 @@ def _slow(
     requests: Sequence[RequestRecord],
     experiment: Experiment,
 ) -> str | None:
-    """A quantile q is above a limit if more than 1 - q of the requests take longer.
+    """Return how many requests are beyond a quantile's limit, if surely more than 1 - q are.
 
     Requests of one unit are alike, so units are counted: exactly if all requests of each unit are
     slow or none is, else by the ratio of slow requests to all requests over units.

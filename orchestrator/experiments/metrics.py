@@ -94,7 +94,7 @@ def _observed(outcome: Outcome | None, metric: MetricName, prices: TokenPrices) 
 def observations(
     requests: Iterable[RequestRecord], metric: MetricName, prices: TokenPrices
 ) -> Iterator[tuple[RequestRecord, float, float]]:
-    """Each request that has a value of the metric, with numerator and denominator."""
+    """Yield each request that has a value of the metric, with numerator and denominator."""
     for request in requests:
         observed = (
             _known(request.reward)
@@ -108,7 +108,7 @@ def observations(
 def paired_differences(
     requests: Iterable[RequestRecord], shadow: str, metric: MetricName, prices: TokenPrices
 ) -> Iterator[tuple[RequestRecord, float]]:
-    """Each request that a shadow answered, with its value minus the served arm's.
+    """Yield each request that a shadow answered, with its value minus the served arm's.
 
     Agreement is a property of the pair: its own value, not a difference.
     """

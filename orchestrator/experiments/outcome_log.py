@@ -53,9 +53,8 @@ class Outcome(_Event):
 
     `accepted` is the share of judged drafts that were accepted; `prompt_tokens` counts those
     computed. The exposure names the arm that served the request. A `shadow` outcome names its arm
-    and the trace of the served request; `agreement`: both answers have the same value. If the
-    request was cancelled or failed, `ms` is the time until then. `refused`: it failed because it
-    can never be answered (a 4xx).
+    and the trace of the served request; `agreement`: both answers have the same value. `refused`:
+    it failed because it can never be answered (a 4xx).
     """
 
     kind: Literal["outcome"] = "outcome"
@@ -79,7 +78,7 @@ class Outcome(_Event):
         return self.status != "finished" and not self.refused
 
     def time(self, name: TimeName) -> float | None:
-        """A time in ms, None if the request was refused; a lower bound if it is censored."""
+        """Return a time in ms, None if the request was refused; a lower bound if it is censored."""
         if self.refused:
             return None
         if name == "first_step_ms" and (
@@ -105,7 +104,7 @@ _EVENT: Final = TypeAdapter[Event](Annotated[Event, Field(discriminator="kind")]
 
 
 def load(line: bytes) -> Event | None:
-    """An event from its JSON; None for anything else, since a store may hold anything."""
+    """Return an event from its JSON; None for anything else, since a store may hold anything."""
     try:
         return _EVENT.validate_json(line)
     except ValidationError:
@@ -128,11 +127,7 @@ class RequestRecord:
 
 
 class OutcomeLog:
-    """Events joined by request; they may come in any order.
-
-    Args:
-        counts_rewards_of: whether the rewards of a key count.
-    """
+    """Events joined by request; they may come in any order."""
 
     def __init__(self, counts_rewards_of: Callable[[str | None], bool] = lambda key: True) -> None:
         self._counts_rewards_of, self.unreadable = counts_rewards_of, 0
@@ -148,7 +143,6 @@ class OutcomeLog:
             self.add_event(event.model_copy(update={"at": at}))
 
     def add_event(self, event: Event) -> None:
-        """Add one event."""
         request = self._requests.get(event.trace_id)
         if isinstance(event, Reward) and not self._counts_rewards_of(event.key):
             return
@@ -168,7 +162,6 @@ class OutcomeLog:
 
     @property
     def count(self) -> int:
-        """How many requests there are."""
         return len(self._requests)
 
     @property
@@ -262,7 +255,7 @@ def analysis_set(requests: Iterable[RequestRecord], arms: Iterable[str]) -> Anal
 
 
 def comparable(by_arm: ByArm) -> dict[str, list[RequestRecord]]:
-    """The requests with times that arms may be compared by.
+    """Return the requests with times that arms may be compared by.
 
     A cancelled request would have taken longer than its client waited, and a failed one has no
     answer yet. Without them the arm that tries patience most would look fastest, so they get the
@@ -278,7 +271,7 @@ def comparable(by_arm: ByArm) -> dict[str, list[RequestRecord]]:
 
 
 def _with_worst(request: RequestRecord, worst: Mapping[TimeName, float | None]) -> RequestRecord:
-    """The request, with the worst times if it ended before they were known."""
+    """Return the request, with the worst times if it ended before they were known."""
     outcome = request.outcome
     if outcome is None or not outcome.censored:
         return request

@@ -27,11 +27,9 @@ SHARE: Final = 1 / 120
 
 
 async def next_due(store: Store, run: Run, at: float) -> float:
-    """When the next readout is due; `at` is now. Both by the store's clock."""
+    """Return when the next readout is due; `at` is now. Both by the store's clock."""
     newest = await store.newest(run.readout_stream, 1)
-    if not newest:
-        return at
-    made = _readout(newest[0])
+    made = _readout(newest[0]) if newest else None
     if made is None:
         return at
     last: float = min(at, made["at"])  # the events may tell an earlier time
@@ -53,14 +51,14 @@ async def keep(store: Store, run: Run, report: ExperimentReport, at: float) -> N
 async def read(
     store: Store, run: Run, skip: Callable[[str, str], object] = lambda place, at: None
 ) -> list[dict[str, Any]]:
-    """At most `SHOWN` of the kept readouts, spread over all of them, oldest first.
+    """Return at most `SHOWN` of the kept readouts, spread over all of them, oldest first.
 
-    `skip` is called with the place of each entry that is not a readout.
+    `skip` is called with the place of each foreign entry.
     """
-    entries = (await store.newest(run.readout_stream, KEPT))[::-1]
-    step = max(1, -(-len(entries) // SHOWN))
+    newest = await store.newest(run.readout_stream, KEPT)
+    step = max(1, -(-len(newest) // SHOWN))
     shown = []
-    for entry in entries[::-1][::step][::-1]:
+    for entry in newest[::step][::-1]:
         if (made := _readout(entry)) is None:
             skip(run.readout_stream, entry.at)
         else:

@@ -65,7 +65,7 @@ class BuiltArm:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of an experiment at one revision of the store; `arms` are its built policies.
+    """One run of an experiment at one revision of the store.
 
     `error`: why it gets no requests here, even if it runs, since the deployment has changed. If an
     arm can no longer be built, there are no `arms`. `contents` identifies the store's contents.
@@ -94,13 +94,11 @@ class Run:
 
     @property
     def stream(self) -> str:
-        """The stream of its events."""
         return outcome_stream(self.name, self.number)
 
     @property
     def readout_stream(self) -> str:
-        """The stream of its past readouts."""
-        return readout_stream(self.name, self.number)
+        return _readout_stream(self.name, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +181,13 @@ class Runs:
         raise Conflict("too many start experiments at the same time; try again")
 
     async def _is_taken(self, name: str, number: int) -> bool:
-        """Whether a run had this number: it was removed, or its events came to a wiped store."""
+        """Return whether a run had this number: removed, or its events came to a wiped store."""
         (document,) = await self._store.documents([_path(name, number)])
         events = await self._store.newest(outcome_stream(name, number), 1)
         return document is not None or bool(events)
 
     async def stop(self, name: str, info: AuditInfo) -> Run:
-        """Stop an experiment; all requests get the default again.
+        """Stop an experiment: all requests get the default again.
 
         Raises:
             UnknownPolicy: no experiment has this name. Conflict: it is not running.
@@ -220,9 +218,8 @@ class Runs:
         if run is not None and run.live:
             raise Conflict(f"the experiment {name} runs: stop it first")
         gone = PointerUpdate(POINTER + name, seen.pointers[POINTER + name], None)
-        audit = info.entry("experiment.remove", name)
-        if run is not None:
-            audit = _audit("remove", run, info)
+        unread = info.entry("experiment.remove", name)
+        audit = unread if run is None else _audit("remove", run, info)
         await self._store.commit(update=[gone], audit=audit)
         if run is not None:
             await self._drop_streams(name, before=run.number + 1)
@@ -245,11 +242,11 @@ class Runs:
         with suppress(StoreError):
             await self._store.drop(
                 *(outcome_stream(name, number) for number in numbers),
-                *(readout_stream(name, number) for number in numbers),
+                *(_readout_stream(name, number) for number in numbers),
             )
 
     async def find(self, name: str) -> Run:
-        """An experiment's newest run.
+        """Return an experiment's newest run.
 
         Raises:
             UnknownPolicy: no experiment has this name. Unusable: it cannot be read.
@@ -269,7 +266,7 @@ class Runs:
         return seen, await self.read(StoreState(seen.revision, pointers))
 
     async def read(self, seen: StoreState) -> FoundRuns:
-        """Every experiment's newest run."""
+        """Return every experiment's newest run."""
         contents = self._contents(seen.revision)
         runs, unreadable = [], {}
         for pointer, data in seen.pointers.items():
@@ -313,13 +310,13 @@ class Runs:
         except (ValidationError, InvalidRequest) as error:
             wrong = error if isinstance(error, InvalidRequest) else invalid_request(error)
             raise Unusable(f"{path} cannot be used: {wrong.message}") from None
-        arms: dict[str, BuiltArm] = {}
-        trouble = self._unavailable(experiment)
+        run = Run(number, experiment, initial_state(0.0), {}, b"")
         try:
-            arms = await self._build(experiment)
+            run = replace(run, arms=await self._build(experiment))
+            self._check_methods(experiment)
         except InvalidRequest as error:  # it is set aside: the others take effect
-            trouble = error.message
-        return Run(number, experiment, initial_state(0.0), arms, b"", trouble)
+            return replace(run, error=error.message)
+        return run
 
     async def _build(self, experiment: Experiment) -> dict[str, BuiltArm]:
         return {arm.name: await self._built(arm) for arm in experiment.arms}
@@ -343,20 +340,13 @@ class Runs:
             raise invalid_request(error, f"{place}.params", self._policies[name]) from None
         return BuiltArm(name, version, policy, arm.speculation)
 
-    def _unavailable(self, experiment: Experiment) -> str | None:
-        try:
-            self._check_methods(experiment)
-        except InvalidRequest as error:
-            return error.message
-        return None
-
     def _check_methods(self, experiment: Experiment) -> None:
         for arm in experiment.arms:
             check_method(arm.speculation, self._methods, f"arms.{arm.name}.speculation")
 
 
 def _with_secret(experiment: Experiment, last: Run | None) -> Experiment:
-    """The experiment with the secret of its last run (units keep their arms), else a new one."""
+    """Return the experiment with its last run's secret (units keep their arms), else a new one."""
     if experiment.salt is not None or experiment.secret is not None:
         return experiment
     secret = last.experiment.secret if last is not None else None
@@ -364,12 +354,10 @@ def _with_secret(experiment: Experiment, last: Run | None) -> Experiment:
 
 
 def outcome_stream(name: str, number: int) -> str:
-    """The stream of a run's events."""
     return f"outcomes/{name}/{number}"
 
 
-def readout_stream(name: str, number: int) -> str:
-    """The stream of its past readouts."""
+def _readout_stream(name: str, number: int) -> str:
     return f"readouts/{name}/{number}"
 
 
@@ -378,8 +366,6 @@ def _path(name: str, number: int) -> str:
 
 
 class _Pointer(ExperimentDocument):
-    """What `experiment/NAME` points to."""
-
     run: Annotated[int, Field(ge=1)]
     state: ExperimentState
 

@@ -79,12 +79,10 @@ class Sample:
 
     @property
     def variance(self) -> float:
-        """The variance of one unit's value; infinite below two units."""
         return float(self.moments.variance)
 
     @property
     def error(self) -> float:
-        """The standard error of the mean."""
         return float(self.moments.error) if self.count else float("inf")
 
     @property
@@ -94,7 +92,7 @@ class Sample:
 
 
 def unit_sums(rows: Iterable[tuple[RequestRecord, float, float]]) -> Vector:
-    """Sums of numerators and denominators by unit, shape (units, 2), in the order of the units."""
+    """Return sums of numerators and denominators by unit, shape (units, 2)."""
     sums: dict[str, list[float]] = {}
     for request, numerator, denominator in rows:
         total = sums.setdefault(request.exposure.unit, [0.0, 0.0])
@@ -114,18 +112,17 @@ class MetricValues:
 def metric_values(
     requests: Iterable[RequestRecord], metric: MetricName, prices: TokenPrices
 ) -> MetricValues:
-    """A metric of an arm's requests."""
     rows = list(observations(requests, metric, prices))
     return MetricValues(np.array([above / below for _, above, below in rows]), unit_sums(rows))
 
 
 def sample(requests: Iterable[RequestRecord], metric: MetricName, prices: TokenPrices) -> Sample:
-    """A metric of an arm's requests, by unit."""
+    """Return a metric of an arm's requests, by unit."""
     return linearise(unit_sums(observations(requests, metric, prices)), METRICS[metric].bounded)
 
 
 def linearise(sums: Vector, bounded: bool = False) -> Sample:
-    """Values whose mean is the ratio of the sums; `sums` (units, 2): numerators, denominators."""
+    """Return values whose mean is the ratio of the sums, which have the shape of `unit_sums`."""
     extremes = (0.0, 1.0) if bounded else None
     numerators, denominators = sums[:, 0], sums[:, 1]
     if not len(sums) or (denominators == 1).all():
@@ -138,7 +135,7 @@ def linearise(sums: Vector, bounded: bool = False) -> Sample:
 def paired_sample(
     requests: Iterable[RequestRecord], shadow: str, metric: MetricName, prices: TokenPrices
 ) -> Sample:
-    """By unit, a shadow arm's value minus the served arm's, on the same requests."""
+    """Return, by unit, a shadow arm's value minus the served arm's, on the same requests."""
     pairs = paired_differences(requests, shadow, metric, prices)
     differences = linearise(unit_sums((request, value, 1.0) for request, value in pairs))
     if not METRICS[metric].bounded:

@@ -46,7 +46,7 @@ class Interval:
 
 
 def boundary(count: Any, alpha: float, tuned_for: float) -> Any:
-    """The half-width of the confidence sequence at `count` units, in standard errors.
+    """Return the half-width of the confidence sequence at `count` units, in standard errors.
 
     `count` is a number or an array. The mixture's width is chosen so that the sequence is tightest
     at `tuned_for` units (there, appendix B.2); its coverage holds only if that is fixed in advance.
@@ -71,16 +71,16 @@ def _best_width(alpha: float) -> float:
 
 
 def mean_bounds(sample: Moments, alpha: float, tuned_for: float) -> tuple[Any, Any]:
-    """The confidence sequence for a mean: its ends, numbers or arrays as the moments are."""
+    """Return the ends of the confidence sequence for a mean: numbers or arrays, as the moments."""
     skewness = sample.skewness / np.sqrt(np.maximum(sample.count, 1))
-    found = _Estimate(sample.mean, sample.error, skewness, sample.count - 1, sample.count)
-    return _bounds(found, alpha, tuned_for)
+    normal = boundary(sample.count, alpha, tuned_for)
+    return _bounds(sample.mean, sample.error, skewness, sample.count - 1, normal)
 
 
 def difference_bounds(
     arm: Moments, control: Moments, alpha: float, tuned_for: float
 ) -> tuple[Any, Any]:
-    """The confidence sequence for the arm's mean minus the control's, likewise.
+    """Return the same for the arm's mean minus the control's.
 
     The larger of the two skewnesses counts for both arms. A small sample of skewed values mostly
     lacks the few large ones, so it looks even when its mean is far off; the other arm has them.
@@ -95,51 +95,39 @@ def difference_bounds(
         squares, less = np.square(errors), np.maximum(counts - 1, 1)
         freedom = squares.sum(axis=0) ** 2 / (squares**2 / less).sum(axis=0)  # Welch-Satterthwaite
     freedom = np.where(np.isfinite(freedom), freedom, 1.0)
-    count = _informative(counts[0], counts[1])
-    found = _Estimate(arm.mean - control.mean, error, skewness, freedom, count)
-    return _bounds(found, alpha, tuned_for)
-
-
-@dataclass(frozen=True, slots=True)
-class _Estimate:
-    """An estimate with its standard error, skewness, degrees of freedom and number of units."""
-
-    value: Any
-    error: Any
-    skewness: Any
-    freedom: Any
-    count: Any
+    normal = boundary(_informative(*counts), alpha, tuned_for)
+    return _bounds(arm.mean - control.mean, error, skewness, freedom, normal)
 
 
 def _informative(arm: Any, control: Any) -> Any:
-    """The number of units in two equal arms with the same information: the sequence's time.
+    """Return the number of units in two equal arms with the same information.
 
-    A hundred units beside ten thousand tell as much as four hundred in equal parts.
+    It is the sequence's time: a hundred units beside ten thousand inform as four hundred in equal
+    parts.
     """
     return 4 * arm * control / np.where(arm + control > 0, arm + control, 1)
 
 
-def _bounds(estimate: _Estimate, alpha: float, tuned_for: float) -> tuple[Any, Any]:
-    """The ends of the confidence sequence around an estimate.
+def _bounds(value: Any, error: Any, skewness: Any, freedom: Any, normal: Any) -> tuple[Any, Any]:
+    """Return the ends of the confidence sequence around an estimate.
 
     The sequence is asymptotic. Since the variance is estimated, Student's t replaces its normal
     quantile; since the estimate is skewed, so does Hall's transformation, if it is wider.
     """
-    normal = boundary(estimate.count, alpha, tuned_for)
-    known = np.isfinite(estimate.error) & np.isfinite(normal)
-    quantile = student_quantile(np.where(known, normal, 1.0), np.maximum(estimate.freedom, 1))
+    known = np.isfinite(error) & np.isfinite(normal)
+    quantile = student_quantile(np.where(known, normal, 1.0), np.maximum(freedom, 1))
     known &= np.isfinite(quantile)
     quantile = np.where(known, quantile, 0.0)
-    below = np.maximum(quantile, hall(quantile, estimate.skewness))
-    above = np.maximum(quantile, -hall(-quantile, estimate.skewness))
-    error = np.where(known, estimate.error, np.inf)
+    below = np.maximum(quantile, hall(quantile, skewness))
+    above = np.maximum(quantile, -hall(-quantile, skewness))
+    error = np.where(known, error, np.inf)
     with np.errstate(invalid="ignore"):
-        low, high = estimate.value - error * below, estimate.value + error * above
+        low, high = value - error * below, value + error * above
     return np.where(known, low, -np.inf), np.where(known, high, np.inf)
 
 
 def hall(quantile: Any, skewness: Any) -> Any:
-    """The quantile of a studentised mean whose estimate has this skewness, from the normal one.
+    """Return the quantile of a studentised mean of this skewness, from the normal one.
 
     The inverse of Hall's cubic transformation (Hall 1992, "On the removal of skewness by
     transformation", J. R. Statist. Soc. B 54), which is monotone and right to second order.
@@ -149,22 +137,22 @@ def hall(quantile: Any, skewness: Any) -> Any:
 
 
 def mean_interval(sample: Sample, alpha: float, tuned_for: float) -> Interval:
-    """The confidence sequence for a mean."""
+    """Return the confidence sequence for a mean."""
     low, high = mean_bounds(sample.moments, alpha, tuned_for)
     return Interval(sample.mean, float(low), float(high))
 
 
 def difference_interval(arm: Sample, control: Sample, alpha: float, tuned_for: float) -> Interval:
-    """The confidence sequence for the arm's mean minus the control's."""
+    """Return the confidence sequence for the arm's mean minus the control's."""
     low, high = difference_bounds(arm.moments, control.moments, alpha, tuned_for)
     return Interval(arm.mean - control.mean, float(low), float(high))
 
 
 def proportion_exceeds(hits: Any, count: Any, limit: float, alpha: float) -> Any:
-    """Whether a proportion is above `limit`: a one-sided sequential test at level `alpha`.
+    """Return whether a proportion is above `limit`, by a one-sided sequential test.
 
-    Numbers or arrays. For a proportion that is not, the probability that this is ever True is at
-    most `alpha`. That holds too if `hits` is a sum of values between 0 and 1 whose mean is the
+    Numbers or arrays. For a proportion within the limit, the probability that this is ever True is
+    at most `alpha`. That holds too if `hits` is a sum of values between 0 and 1 whose mean is the
     proportion: a likelihood ratio is convex in the value, so values of 0 and 1 have the largest
     mean.
     """
@@ -208,10 +196,7 @@ def sample_ratio(
 
 @dataclass(frozen=True, slots=True)
 class RequiredUnits:
-    """The number of units in both arms at which an experiment detects a `difference`.
-
-    It has power 0.8, by the confidence sequence at any number of looks.
-    """
+    """The units in both arms at which an experiment detects a `difference` with power 0.8."""
 
     difference: float
     always_valid: int
@@ -220,7 +205,7 @@ class RequiredUnits:
 def required_units(
     arm: Sample, control: Sample, wanted: float, ratio: float, alpha: float, tuned_for: float
 ) -> RequiredUnits | None:
-    """The sample size for a difference of `wanted`; `ratio`: units of the arm by the control's."""
+    """Return the sample size for a difference of `wanted`; `ratio`: arm's units by control's."""
     if min(arm.count, control.count) < 2 or not wanted > 0:
         return None
     share = ratio / (1 + ratio)

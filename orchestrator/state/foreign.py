@@ -16,7 +16,7 @@ _REMEMBERED: Final = 10_000  # entries that were counted
 
 
 def json_object(data: bytes) -> dict[str, Any] | None:
-    """A JSON object that an answer may hold as it is; None for anything else."""
+    """Parse a JSON object that an answer may hold as it is; return None for anything else."""
     try:
         value = from_json(data, allow_inf_nan=False)
         json.dumps(value, allow_nan=False)  # 1e999 is infinite, too

@@ -111,11 +111,11 @@ class Outbox:
         self._added.set()
 
     def waiting(self, name: str) -> bytes | None:
-        """A value that waits here."""
+        """Return a value that waits here."""
         return self._values[name][0] if name in self._values else None
 
     async def get(self, name: str) -> bytes | None:
-        """A value that waits here, else the one in the store.
+        """Return a value that waits here, else the one in the store.
 
         Raises:
             StoreUnavailable: it does not wait here, and the store is down.
@@ -149,7 +149,7 @@ class Outbox:
         while failure is None and self._values:
             name, (value, ttl_s) = next(iter(self._values.items()))
             await self._store.put(name, value, ttl_s=ttl_s)
-            if self._values.get(name, (b"",))[0] is value:  # not replaced or dropped meanwhile
+            if self.waiting(name) is value:  # not replaced or dropped meanwhile
                 del self._values[name]
                 self._bytes -= len(value)
         if failure is not None:

@@ -6,8 +6,8 @@ Every key and the one channel begin with the prefix, so an ACL user needs no oth
         +@read +@write +@pubsub +@transaction +@connection +eval
 
 Nothing is retried here: the caller decides whether to wait and try again. A call after one that
-failed opens a new connection, since the address may lead to another server by now: what the old
-connections lead to answers READONLY, MASTERDOWN or LOADING for as long as they are kept.
+failed opens a new connection, since the address may lead to another server by now: the server at
+the old connections answers READONLY, MASTERDOWN or LOADING for as long as they are kept.
 """
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ class RedisStore:
 
     @asynccontextmanager
     async def _errors(self, more_s: float = 0.0) -> AsyncIterator[Redis]:
-        """A client for one call. Any failure of the server raises StoreUnavailable, in time, and
-        the next call has other connections."""
+        """Yield a client for one call. Any failure of the server raises StoreUnavailable, in time,
+        and the next call has other connections."""
         redis = self._redis
         try:
             async with asyncio.timeout(self._timeout_s + more_s):
@@ -238,7 +238,7 @@ async def _leave(redis: Redis) -> None:
 
 
 def _optional(value: bytes | None) -> bytes:
-    """A value or none, so that the script can tell them apart."""
+    """Encode a value or none, so that the script can tell them apart."""
     return b"" if value is None else b"=" + value
 
 

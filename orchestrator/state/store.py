@@ -1,6 +1,6 @@
 """The store that replicas of the orchestrator share: the port.
 
-Four kinds of data, each with the rule that makes it safe to share:
+It has four kinds of data, each with the rule that makes it safe to share:
 
     documents   written once, never changed: a version means the same for ever
     pointers    small mutable values; all of them change together, under one revision
@@ -98,11 +98,11 @@ class Store(Protocol):
         ...
 
     async def state(self, known: str | None = None) -> StoreState | None:
-        """All pointers at one moment; None if the revision is still `known`."""
+        """Return all pointers at one moment; None if the revision is still `known`."""
         ...
 
     async def documents(self, names: Sequence[str]) -> list[bytes | None]:
-        """Documents by name, in the order of the names; None for one that does not exist."""
+        """Return documents in the order of the names; None for one that does not exist."""
         ...
 
     async def wait_for_change(self, known: str, timeout_s: float) -> None:
@@ -118,11 +118,11 @@ class Store(Protocol):
         ...
 
     async def read(self, stream: str, *, after: str = "", count: int = 1000) -> list[StreamEntry]:
-        """At most `count` events after the position `after`, oldest first; "" is the start."""
+        """Return at most `count` events after the position `after`, oldest first; "": the start."""
         ...
 
     async def newest(self, stream: str, count: int) -> list[StreamEntry]:
-        """The last `count` events, newest first."""
+        """Return the last `count` events, newest first."""
         ...
 
     async def drop(self, *streams: str) -> None:
@@ -130,9 +130,9 @@ class Store(Protocol):
         ...
 
     async def time(self) -> float:
-        """The store's clock, in seconds since 1970; it never goes back.
+        """Return the store's clock, in seconds since 1970; it never goes back.
 
-        Times of different machines are compared by it alone: their own clocks may differ.
+        It alone compares times of different machines, whose clocks may differ.
         """
         ...
 
@@ -141,7 +141,7 @@ class Store(Protocol):
         ...
 
     async def get(self, name: str) -> bytes | None:
-        """The value of that name; None if there is none, or it has expired."""
+        """Return the value of that name; None if there is none, or it has expired."""
         ...
 
     async def aclose(self) -> None:
@@ -150,7 +150,7 @@ class Store(Protocol):
 
 
 async def read_state(store: Store) -> StoreState:
-    """All pointers at one moment, whatever was known before."""
+    """Return all pointers at one moment, whatever was known before."""
     state = await store.state()
     assert state is not None
     return state
@@ -176,10 +176,6 @@ def check(*names: str, values: Sequence[bytes] = ()) -> None:
 def check_commit(
     create: Mapping[str, bytes], update: Sequence[PointerUpdate], audit: bytes
 ) -> None:
-    """Check everything in a commit.
-
-    Raises:
-        InvalidRequest: as `check`.
-    """
+    """Check everything in a commit, as `check`."""
     values = (*create.values(), *(one.new or b"" for one in update), audit)
     check(*create, *(one.pointer for one in update), values=values)

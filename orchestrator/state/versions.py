@@ -62,7 +62,7 @@ class PolicyVersion(BaseModel):
 
 
 class Publication(BaseModel):
-    """The body of `POST /v1/policies`: a policy's name and parameters, with a note."""
+    """The body of `POST /v1/policies`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -82,7 +82,7 @@ class AuditInfo:
     note: str = ""
 
     def entry(self, action: str, what: str, **more: object) -> bytes:
-        """The audit entry of a change that is made now."""
+        """Return the audit entry of a change that is made now."""
         entry = {"at": time.time(), "action": action, "what": what, **more, **asdict(self)}
         return json.dumps(entry, ensure_ascii=False).encode()
 
@@ -97,10 +97,7 @@ class PublishedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ListedVersion:
-    """A version as the store has it; `trouble`: why it cannot be used here, else None.
-
-    `document` is None if it cannot be read.
-    """
+    """A version in the store; `trouble`: why it cannot be used, also for want of a `document`."""
 
     reference: str
     document: PolicyVersion | None
@@ -108,19 +105,19 @@ class ListedVersion:
 
 
 def reference(text: str) -> tuple[str, int] | None:
-    """`NAME@VERSION` as name and number; None for any other text."""
+    """Return `NAME@VERSION` as name and number; None for any other text."""
     match = _REFERENCE.fullmatch(text)
     return (match[1], int(match[2])) if match else None
 
 
 def build(policies: Mapping[str, type[Policy]], name: str, params: Mapping[str, Any]) -> Policy:
-    """A policy from its parameters.
+    """Build a policy from its parameters.
 
     Raises:
         ValidationError: a parameter is unknown or has a wrong value.
     """
-    # Through JSON, since strict validation then accepts 1 as a float, but not "1". A type that only
-    # YAML has (a date) is not a parameter of any policy; it is refused as text.
+    # Through JSON, since strict validation then accepts 1 as a float, but not "1". No parameter has
+    # a type that only YAML has (a date): it is refused as text.
     return policies[name].model_validate_json(json.dumps(params, default=str), strict=True)
 
 
@@ -143,8 +140,7 @@ class PolicyVersions:
             UnknownPolicy, InvalidRequest: no such policy, or a wrong parameter, by name.
         """
         name = given.policy
-        if name not in self._policies:
-            raise UnknownPolicy(f"no policy is named {name[:64]!r}", param="policy")
+        self._check_name(name)
         try:
             values = {**self._defaults.get(name, {}), **given.params}
             policy = build(self._policies, name, values)
@@ -227,7 +223,7 @@ class PolicyVersions:
         return target
 
     async def find(self, target: str, *, identity: str | None = None) -> PublishedPolicy:
-        """A published version by `NAME@VERSION`.
+        """Return a published version by `NAME@VERSION`.
 
         With the `identity` of the store's contents, a version that was read before comes from a
         cache: it cannot have changed.
@@ -243,7 +239,7 @@ class PolicyVersions:
         return published
 
     async def look_up(self, target: str) -> ListedVersion:
-        """A published version by `NAME@VERSION`, whether or not it can be used.
+        """Return a published version by `NAME@VERSION`, whether or not it can be used.
 
         Raises:
             UnknownPolicy: there is none.
@@ -255,9 +251,8 @@ class PolicyVersions:
         self._cache.clear()
 
     async def newest(self, name: str, count: int) -> list[ListedVersion]:
-        """The newest versions of a policy, newest first."""
-        if name not in self._policies:
-            raise UnknownPolicy(f"no policy is named {name[:64]!r}", param="policy")
+        """Return the newest versions of a policy, newest first."""
+        self._check_name(name)
         number = await self._newest_number(await read_state(self._store), name)
         numbers = range(number, max(0, number - count), -1)
         documents = await self._store.documents([_path(name, number) for number in numbers])
@@ -270,18 +265,18 @@ class PolicyVersions:
     async def history(
         self, count: int, skip: Callable[[str, str], object] = lambda place, at: None
     ) -> list[dict[str, Any]]:
-        """The audit, newest first: `at`, `action`, `what`, `before`, `author`, `key`, `note`.
-
-        `skip` is called with the place of each entry that is not a change.
-        """
+        """Return the audit, newest first; call `skip` with the place of each foreign entry."""
         events = []
         for entry in await self._store.newest(AUDIT, count):
-            event = json_object(entry.event)
-            if event is None:
+            if (event := json_object(entry.event)) is None:
                 skip(AUDIT, entry.at)
             else:
                 events.append(event)
         return events
+
+    def _check_name(self, name: str) -> None:
+        if name not in self._policies:
+            raise UnknownPolicy(f"no policy is named {name[:64]!r}", param="policy")
 
     async def _document(self, target: str) -> bytes:
         parts = reference(target)
@@ -293,7 +288,7 @@ class PolicyVersions:
         return data
 
     async def _newest_number(self, state: StoreState, name: str) -> int:
-        """The number of a policy's newest version, 0 for none, also if the pointer is wrong."""
+        """Return the number of a policy's newest version (0: none), also by a wrong pointer."""
         number = newest_numbers(state)[0].get(name, 0)
         while (await self._store.documents([_path(name, number + 1)]))[0] is not None:
             number += 1
@@ -327,7 +322,7 @@ class PolicyVersions:
 
 
 def active(state: StoreState) -> str | None:
-    """The active version's `NAME@VERSION`; None: the deployment file's default.
+    """Return the active version's `NAME@VERSION`; None: the deployment file's default.
 
     Raises:
         Unusable: the pointer holds something else.
@@ -336,7 +331,7 @@ def active(state: StoreState) -> str | None:
 
 
 def newest_numbers(state: StoreState) -> tuple[dict[str, int], dict[str, str]]:
-    """The number of each policy's newest version, and, by pointer, why others cannot be read.
+    """Return each policy's newest version number, and, by pointer, why others cannot be read.
 
     The next version that is published corrects such a pointer.
     """
@@ -352,7 +347,7 @@ def newest_numbers(state: StoreState) -> tuple[dict[str, int], dict[str, str]]:
 
 
 def active_before(state: StoreState) -> list[str | None]:
-    """What was active before, as `active` returns it, the latest first, without unusable ones."""
+    """Return what was active before, the latest first, without unusable ones."""
     earlier: list[str | None] = []
     for target in state.pointers.get(PREVIOUS, b"").split():
         with suppress(Unusable):

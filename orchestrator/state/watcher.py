@@ -2,7 +2,7 @@
 
 Requests read `current` and never wait for the store. A hint from the store, or half a second
 without one, starts a refresh; only a configuration that was read whole replaces the one before.
-Versions and experiments that this release cannot use are set aside by name; the others take effect.
+Versions and experiments that this release cannot use are set aside by name.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class ConfigWatcher:
 
 
 def _went_back(before: str, now: str) -> bool:
-    """Whether a revision is an earlier one of the same contents."""
+    """Return whether a revision is an earlier one of the same contents."""
     former, latter = _REVISION.fullmatch(before), _REVISION.fullmatch(now)
     if former is None or latter is None or former[1] != latter[1]:
         return False
