@@ -9,10 +9,10 @@ one call a turn.
 Both thresholds act alike when tokens are drawn instead of taken greedily (section 3.5): the small
 model draws its tokens and the large one its choices.
 
-Where the released code and the paper differ: the code lets the large model write one more token
-after a rollback (`after_rollback`), and the paper's algorithm does not. The code keeps a token over
-the threshold where the large model would itself have written the same, and then looks no further;
-here later tokens are judged all the same. An end of the thought is judged like any other token.
+The released code lets the large model write one more token after a rollback (`after_rollback`); the
+paper's algorithm does not. The code keeps a token over the threshold that the large model would
+have written too, and then looks no further; here later tokens are judged all the same. An end of
+the thought is judged like any other token.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ class BiLD(Policy):
             yield from write_out(transcript, "large")
 
     def _turn(self, transcript: Transcript, drafting: bool) -> Turn:
-        """The small model's tokens, if it drafts, and the large model's verification of them.
+        """Add the small model's tokens, if it drafts, as the large model verifies them.
 
-        Gives the longer transcript, and whether the small model drafts next. Whatever fails on
-        the way, the large model writes the rest of the chain.
+        Gives the longer transcript, and whether the small model drafts next. If anything fails,
+        the large model writes the rest of the chain.
         """
         draft = (yield from self._draft(transcript)) if drafting else NOTHING
         if draft is None:
@@ -113,7 +113,7 @@ class BiLD(Policy):
         return transcript, place is None or self.after_rollback == "small"
 
     def _draft(self, transcript: Transcript) -> Script[Segment | None]:
-        """The small model's tokens up to the first it is unsure of; None if it cannot continue."""
+        """Draft up to the first token the small model is unsure of; None if it cannot continue."""
         # A probability may round to 1; at a threshold of 1 even that is too little.
         threshold = self.fallback if self.fallback < 1 else inf
         criteria = StopCriteria(self.window, min_confidence=threshold)
@@ -135,7 +135,7 @@ class BiLD(Policy):
         return verification
 
     def _refused(self, draft: Segment, verification: Verification) -> int | None:
-        """The index of the first token to roll back; behind all tokens it is the thought's end."""
+        """Return the index of the first token to roll back; after all tokens: the thought's end."""
         if self.rollback is None:
             return None
         for place, nll in enumerate(verification.nll):

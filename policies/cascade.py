@@ -1,8 +1,8 @@
 """ConfSpec (arXiv 2602.18447): the small model judges its own step, the large one if in doubt.
 
 To verify a step is easier than to write it, and small models are well calibrated within their
-range. So the small model's verdict counts if it is confident, and only drafts in between go to
-the large model. The paper's abstract says no more of the signal; here it is one of:
+range. So the small model's verdict counts if it is confident, and only drafts in between go to the
+large model. The signal is one of:
 
 - `logprob`: nine times the probability of the draft's least likely token (under the distribution
   it was drawn from), which comes with the draft and costs nothing (SpecGuard's signal, arXiv
@@ -50,7 +50,7 @@ class Cascade(Judging):
         return value
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
-        """The transcript with one more step: accepted by either judge, or the large model's."""
+        """Add one more step: accepted by either judge, or the large model's."""
         if steps_written(transcript) >= self.first_n:
             draft = yield from attempt(Generate("small", transcript, self.criteria))
             if draft is not None:
@@ -61,7 +61,7 @@ class Cascade(Judging):
         return (yield from Write("large", transcript, self.criteria))
 
     def verdict(self, transcript: Transcript, draft: Segment) -> Script[tuple[float | None, bool]]:
-        """The score of the model that decided, and whether the draft is kept."""
+        """Return the score of the model that decided, and whether the draft is kept."""
         own = None if blank(draft) else (yield from attempt(self.own_verdict(transcript, draft)))
         if own is not None and own >= self.accept_at:
             return own, True
@@ -71,7 +71,7 @@ class Cascade(Judging):
         return score, score is not None and score >= self.threshold
 
     def own_verdict(self, transcript: Transcript, draft: Segment) -> Script[float | None]:
-        """The small model's own score of its draft, from 0 to 9; None if it has none."""
+        """Return the small model's own score of its draft, from 0 to 9; None if it has none."""
         if self.signal == "logprob":
             logprobs = logprobs_of(draft)
             return 9 * exp(min(logprobs)) if logprobs else None

@@ -1,7 +1,6 @@
 """Each step by one model or the other at random: the baseline of policies that share a thought.
 
-A policy that is no better than this at the same share of large tokens has learnt nothing of where
-the large model is needed.
+A policy that is no better at the same share of large tokens does not know which steps need it.
 """
 
 from __future__ import annotations
@@ -43,6 +42,6 @@ class Coin(Stepwise):
 
 
 def throw(seed: int, messages: tuple[Message, ...], step: int) -> float:
-    """A number from 0 to below 1, the same for the same conversation and step: a replay agrees."""
+    """Return a number in [0, 1), the same for the same conversation and step, as in a replay."""
     digest = blake2b(repr((seed, step, messages)).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "big") / 2**64

@@ -5,8 +5,8 @@ own draft; the second, for drafts that leave a doubt, what the large model made 
 predict the effect of a rewrite, as Arbitrage does (arXiv 2512.05033), not whether a step is right:
 a wrong step that changes nothing need not be rewritten. `baton learn gate` fits them to a pair.
 
-What a draft follows is read as text, step by step, never as segments: a correction leaves a step in
-three of them, a recording of another policy in one, and the same text must give the same signals.
+The text before a draft is read step by step, never as segments: a correction leaves a step in three
+of them, a recording of another policy in one, and the same text must give the same signals.
 """
 
 from __future__ import annotations
@@ -81,16 +81,16 @@ class Gate(BaseModel):
     )
 
     def of_draft(self, transcript: Transcript, draft: Segment) -> float | None:
-        """The logit before anybody read the draft; None where the gate has no such model."""
+        """Return the logit before the large model reads the draft; None without such a model."""
         return None if self.draft is None else self.draft.logit(draft_signals(transcript, draft))
 
     def of_reading(self, verification: Verification, logit: float | None) -> float:
-        """The logit once the large model read it; `logit` is that of the draft."""
+        """Return the logit once the large model read it; `logit` is that of the draft."""
         return self.reading.logit(reading_signals(verification, logit))
 
 
 def draft_signals(transcript: Transcript, draft: Segment) -> dict[str, float]:
-    """What is known of a draft for nothing. Natural logarithms; larger is more doubtful.
+    """Return what is known of a draft at no cost. Natural logarithms; larger is more doubtful.
 
     first, last: negative log-likelihood of its first and last token. worst, second: the two largest
     of those behind the first, since how a step begins is often a matter of style; mean: of all.
@@ -145,7 +145,7 @@ def _written(before: StepsBefore, segment: Segment) -> StepsBefore:
 
 
 def reading_signals(verification: Verification, logit: float | None) -> dict[str, float]:
-    """What the large model's reading of a draft adds.
+    """Return what the large model's reading of a draft adds.
 
     draft: the logit that the gate gave the draft itself. read_first, read_worst, read_second,
     read_mean: as in `draft_signals`, by the large model; read_number: the largest of tokens with a
@@ -170,7 +170,7 @@ def reading_signals(verification: Verification, logit: float | None) -> dict[str
 
 
 def on(curve: Curve, x: float) -> float:
-    """The curve at x: a straight line between two points, level before the first and the last."""
+    """Return the curve at x: straight between two points, level outside them."""
     at = bisect(curve, (x,))
     if at in (0, len(curve)):
         return curve[min(at, len(curve) - 1)][1]
@@ -179,11 +179,11 @@ def on(curve: Curve, x: float) -> float:
 
 
 def probability(logit: float) -> float:
-    """1 / (1 + exp(-logit)), written so that exp cannot overflow."""
+    """Return 1 / (1 + exp(-logit)); exp cannot overflow here."""
     return 1 / (1 + exp(-logit)) if logit >= 0 else exp(logit) / (1 + exp(logit))
 
 
 def _largest(values: list[float]) -> tuple[float, float]:
-    """The two largest, 0 where there are fewer."""
-    ordered = sorted(values, reverse=True)[:2]
-    return (ordered[0] if ordered else 0.0), (ordered[1] if len(ordered) > 1 else 0.0)
+    """Return the two largest, 0 if there are fewer."""
+    largest, second, *_ = [*sorted(values, reverse=True), 0.0, 0.0]
+    return largest, second

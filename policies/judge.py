@@ -56,7 +56,7 @@ class JudgePrompt(BaseModel):
 
 
 def _kind(judge: Any) -> str:
-    """Which of the two is meant, so that an error is about that one."""
+    """Return which of the two is meant, so that an error is about that one."""
     return "[prompt]" if isinstance(judge, Mapping | JudgePrompt) else "[wording]"
 
 
@@ -97,13 +97,13 @@ class Judging(Stepwise):
         return self.scoring in ("likelihood", "both")
 
     def score(self, transcript: Transcript, draft: Segment) -> Script[float | None]:
-        """The large model's score of a draft, from 0 to 9; None if there is none."""
+        """Return the large model's score of a draft, from 0 to 9; None if there is none."""
         if blank(draft):
             return None  # nothing to judge
         return (yield from attempt(self.grade(transcript, draft)))
 
     def grade(self, transcript: Transcript, draft: Segment) -> Script[float]:
-        """The same by one forward pass; a worker's failure is raised."""
+        """Return the same by one forward pass; raise a worker's failure."""
         if self.scoring in ("likelihood", "both") and not draft.tokens:
             return 0.0  # there is no token to score
         if self.scoring == "likelihood":
@@ -115,7 +115,7 @@ class Judging(Stepwise):
         return greedy_score(digits) if self.scoring == "greedy" else expected_score(digits)
 
     def ask(self, transcript: Transcript, draft: Segment, worker: WorkerName = "large") -> Classify:
-        """The judge's question about a draft at the end of the transcript."""
+        """Return the judge's question about a draft at the end of the transcript."""
         if isinstance(self.judge, JudgePrompt):
             instruction, lead_in = self.judge.instruction, self.judge.lead_in
         else:
@@ -132,7 +132,7 @@ class Judging(Stepwise):
 
 
 def greedy_score(digits: Classification) -> float:
-    """The likeliest digit; 0 if all other tokens together are likelier.
+    """Return the likeliest digit; 0 if all other tokens together are likelier.
 
     SpecReason's released code compares with the likeliest single one, which is not known here.
     """
@@ -143,7 +143,7 @@ def greedy_score(digits: Classification) -> float:
 
 
 def expected_score(digits: Classification) -> float:
-    """The mean digit, a finer scale at the same cost; 0 if digits have less than half the mass."""
+    """Return the mean digit; 0 if digits have less than half the mass."""
     if digits.outside > 0.5:
         return 0.0
     mean = sum(
@@ -153,7 +153,7 @@ def expected_score(digits: Classification) -> float:
 
 
 def likelihood_score(answer: Verification | Classification, curve: tuple[float, float]) -> float:
-    """9 * sigmoid(a + b * m), m the log-probability of the draft's least likely token.
+    """Return 9 * sigmoid(a + b * m), m the log-probability of the draft's least likely token.
 
     The minimum is SpecGuard's signal (arXiv 2604.15244); the curve (a, b) puts it on the judge's
     scale, fitted per checkpoint, so that one threshold means about the same under each scoring.

@@ -1,25 +1,23 @@
 """A learned gate: sure steps are kept unread, doubtful ones read together, wrong tokens corrected.
 
-SpecReason (arXiv 2504.07891) asks the large model about every step. Here a small model of the pair
-(gate.py) says first, from what a draft itself shows, how likely it is that the large model's step
-would change the answer. The small model drafts a window of steps as long as they are probably all
-right: until the probability that any of them is not exceeds `read_above`, or `window` drafts wait,
-or the chain ends. Where it is at most `risk` then, they are kept unread, and the next window begins
-without their doubt: `risk` is per window, not per chain.
+SpecReason (arXiv 2504.07891) asks the large model about every step. Here a learned gate (gate.py)
+says first, by the draft's own signals, how likely it is that the large model's step would change
+the answer. The small model drafts a window of steps until the probability that any of them is wrong
+exceeds `read_above`, or `window` drafts wait, or the chain ends. If it is at most `risk` then, they
+are kept unread, and the next window begins without their doubt.
 
-Otherwise the large model reads all that waits in one pass, and the gate decides again about each
-draft. The first above `correct_above` is cut where the large model found it unlikely, and the large
-model's own choice at that place, which the same pass gave, is written instead (BiLD,
-arXiv 2302.07863, section 3.4): judging and rewriting are one pass. The small model continues from
-there; above `hopeless` the large model writes the rest of the step. A draft of which the large
-model would have written every token is kept whatever the gate says. With `patience`, a question on
-which the small model was corrected so often is too hard for it: the large model writes the rest.
+Otherwise the large model reads all waiting drafts in one pass, and the gate decides again about
+each. The first above `correct_above` is cut at the token that the large model found unlikely, and
+the large model's own choice there, which the same pass gave, is written instead (BiLD, arXiv
+2302.07863, section 3.4). The small model continues from there; above `hopeless` the large model
+writes the rest of the step. A draft of which the large model would have written every token is kept
+whatever the gate says. After `patience` corrections the large model writes the rest.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from math import inf
 from operator import add
 from typing import ClassVar
@@ -35,7 +33,7 @@ from policies.steps import Stepwise, attempt, blank, ends, logprobs_of
 
 @dataclass(frozen=True, slots=True)
 class WaitingDraft:
-    """An unread draft; `logit` is what the gate made of it (None: nothing)."""
+    """An unread draft, with the gate's logit; None: there is no such gate."""
 
     segment: Segment
     logit: float | None
@@ -44,13 +42,6 @@ class WaitingDraft:
     def doubt(self) -> float:
         """The probability that it should be corrected."""
         return 1.0 if self.logit is None else probability(self.logit)
-
-
-@dataclass(slots=True)
-class Corrections:
-    """How often the small model was corrected in one request."""
-
-    count: int = 0
 
 
 class LearnedGate(Stepwise):
@@ -96,31 +87,45 @@ class LearnedGate(Stepwise):
         return True
 
     def solve(self, transcript: Transcript) -> Script[None]:
-        transcript = yield from self.think(transcript, partial(self._steps, Corrections()))
+        corrected = 0
+
+        def step(transcript: Transcript) -> Script[Transcript]:
+            nonlocal corrected
+            if self.patience is not None and corrected >= self.patience:
+                return (yield from Write("large", transcript, REST))
+            transcript, corrects = yield from self._window(transcript)
+            corrected += corrects
+            return transcript
+
+        transcript = yield from self.think(transcript, step)
         yield from self.answer(transcript)
 
-    def _steps(self, corrections: Corrections, transcript: Transcript) -> Script[Transcript]:
-        """The transcript with what became of the next drafts; at least one segment more.
+    def _window(self, transcript: Transcript) -> Script[tuple[Transcript, bool]]:
+        """Add what the gate leaves of the next drafts, and say whether one was corrected.
 
-        Where a worker fails, the large model writes the step.
+        At least one segment is added. If a worker fails, the large model writes the step.
         """
-        if self.patience is not None and corrections.count >= self.patience:
-            return (yield from Write("large", transcript, REST))
         drafts, doubt = yield from self._drafts(transcript)
         if drafts and doubt <= self.risk:
-            return (yield from self._accept(transcript, drafts))
+            for draft in drafts:
+                if transcript.is_open:
+                    score = _score(draft.doubt)
+                    transcript = yield from Accept(transcript, draft.segment, score)
+                else:
+                    yield from Reject(draft.segment)
+            return transcript, False
         if drafts:
             verification = yield from attempt(
                 Verify("large", transcript, reduce(add, (one.segment for one in drafts)))
             )
             if verification is not None:
-                return (yield from self._read(corrections, transcript, drafts, verification))
+                return (yield from self._read(transcript, drafts, verification))
             for draft in drafts:
                 yield from Reject(draft.segment)
-        return (yield from Write("large", transcript, self.criteria))
+        return (yield from Write("large", transcript, self.criteria)), False
 
     def _drafts(self, transcript: Transcript) -> Script[tuple[list[WaitingDraft], float]]:
-        """Drafts, each on top of those before it, and the probability that one of them is wrong."""
+        """Draft steps, each on top of those before it; give the probability that one is wrong."""
         drafts: list[WaitingDraft] = []
         right = 1.0
         while len(drafts) < self.window and 1 - right <= max(self.risk, self.read_above):
@@ -139,49 +144,35 @@ class LearnedGate(Stepwise):
             transcript = transcript.extend(segment)
         return drafts, 1 - right
 
-    def _accept(self, transcript: Transcript, drafts: list[WaitingDraft]) -> Script[Transcript]:
-        for draft in drafts:
-            if not transcript.is_open:
-                yield from Reject(draft.segment)
-                continue
-            transcript = yield from Accept(transcript, draft.segment, _score(draft.doubt))
-        return transcript
-
     def _read(
-        self,
-        corrections: Corrections,
-        transcript: Transcript,
-        drafts: list[WaitingDraft],
-        verification: Verification,
-    ) -> Script[Transcript]:
-        """What the large model's reading leaves of the drafts, and its correction of the first
-        that it does not leave."""
+        self, transcript: Transcript, drafts: list[WaitingDraft], verification: Verification
+    ) -> Script[tuple[Transcript, bool]]:
+        """Add the drafts up to the first that the large model corrects, and its correction."""
         if len(verification.options) != len(verification.nll) + 1:
             raise Unsupported(
                 "the large worker does not give its choices as text, which learned-gate needs"
             )
         parts = _parts(verification, [draft.segment for draft in drafts])
-        waiting = list(zip(drafts, parts, strict=True))
-        while waiting and transcript.is_open:
+        waiting, corrects = list(zip(drafts, parts, strict=True)), False
+        while waiting and transcript.is_open and not corrects:
             draft, part = waiting.pop(0)
             p = probability(self.gate.of_reading(part, draft.logit))
             place = _place(draft.segment, part) if p > self.correct_above else None
             if place is None:
                 transcript = yield from Accept(transcript, draft.segment, _score(p))
                 continue
-            corrections.count += 1
+            corrects = True
             kept, dropped = part.split(draft.segment, place)
             yield from Reject(dropped, _score(p))
             transcript = yield from self._corrected(transcript, kept, part.options[place], p)
-            break
         for draft, _ in waiting:
             yield from Reject(draft.segment)
-        return transcript
+        return transcript, corrects
 
     def _corrected(
         self, transcript: Transcript, kept: Segment, option: Segment, p: float
     ) -> Script[Transcript]:
-        """The transcript with what is left of a draft and the large model's choice behind it."""
+        """Add what is left of a draft, and the large model's choice after it."""
         if kept.tokens:
             transcript = yield from Accept(transcript, kept)
         if transcript.is_open and option.finish == "doubt":  # may begin a marker: writing shows it
@@ -195,7 +186,7 @@ class LearnedGate(Stepwise):
 
 
 def _parts(verification: Verification, segments: list[Segment]) -> list[Verification]:
-    """A verification of joined segments as one of each."""
+    """Split a verification of joined segments into one of each."""
     parts, start = [], 0
     for segment in segments:
         end = start + len(segment.tokens)
@@ -214,10 +205,10 @@ def _parts(verification: Verification, segments: list[Segment]) -> list[Verifica
 
 
 def _place(draft: Segment, verification: Verification) -> int | None:
-    """Where to correct a draft: the first place at which the large model would have written another
-    token and that is at least half as unlikely (in nats) as the most unlikely such place.
+    """Return the place to correct in a draft; None: the large model would have written the same.
 
-    One place more than tokens: the end that the draft claims. None: it would have written the same.
+    It is the first token that the large model would have written otherwise, and that is at least
+    half as unlikely (in nats) as the least likely of these. The draft's claimed end comes last.
     """
     unlikely = {
         place: nll

@@ -1,8 +1,8 @@
 """One decision, before the first step: which model answers this question.
 
-The cheapest way to share work, and the baseline that the policies which share a chain of thought
-must beat (RouteLLM, arXiv 2406.18665, does it with a trained router; here the models themselves are
-the router). Two kinds of signal, both on a scale from 0 to 9:
+It is the cheapest way to share work, and the baseline of policies that share a chain of thought
+(RouteLLM, arXiv 2406.18665, trains a router; here the models themselves are the router). There are
+two kinds of signal, both on a scale from 0 to 9:
 
 - `mean`, `minimum`: the small model begins, and nine times the geometric mean, or the minimum, of
   its tokens' probabilities says how confident it is. A beginning that reaches the threshold is
@@ -69,7 +69,7 @@ class Route(Policy):
         yield from write_out(transcript, "large")
 
     def confidence(self, beginning: Segment) -> float | None:
-        """The small model's confidence, from 0 to 9; None where it wrote nothing."""
+        """Return the small model's confidence, from 0 to 9; None if it wrote nothing."""
         logprobs = logprobs_of(beginning)
         if blank(beginning) or not logprobs:
             return None
@@ -78,7 +78,7 @@ class Route(Policy):
 
 
 def ease(transcript: Transcript) -> Script[float]:
-    """The large model's confidence that the small one answers correctly, from 0 to 9."""
+    """Return the large model's confidence that the small one answers correctly, from 0 to 9."""
     distribution = yield from Classify(
         "large", transcript, (Message("user", INSTRUCTION),), LEAD_IN, DIGITS
     )

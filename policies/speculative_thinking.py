@@ -1,32 +1,28 @@
 """Speculative Thinking (arXiv 2504.12329): the small model thinks, the large one helps in doubt.
 
-A reasoning model changes its mind mostly right after a blank line (Table 1). So wherever the small
-model has ended a paragraph, it writes a *probe* of n1 tokens whose keywords (appendix A.2) say what
-it is: an affirmation ("yes"), a reflection ("wait"; a verification counts as one) or a statement.
+A reasoning model changes its mind mostly right after a blank line (Table 1). So after each
+paragraph the small model writes a *probe* of n1 tokens whose keywords (appendix A.2) tell its kind:
+an affirmation ("yes"), a reflection ("wait"; a verification counts as one) or a statement.
 
 1. Affirmation or reflection: the large model writes these n1 tokens instead.
 2. Verification: if what was kept wants to check something, the large model continues for n2 tokens.
 3. Excessive reflection: after `patience` kept reflections a sentence that calls for a check is put
    in, the large model follows it for n3 tokens, and both numbers grow (the released code anneals
-   them; the paper is silent on that). Where the chain is the answer nothing is put in, and the
-   large model writes these tokens all the same: an answer is the models' own.
+   them; the paper is silent on that). If the chain is the answer, nothing is put in, and the large
+   model writes these tokens all the same: an answer is the models' own.
 
-The large model always writes a number of tokens, never "a sentence": the small one takes the pen
-back wherever that is, usually in the middle of one, and writes to the end of the paragraph. A small
-model that does not reason uses none of the keywords: let the large one `begin`, and take over at
-`every_delimiter`.
+The large model always writes a number of tokens, and the small one continues to the end of the
+paragraph, usually in mid-sentence. A small model that does not reason uses none of the keywords:
+let the large one `begin`, and take over at `every_delimiter`.
 
-Where the paper and its code leave a choice:
+The paper and its code leave choices:
 
-- The code throws a probe that is a statement away and lets the small model write the same place
-  again. Here it is committed. Greedily that is the same text, for the small model would write the
-  same tokens from the same prefix. Sampled it is not the same distribution: a second draw may
-  hesitate where the first did not, and no rule would see it. Here the probe itself is committed.
-- For that a probe ends at the next delimiter, also where that comes before n1 tokens: the code
-  looks beyond it, here the next probe does.
-- As in the code, rule 3 is looked at first, rule 2 only where the large model was asked, and both
-  at the text that was kept. A keyword counts wherever its letters occur ("check" in "double-check",
-  and in "checkers" too). Nobody watches over the end of the thought: who holds the pen ends it.
+- The code throws a probe that is a statement away, and the small model writes it again. Here it is
+  committed. Greedily that is the same text. Sampled it is not the same distribution: a second draw
+  may hesitate, and no rule would see it.
+- For that a probe ends at the next delimiter, even before n1 tokens.
+- As in the code, rule 3 is checked first, rule 2 only after the large model, and both by the text
+  that was kept. A keyword counts wherever its letters occur ("check" in "checkers" too).
 - The large model only helps. If it fails, the small one continues alone.
 """
 
@@ -120,7 +116,7 @@ class SpeculativeThinking(Policy):
         yield from write_out(transcript, *self._answerers(transcript))
 
     def _sentence(self, transcript: Transcript) -> Script[tuple[Transcript, Mood]]:
-        """What follows a delimiter (rules 1 and 2): the transcript after it, and the mood of it."""
+        """Write what follows a delimiter (rules 1 and 2), and give its mood."""
         if self.every_delimiter and self.choose_large:
             after = yield from self._take_over(transcript, self.n1)  # whatever a probe would say
         else:
@@ -143,10 +139,9 @@ class SpeculativeThinking(Policy):
         return after, self._mood(kept)
 
     def _choose(self, transcript: Transcript, probe: Segment, mood: Mood) -> Script[Transcript]:
-        """The probe, or the large model's draft where just one of the two is a reflection.
+        """Keep the probe, or the large model's draft if just one of the two is a reflection.
 
-        In the code's words: a reflection against none, or an affirmation against a reflection. A
-        statement is only compared at `every_delimiter`, and stays.
+        A statement is only compared at `every_delimiter`, and stays.
         """
         draft = yield from self._draft("large", transcript, StopCriteria(self.n1))
         if draft is None:
@@ -158,25 +153,25 @@ class SpeculativeThinking(Policy):
         return (yield from Accept(transcript, kept))
 
     def _paragraph(self, transcript: Transcript) -> Script[Transcript]:
-        """The small model writes up to the next delimiter; where it cannot, the large one does."""
+        """Let the small model write up to the next delimiter, or the large one if it cannot."""
         criteria = StopCriteria(self.step_tokens, until=self.delimiters)
         after = yield from attempt(Write("small", transcript, criteria))
         return (yield from Write("large", transcript, criteria)) if after is None else after
 
     def _at_delimiter(self, transcript: Transcript) -> bool:
-        """Whether a paragraph has just ended; spaces may share a token with its delimiter."""
+        """Return whether a paragraph has just ended; spaces may share its delimiter's token."""
         end = transcript.chain.text(-2)
         return end.endswith(self.delimiters) or end.rstrip(" ").endswith(self.delimiters)
 
     def _take_over(self, transcript: Transcript, tokens: int) -> Script[Transcript]:
-        """The large model writes this many tokens; if it cannot, the small one continues."""
+        """Let the large model write this many tokens; if it cannot, the small one continues."""
         after = yield from attempt(Write("large", transcript, StopCriteria(tokens)))
         return (yield from self._paragraph(transcript)) if after is None else after
 
     def _draft(
         self, name: WorkerName, transcript: Transcript, criteria: StopCriteria
     ) -> Script[Segment | None]:
-        """A draft; None where the worker fails, or has nothing to give."""
+        """Return a draft; None if the worker fails, or has nothing to give."""
         generation = yield from attempt(Generate(name, transcript, criteria))
         if generation is None:
             return None
@@ -185,7 +180,7 @@ class SpeculativeThinking(Policy):
         return None if segment.finish == "length" and not segment.tokens else segment
 
     def _mood(self, text: str) -> Mood:
-        """By the majority of keywords; a draw is a reflection."""
+        """Return the mood by the majority of keywords; a draw is a reflection."""
         yes = _count(text, self.affirmation)
         no = _count(text, self.reflection) + _count(text, self.verification)
         if yes > no:
@@ -193,7 +188,7 @@ class SpeculativeThinking(Policy):
         return -1 if no else 0
 
     def _answerers(self, transcript: Transcript) -> tuple[WorkerName, WorkerName]:
-        """Who answers, and who does where that fails."""
+        """Return who answers, and who does if that fails."""
         by = self.answer_by
         if by == "active":
             by = "large" if transcript.chain and transcript.chain[-1].author != "small" else "small"
@@ -201,7 +196,7 @@ class SpeculativeThinking(Policy):
 
 
 def _count(text: str, keywords: Iterable[str]) -> int:
-    """How often the keywords occur, in small or capital letters."""
+    """Return how often the keywords occur, in small or capital letters."""
     text = text.lower()
     return sum(text.count(keyword) for keyword in keywords)
 

@@ -1,8 +1,8 @@
 """What the step-level policies share: a chain made step by step, then the answer.
 
-A step ends at a blank line, as in SpecReason (arXiv 2504.07891) and its successors. If a
-worker fails, the large model writes the step; if that fails too, so does the request. The chain is
-the thought; a pair without a thought has the answer as its chain, and nothing follows it.
+A step ends at a blank line, as in SpecReason (arXiv 2504.07891) and its successors. If a worker
+fails, the large model writes the step; if that fails too, so does the request. The chain is the
+thought; a pair without a thought has the answer as its chain, and nothing follows it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class Stepwise(Policy):
 
     @property
     def criteria(self) -> StopCriteria:
-        """When a step ends."""
         return StopCriteria(self.step_tokens, until=self.delimiters)
 
     def solve(self, transcript: Transcript) -> Script[None]:
@@ -54,14 +53,13 @@ class Stepwise(Policy):
         yield from self.answer(transcript)
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
-        """The transcript with one more step, or several."""
+        """Add one more step, or several."""
         raise NotImplementedError
 
     def think(
         self, transcript: Transcript, step: Callable[[Transcript], Script[Transcript]]
     ) -> Script[Transcript]:
-        """Call `step`, which adds one or several, until the chain ends; one that ends in a loop is
-        closed."""
+        """Call `step` until the chain ends; close one that ends in a loop."""
         while transcript.is_open:
             transcript = yield from step(transcript)
             if transcript.is_open and repeats(transcript):
@@ -83,8 +81,8 @@ class Stepwise(Policy):
 def write_out(transcript: Transcript, *names: WorkerName) -> Script[Transcript]:
     """Let the first worker write until the transcript is done; the next takes over if it fails.
 
-    It may take several calls: one ends with the thought, and so does one whose worker fails
-    after part of its text was streamed.
+    It may take several calls: one ends with the thought, or with its worker's failure after part of
+    its text was streamed.
     """
     name, *others = names
     while not transcript.done:
@@ -98,10 +96,10 @@ def write_out(transcript: Transcript, *names: WorkerName) -> Script[Transcript]:
 
 
 def attempt(script: Action[A] | Script[A]) -> Script[A | None]:
-    """The script's result; None if a worker failed, so that the caller can fall back.
+    """Return the script's result; None if a worker failed, so that the caller can fall back.
 
-    `Unsupported` is raised all the same: this pair of workers can never do it, and a fallback at
-    every step would hide that.
+    `Unsupported` is raised all the same: this pair can never do it, and a fallback at every step
+    would hide that.
     """
     try:
         return (yield from script)
@@ -112,17 +110,17 @@ def attempt(script: Action[A] | Script[A]) -> Script[A | None]:
 
 
 def ends(segment: Segment) -> bool:
-    """Whether the chain ends with this segment."""
+    """Return whether the chain ends with this segment."""
     return segment.finish in ("think_end", "eos", "stop")
 
 
 def blank(segment: Segment) -> bool:
-    """Whether a step has no text and does not end the chain."""
+    """Return whether a step has no text and does not end the chain."""
     return not segment.text.strip() and not ends(segment)
 
 
 def steps_written(transcript: Transcript) -> int:
-    """How many segments of the chain models wrote: a text that was given or put in is none."""
+    """Return how many segments of the chain models wrote, without those given or put in."""
     return transcript.chain.fold(_count_written, 0)
 
 
@@ -131,7 +129,7 @@ def _count_written(count: int, segment: Segment) -> int:
 
 
 def logprobs_of(draft: Segment) -> tuple[float, ...]:
-    """The log-probabilities of a draft's tokens.
+    """Return the log-probabilities of a draft's tokens.
 
     Raises:
         Unsupported: its worker gives none.
@@ -144,12 +142,12 @@ def logprobs_of(draft: Segment) -> tuple[float, ...]:
 
 
 def repeats(transcript: Transcript) -> bool:
-    """Whether the last steps repeat as many steps before them: the chain ends in a loop.
+    """Return whether the last steps repeat as many steps before them: the chain ends in a loop.
 
     SpecReason's code compares the last two steps; models also repeat several. Steps are those
-    between blank lines, in however many segments they came and whatever `delimiters` a policy
-    has: lines of a table or of code may well be equal. An unfinished one is ignored. If the chain
-    is the answer, which would be cut there, it takes four times: a refrain is no loop.
+    between blank lines, whatever their segments and a policy's `delimiters`: lines of a table or of
+    code may well be equal. An unfinished one is ignored. If the chain is the answer, which would be
+    cut there, it takes four times: a refrain is no loop.
     """
     times = 2 if transcript.thinking else 4
     *steps, unfinished = (
@@ -162,7 +160,7 @@ def repeats(transcript: Transcript) -> bool:
 
 
 def _last_steps(transcript: Transcript, count: int) -> str:
-    """The end of the chain's text, with `count` whole steps in it if there are that many."""
+    """Return the end of the chain's text, with `count` whole steps if there are that many."""
     texts: list[str] = []
     ends = size = 0
     for segment in reversed(transcript.chain):

@@ -2,25 +2,17 @@
 
 Not a paper's policy but ours, for small models whose keywords of doubt, the signal of Speculative
 Thinking (arXiv 2504.12329), say nothing. As there, the large model writes a number of tokens and
-the small one continues, also in mid-sentence. The signal here is the large model's negative
+the small one continues, also in mid-sentence. The signal is the large model's negative
 log-likelihood (natural log) of a token of the small one, its *surprise*, as in BiLD's rollback
 (arXiv 2302.07863, section 3.4).
 
 The small model drafts up to `window` steps in a row, and the large one verifies them all in a
 single pass. The steps before the first token above the threshold are accepted; that step and the
-steps after it are rejected, and the large model writes `takeover` tokens from there.
-
-The difference to `specreason` with `scoring: likelihood`, whose signal is the same: that policy
-verifies every step and has the large model rewrite that one step. Here a pass is paid per window: a
-chain without a takeover costs a pass or two in all, which pays wherever a call costs as much as
-several tokens (tiny models, remote ones); the price is the rejected drafts behind a takeover, which
-are the small model's. And a takeover is a number of tokens, which may end within the step or
-several steps later: no pass is spent on what the large model writes.
-
-Steps are accepted or rejected whole, so that the large model rewrites a step from its beginning
-(BiLD instead cuts the draft at the token, by `Verification.split`). The end of the thought, where a
-step claims it, counts as one of its tokens; an end with no text before it is left to the
-large model.
+steps after it are rejected whole, and the large model writes `takeover` tokens from there. So a
+pass is paid per window, while `specreason` with `scoring: likelihood` pays one per step: this pays
+if a call costs as much as several tokens (tiny models, remote ones). The price is the small model's
+drafts after a takeover. If a step claims the end of the thought, that counts as one of its tokens;
+an end with no text before it is left to the large model.
 """
 
 from __future__ import annotations
@@ -65,7 +57,7 @@ class SurpriseTakeover(Stepwise):
         return True
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
-        """The steps that one verification accepts; after a rejected one the large model writes."""
+        """Add the steps that one verification accepts; after them the large model may write."""
         drafts = yield from self._drafts(transcript)
         peaks = yield from self._peaks(transcript, drafts)
         accepted = bool(drafts)
@@ -82,7 +74,7 @@ class SurpriseTakeover(Stepwise):
         return transcript
 
     def _drafts(self, transcript: Transcript) -> Script[list[Segment]]:
-        """Up to `window` steps, each on top of those before it; fewer where the thought ends."""
+        """Draft up to `window` steps, each on top of those before it; fewer if the thought ends."""
         drafts: list[Segment] = []
         while len(drafts) < self.window:
             generation = yield from attempt(Generate("small", transcript, self.criteria))
@@ -96,7 +88,7 @@ class SurpriseTakeover(Stepwise):
         return drafts
 
     def _peaks(self, transcript: Transcript, drafts: list[Segment]) -> Script[list[float | None]]:
-        """Each draft's highest negative log-likelihood, from one pass; None where that failed."""
+        """Return each draft's highest negative log-likelihood, of one pass; None if that failed."""
         if not drafts:
             return []
         verification = yield from attempt(Verify("large", transcript, reduce(add, drafts)))

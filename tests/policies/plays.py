@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from orchestrator.errors import WorkerUnavailable
-from orchestrator.loop.actions import Action, WorkerName
+from orchestrator.loop.actions import Action, WorkerName, Write
 from orchestrator.loop.events import RequestCompleted
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
@@ -54,14 +56,31 @@ class Play:
 
     def __init__(self, policy: Policy, transcript: Transcript = TRACE) -> None:
         self.script = policy.solve(transcript)
-        self.first = self.asked = next(self.script)
+        self.first: Any = next(self.script)
+        self.asked: Any = self.first
 
-    def __call__(self, reply: Any) -> Action[Any]:
+    def __call__(self, reply: Any) -> Any:
         if isinstance(reply, BaseException):
             self.asked = self.script.throw(reply)
         else:
             self.asked = self.script.send(reply)
         return self.asked
+
+
+def writes(action: Action[Any], worker: str, transcript: Transcript | None = None) -> bool:
+    """Return whether an action lets this worker write, from this transcript if one is given."""
+    return (
+        isinstance(action, Write)
+        and action.worker == worker
+        and transcript in (None, action.transcript)
+    )
+
+
+def ends(play: Play, reply: Any) -> bool:
+    """Return whether a policy ends with this reply."""
+    with pytest.raises(StopIteration):
+        play(reply)
+    return True
 
 
 async def run(

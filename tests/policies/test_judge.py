@@ -168,7 +168,6 @@ CLAIMS = [
 ]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("scoring", ["greedy", "expected"])
 @pytest.mark.parametrize(
     ("question", "right", "wrong"),

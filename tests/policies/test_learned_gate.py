@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
 from orchestrator.loop.actions import Accept, Action, Generate, Reject, Verify, Write
@@ -282,12 +280,3 @@ def test_it_needs_log_probabilities_and_choices_as_text() -> None:
     drafted(play, DOUBTFUL)
     with pytest.raises(Unsupported, match="choices as text"):
         play(replace(reading(0.1, 5.0, 0.1), options=()))
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [{"risk": -0.1}, {"risk": inf}, {"correct_above": 2}, {"window": 0}, {"gate": {"a": 1}}],
-)
-def test_parameters_are_checked(parameters: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        LearnedGate(**parameters)

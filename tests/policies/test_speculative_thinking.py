@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from deploy.evaluation.builtin.problems import draw
 from deploy.launch.deployment_file import DEFAULT_FILE, load
@@ -27,7 +26,7 @@ from policies.single import SmallOnly
 from policies.speculative_thinking import SpeculativeThinking
 from policies.steps import REST
 from tests.policies import plays
-from tests.policies.plays import GONE, run, said
+from tests.policies.plays import GONE, run, said, writes
 from tests.policies.plays import TRACE as START
 from tests.workers.scripted import Say, Scripted, segment
 
@@ -325,9 +324,7 @@ def test_a_neutral_probe_may_end_the_thought(text: str, finish: Finish) -> None:
     play = Play()
     probe = draft(text, finish)
     assert play(probe) == Accept(AFTER_ONE, probe.segment)
-    answer = play(replace(AFTER_ONE, closed=True))
-    assert isinstance(answer, Write)
-    assert answer.worker == "small"
+    assert writes(play(replace(AFTER_ONE, closed=True)), "small")
 
 
 def test_a_probe_with_nothing_in_it_is_left_to_writing() -> None:
@@ -341,58 +338,6 @@ def test_a_takeover_that_ends_the_thought_is_the_last() -> None:
     play(None)
     closed = replace(more(AFTER_ONE, "large", "Check: 4."), closed=True)
     assert play(closed) == Write("large", closed, REST)  # the answer, not 125 tokens of it
-
-
-@pytest.mark.parametrize(
-    ("answer_by", "last", "author"),
-    [
-        ("active", "small", "small"),
-        ("active", "large", "large"),
-        ("active", None, "small"),
-        ("small", "large", "small"),
-        ("large", "small", "large"),
-    ],
-)
-def test_who_answers(answer_by: str, last: str | None, author: str) -> None:
-    transcript = START if last is None else START.extend(segment(last, "4"))
-    play = Play(replace(transcript, closed=True), answer_by=answer_by)
-    assert isinstance(play.first, Write)
-    assert play.first.worker == author
-    other = play(GONE)
-    assert isinstance(other, Write)
-    assert other.worker != author
-    with pytest.raises(StopIteration):
-        play(replace(transcript, closed=True, done=True))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("n1", 0),
-        ("n2", -1),
-        ("n3", 0),
-        ("n3_growth", -1),
-        ("n3_max", 0),
-        ("patience", 0),
-        ("patience_growth", -1),
-        ("patience_max", 0),
-        ("check", ""),
-        ("affirmation", ("yes", "")),  # would stand everywhere
-        ("reflection", (" ",)),
-        ("verification", "check"),
-        ("choose_large", "maybe"),
-        ("every_delimiter", 2),
-        ("begin", -1),
-        ("step_tokens", 0),
-        ("answer_by", "me"),
-        ("budget", 0),
-        ("n4", 1),
-    ],
-)
-def test_bad_parameters_are_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(ValidationError) as caught:
-        SpeculativeThinking(**{name: value})
-    assert caught.value.errors()[0]["loc"][0] == name
 
 
 def test_the_papers_values_are_the_defaults() -> None:
@@ -512,7 +457,7 @@ ARGS = load(DEFAULT_FILE).args
 
 async def test_a_model_that_helps_itself_says_what_it_says_alone(embedded: Worker) -> None:
     """Committed probes, probes thrown away, takeovers: greedily all of it is the same text."""
-    asked = [problem.question for problem in draw("dev", 7, 12)]
+    asked = [problem.question for problem in draw("dev", 7, 4)]
     called = 0
     for choose_large in (True, False):
         policy = SpeculativeThinking(n1=7, n2=9, patience=None, choose_large=choose_large)
@@ -527,7 +472,7 @@ async def test_a_model_that_helps_itself_says_what_it_says_alone(embedded: Worke
 async def test_the_deployment_files_values_suit_the_pairs_chains(embedded: Worker) -> None:
     policy = ARGS.policy.policy("speculative-thinking")
     authors: set[str] = set()
-    for problem in draw("dev", 7, 25):
+    for problem in draw("dev", 7, 8):
         ended = await run(policy, embedded, embedded, problem.question)
         authors |= {part.author for part in ended.transcript.thought}
         assert said(ended)[1].startswith("The answer is")

@@ -7,7 +7,6 @@ from math import exp, inf, log
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from deploy.evaluation.builtin.problems import draw
 from deploy.launch.deployment_file import DEFAULT_FILE, load
@@ -23,7 +22,6 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Worker
-from policies import POLICIES
 from policies.single import SmallOnly
 from policies.surprise_takeover import SurpriseTakeover
 from tests.policies import plays
@@ -160,45 +158,6 @@ def test_nothing_is_added_to_a_thought_that_the_budget_closed() -> None:
     assert isinstance(play(None), Write)
 
 
-@pytest.mark.parametrize(
-    ("answer_by", "last", "author"),
-    [
-        ("large", "small", "large"),
-        ("small", "large", "small"),
-        ("active", "small", "small"),
-        ("active", "large", "large"),
-    ],
-)
-def test_who_answers(answer_by: str, last: str, author: str) -> None:
-    play = Play(answer_by=answer_by)
-    play(GONE)
-    transcript = replace(START.extend(segment(last, "6.")), closed=True)
-    answer = play(transcript)
-    assert isinstance(answer, Write)
-    assert answer.worker == author
-    with pytest.raises(StopIteration):
-        play(replace(transcript, done=True))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("surprise", -0.1),
-        ("surprise", inf),
-        ("window", 0),
-        ("takeover", 0),
-        ("step_tokens", 0),
-        ("answer_by", "me"),
-        ("budget", 0),
-        ("threshold", 7),
-    ],
-)
-def test_bad_parameters_are_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(ValidationError) as caught:
-        POLICIES["surprise-takeover"](**{name: value})
-    assert caught.value.errors()[0]["loc"][0] == name
-
-
 # --- in the step loop ----------------------------------------------------------------------------
 
 SMALL = ("2+2 is 4.\n\nand 2 more is 7.\n\nso it is 7.", "It is seven.")
@@ -267,7 +226,7 @@ async def test_a_model_that_helps_itself_says_what_it_says_alone(
     embedded: Worker, surprise: float
 ) -> None:
     policy = SurpriseTakeover(surprise=surprise, window=3, takeover=7)
-    for problem in draw("dev", 7, 8):
+    for problem in draw("dev", 7, 3):
         alone = await run(SmallOnly(), embedded, embedded, problem.question)
         ended = await run(policy, embedded, embedded, problem.question)
         assert said(ended) == said(alone)
@@ -276,7 +235,7 @@ async def test_a_model_that_helps_itself_says_what_it_says_alone(
 
 async def test_each_step_gets_its_own_share_of_the_pass(embedded: Worker) -> None:
     """What is shown beside a step of a window is what reading it alone would say."""
-    for problem in draw("dev", 7, 4):
+    for problem in draw("dev", 7, 2):
         question = problem.question
         together = await run(SurpriseTakeover(surprise=50), embedded, embedded, question)
         alone = await run(SurpriseTakeover(surprise=50, window=1), embedded, embedded, question)

@@ -6,6 +6,7 @@ would have written: a policy may then change who writes, never what is written.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,8 +25,6 @@ from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message, Sampling
 from policies import POLICIES
 from workers.worker import EngineWorker
-
-pytestmark = pytest.mark.asyncio
 
 PROBLEMS = draw("dev", 11, 2)
 ARGS = load(DEFAULT_FILE).args
@@ -118,7 +117,7 @@ async def test_a_budget_of_one_token(workers: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=3)], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("problem", [*PROBLEMS, *draw("heldout", 3, 3)], ids=lambda p: p.question)
+@pytest.mark.parametrize("problem", [PROBLEMS[0], *draw("heldout", 3, 1)], ids=lambda p: p.question)
 async def test_a_cap_that_the_answer_fits_in_changes_nothing(
     workers: Any, problem: Any, sampling: Sampling
 ) -> None:
@@ -136,14 +135,16 @@ async def test_a_cap_that_the_answer_fits_in_changes_nothing(
 
 
 async def test_of_fifteen_answers_none_changes_by_a_cap_ten_tokens_above_it(workers: Any) -> None:
-    policy, changed = made("large-only"), []
-    for problem in draw("heldout", 4, 15):
-        _, whole = await run(policy, workers, problem.question)
+    policy = made("large-only")
+
+    async def unchanged(question: str) -> bool:
+        _, whole = await run(policy, workers, question)
         cap = spent(whole.transcript) + 10
-        _, ended = await run(policy, workers, problem.question, max_tokens=cap)
-        if ended.transcript != whole.transcript:
-            changed.append(problem.question)
-    assert changed == []
+        _, ended = await run(policy, workers, question, max_tokens=cap)
+        return ended.transcript == whole.transcript
+
+    asked = (unchanged(problem.question) for problem in draw("heldout", 4, 15))
+    assert await asyncio.gather(*asked) == [True] * 15
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -1,0 +1,127 @@
+"""What all policies share: parameters are refused by name, and a parameter says who answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, nan
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from policies import POLICIES
+from tests.policies.plays import GONE, TRACE, Play, ends, step, writes
+
+BAD: dict[str, dict[str, list[Any]]] = {
+    "bild": {
+        "fallback": [-0.1, 1.1, nan],
+        "rollback": [-0.1, nan, "often"],
+        "window": [0, 513, 1.5],
+        "large_first": ["perhaps"],
+        "after_rollback": ["both"],
+        "answer_by": ["me"],
+        "budget": [0],
+        "fall_back": [0.5],
+    },
+    "cascade": {
+        "accept_at": [10.1, -1],
+        "reject_below": [11],
+        "signal": ["vibes"],
+        "threshold": [11],
+    },
+    "coin": {"large_probability": [-0.1, 1.1, "often"]},
+    "learned-gate": {
+        "risk": [-0.1, inf],
+        "correct_above": [2],
+        "window": [0],
+        "gate": [{"a": 1}],
+    },
+    "route": {"threshold": [11], "signal": ["vibes"], "probe_tokens": [0]},
+    "specreason": {
+        "threshold": [10.1, -1],
+        "scoring": ["vibes"],
+        "first_n": [-1],
+        "step_tokens": [0],
+        "answer_by": ["me"],
+        "judge": ["long"],
+        "likelihood": [(1.0,), (1.0, nan)],
+        "budget": [0],
+        "treshold": [7],
+    },
+    "speculative-thinking": {
+        "n1": [0],
+        "n2": [-1],
+        "n3": [0],
+        "n3_growth": [-1],
+        "n3_max": [0],
+        "patience": [0],
+        "patience_growth": [-1],
+        "patience_max": [0],
+        "check": [""],
+        "affirmation": [("yes", "")],  # an empty word is in every text
+        "reflection": [(" ",)],
+        "verification": ["check"],
+        "choose_large": ["maybe"],
+        "every_delimiter": [2],
+        "begin": [-1],
+        "step_tokens": [0],
+        "answer_by": ["me"],
+        "budget": [0],
+        "n4": [1],
+    },
+    "surprise-takeover": {
+        "surprise": [-0.1, inf],
+        "window": [0],
+        "takeover": [0],
+        "step_tokens": [0],
+        "answer_by": ["me"],
+        "budget": [0],
+        "threshold": [7],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "field", "value"),
+    [
+        (policy, field, value)
+        for policy, fields in BAD.items()
+        for field, values in fields.items()
+        for value in values
+    ],
+)
+def test_bad_parameters_are_refused_by_name(policy: str, field: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        POLICIES[policy](**{field: value})
+    assert caught.value.errors()[0]["loc"][0] == field
+
+
+ACTIVE = ("coin", "specreason", "cascade", "learned-gate", "surprise-takeover")
+
+
+@pytest.mark.parametrize(
+    ("policy", "answer_by", "last", "author"),
+    [
+        *((policy, "small", "large", "small") for policy in (*ACTIVE, "bild")),
+        *((policy, "large", "small", "large") for policy in (*ACTIVE, "bild")),
+        *((policy, "active", last, last) for policy in ACTIVE for last in ("small", "large")),
+        *(
+            ("speculative-thinking", answer_by, last, author)
+            for answer_by, last, author in [
+                ("active", "small", "small"),
+                ("active", "large", "large"),
+                ("active", None, "small"),
+                ("small", "large", "small"),
+                ("large", "small", "large"),
+            ]
+        ),
+    ],
+)
+def test_who_answers(policy: str, answer_by: str, last: str | None, author: str) -> None:
+    transcript = TRACE if last is None else TRACE.extend(step(last, "4"))
+    closed = replace(transcript, closed=True)
+    play = Play(POLICIES[policy](answer_by=answer_by), closed)  # type: ignore[call-arg]
+    assert writes(play.first, author, closed)
+    if author == "small" or policy == "speculative-thinking":
+        assert writes(play(GONE), "large" if author == "small" else "small", closed)
+    assert ends(play, replace(closed, done=True))
