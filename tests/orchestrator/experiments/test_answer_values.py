@@ -14,7 +14,7 @@ from orchestrator.experiments.answer_equality import compare, equal
 Spelled = tuple[object, list[str]]
 """A value, by what tells it from all others, and spellings of it."""
 
-EXAMPLES = settings(max_examples=200, derandomize=True, deadline=None)
+EXAMPLES = settings(max_examples=50, derandomize=True, deadline=None)
 UNITS = {
     "m": (1, ["m", "meters", "meter", "metres"]),
     "cm": (Fraction(1, 100), ["cm", "centimeters"]),
@@ -174,19 +174,8 @@ def test_neighbours_of_a_value_are_not_equal(value: Spelled, data: st.DataObject
 
 
 PIECES = [*"0123456789+-*/.,:;=<>()[]{}%$€°^_ \n'\"xeimMC", "\\frac", "\\text{", "\\{", "\\}"]
-PIECES += [
-    "\\boxed{",
-    "\\pm",
-    "\\sqrt",
-    "\\overline{",
-    "10^",
-    " and ",
-    "Monday",
-    "½",
-    "²",
-    " km",
-    "0x",
-]
+PIECES += ["\\boxed{", "\\pm", "\\sqrt", "\\overline{", "10^", " and ", "Monday"]
+PIECES += ["½", "²", " km", "0x"]
 
 
 @given(*[st.lists(st.sampled_from(PIECES), min_size=1, max_size=9).map("".join)] * 2)

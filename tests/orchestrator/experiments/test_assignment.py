@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.experiments.assignment import (
@@ -119,11 +119,11 @@ def made(weights: tuple[float, ...] = (0.5, 0.5), **more: Any) -> Experiment:
 
 
 @pytest.mark.parametrize("weights", [(0.5, 0.5), (0.1, 0.9), (0.2, 0.3, 0.5), (0.01, 0.99)])
-def test_100_000_units_are_divided_by_the_weights(weights: tuple[float, ...]) -> None:
+def test_units_are_divided_by_the_weights(weights: tuple[float, ...]) -> None:
     experiment, state = made(weights), initial_state(0)
-    counts = Counter(assign(experiment, state, f"user-{n}") for n in range(100_000))
+    counts = Counter(assign(experiment, state, f"user-{n}") for n in range(20_000))
     for number, weight in enumerate(weights):
-        assert abs(counts[f"arm{number}"] / 100_000 - weight) < 0.005
+        assert abs(counts[f"arm{number}"] / 20_000 - weight) < 0.011  # three standard errors
 
 
 def test_another_process_says_the_same() -> None:
@@ -144,6 +144,7 @@ def test_another_process_says_the_same() -> None:
     assert said.stdout.strip().split(",") == here
 
 
+@settings(max_examples=40, derandomize=True, deadline=None)
 @given(st.text(max_size=20), st.floats(0, 1), st.floats(0, 1))
 def test_growing_coverage_moves_nobody(unit: str, one: float, other: float) -> None:
     less, more = sorted((one, other))
@@ -159,10 +160,10 @@ def test_salts_make_experiments_independent() -> None:
             assign(one, initial_state(0), f"u{n}"),
             assign(other, initial_state(0), f"u{n}"),
         )
-        for n in range(20_000)
+        for n in range(4000)
     )
-    # each of the four pairs is due 5,000 times, give or take 61
-    assert all(abs(count - 5000) < 4 * 61 for count in both.values())
+    # each of the four pairs is due 1,000 times, give or take 27
+    assert all(abs(count - 1000) < 4 * 27 for count in both.values())
 
 
 def test_groups_keep_experiments_apart() -> None:

@@ -165,16 +165,16 @@ def test_a_report_is_json_also_when_nothing_is_known() -> None:
 
 
 def test_reports_of_aa_experiments_seldom_claim_anything() -> None:
-    """The whole readout, looked at five times; 0.6 of 30 experiments claim wrongly on average."""
+    """The whole readout, looked at three times; 0.2 of 10 experiments claim wrongly on average."""
     claimed = 0
-    for seed in range(30):
+    for seed in range(10):
         made = times(300, 1000 + 2 * seed)
         turns = [one for pair in zip(made[:300], made[300:], strict=True) for one in pair]
         verdicts = {
-            read(experiment(), turns[:count]).verdicts["shared"] for count in range(200, 601, 100)
+            read(experiment(), turns[:count]).verdicts["shared"] for count in range(200, 601, 200)
         }
         claimed += bool(verdicts & {"better", "worse"})
-    assert claimed <= 3
+    assert claimed <= 1
 
 
 def test_where_requests_are_forgotten_nothing_is_claimed() -> None:

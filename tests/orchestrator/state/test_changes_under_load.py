@@ -1,6 +1,6 @@
 """No request ever sees a mix: the active policy changes all the while, two replicas answer.
 
-A few hundred changes in the suite; more by `BATON_CHANGES=10000` in the environment.
+A hundred changes in the suite; more by `BATON_CHANGES=10000` in the environment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.orchestrator.redis_server import redis_server
 from tests.orchestrator.serving import HTTP, STORY, post, service, serving, until
 from tests.workers.scripted import Scripted
 
-CHANGES = int(os.environ.get("BATON_CHANGES", "300"))
+CHANGES = int(os.environ.get("BATON_CHANGES", "100"))
 ASKERS = 6
 BUSY_S = 30.0  # everybody shares this process: a store that seems slow is none that is away
 
@@ -112,6 +112,6 @@ def test_no_request_sees_a_mix(workers: dict[str, Watched]) -> None:
             finally:
                 done.set()
             versions = set().union(*(one.result() for one in asking))
-        assert len(versions) > min(30, CHANGES / 10)
+        assert len(versions) > CHANGES / 10
         for url in urls:
             until(lambda url=url: post(url).json()["baton"]["version"] == CHANGES)  # type: ignore[misc]

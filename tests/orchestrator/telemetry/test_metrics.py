@@ -28,7 +28,6 @@ def request(response: ResponseAccumulator, **small: Any) -> Any:
     return solve(SpecReason(), Request("r", (Message("user", "2+2?"),)), workers, response)
 
 
-@pytest.mark.asyncio
 async def test_the_processes_series() -> None:
     registry = CollectorRegistry()
     service = ServiceMetrics(registry)
@@ -56,7 +55,6 @@ async def test_the_processes_series() -> None:
     assert "# HELP baton_live_requests Requests whose policy is running now.\n" in text
 
 
-@pytest.mark.asyncio
 async def test_requests_cut_short_are_counted_and_stopped() -> None:
     registry = CollectorRegistry()
     service = ServiceMetrics(registry)
