@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from orchestrator.errors import WorkerUnavailable
+from orchestrator.loop import accumulator, executor
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
@@ -12,6 +15,7 @@ from orchestrator.loop.timeline import Timeline
 from orchestrator.types import Message
 from policies import POLICIES
 from policies.specreason import SpecReason
+from tests.orchestrator.loop.readers import HeldReader, until
 from tests.orchestrator.serving import STORY
 from tests.workers.scripted import Scripted
 
@@ -49,44 +53,41 @@ async def test_a_step_names_the_calls_that_drafted_and_judged_it() -> None:
     assert running[-1] == []
 
 
-async def test_a_draft_beside_a_prefill_stands_where_it_was() -> None:
-    class SlowReader(Scripted):
-        async def generate(self, call, criteria, *args, **kw):
-            if criteria.max_tokens == 0:
-                await asyncio.sleep(0.3)
-            async for item in super().generate(call, criteria, *args, **kw):
-                yield item
-
-    small, large = Scripted(story=STORY), SlowReader(story=STORY, scores=[9, 2])
-    timeline, _ = await timeline_of(SpecReason(), small, large)
+async def test_a_draft_beside_a_prefill_stands_where_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, small = [0.0], Scripted(story=STORY)
+    for module in (executor, accumulator):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    large = HeldReader(story=STORY, scores=[9, 2])
+    task = asyncio.create_task(timeline_of(SpecReason(), small, large))
+    await until(lambda: small.calls and not small.live)
+    await asyncio.sleep(0.01)  # the draft waits for the large model, which reads for a minute
+    now[0] = 60.0
+    large.let.set()
+    timeline, _ = await task
     drafts = [call for call in timeline.calls if call.kind == "draft"]
     judges = [call for call in timeline.calls if call.kind == "judge"]
-    assert drafts[0].at_ms < 250
-    assert all(call.at_ms >= 299 for call in judges)  # they waited for their own prefill
+    assert (drafts[0].at_ms, drafts[0].ms) == (0, 0)
+    assert all(call.at_ms == 60_000 for call in judges)  # they waited for their own prefill
 
 
 async def test_a_text_is_taken_as_it_comes_while_the_other_model_still_reads() -> None:
     """A worker drops a call that nobody reads for a while."""
-
-    class SlowReader(Scripted):
-        async def generate(self, call, criteria, *args, **kw):
-            await asyncio.sleep(0.3)
-            async for item in super().generate(call, criteria, *args, **kw):
-                yield item
-
     taken = []
 
     class Watched(Scripted):
         async def generate(self, call, criteria, *args, **kw):
             async for item in super().generate(call, criteria, *args, **kw):
                 yield item
-                taken.append(loop.time())
+                taken.append(item)
 
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    small, large = Watched(story=STORY, delay=0.01), SlowReader(story=STORY)
-    await timeline_of(POLICIES["speculative-thinking"](), small, large)
-    assert len([at for at in taken if at - began < 0.29]) >= 4
+    large = HeldReader(story=STORY)
+    policy = POLICIES["speculative-thinking"]()
+    task = asyncio.create_task(timeline_of(policy, Watched(story=STORY), large))
+    await until(lambda: len(taken) >= 4)
+    large.let.set()
+    await task
 
 
 async def test_a_prefill_that_ends_beside_the_first_write_does_not_end_it() -> None:
