@@ -9,6 +9,8 @@ import pytest
 from orchestrator.errors import InvalidRequest
 from orchestrator.experiments.documents import Experiment, ExperimentState, initial_state
 
+REWARDED = {"metric": "reward", "at_most": 1}
+
 
 def document(**more: Any) -> dict[str, Any]:
     arms = [{"name": "large", "policy": "large-only"}, {"name": "shared", "policy": "specreason"}]
@@ -17,6 +19,10 @@ def document(**more: Any) -> dict[str, Any]:
 
 def arms(*given: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"name": "large", "policy": "large-only"}, *given]
+
+
+def second(**more: Any) -> dict[str, Any]:
+    return {"name": "b", "policy": "x", **more}
 
 
 def test_what_a_short_document_means() -> None:
@@ -55,30 +61,14 @@ def test_a_document_survives_the_store() -> None:
         ({"arms": arms({"name": "large", "policy": "bild"})}, "arms", "two arms have this name"),
         ({"arms": arms({"name": "b", "policy": "bild", "weight": 0.5})}, "arms", "every arm"),
         ({"arms": arms({"name": "b"})}, "arms[1].policy", "missing"),
-        (
-            {"arms": arms({"name": "b", "policy": "x", "shadow": 1})},
-            "arms[1].shadow",
-            "true or false",
-        ),
-        (
-            {"arms": arms({"name": "b", "policy": "x", "shadow": True, "weight": 0.1})},
-            "arms",
-            "shadow",
-        ),
-        (
-            {"arms": arms({"name": "b", "policy": "x", "grid": {"k": [1, 2]}})},
-            "arms[1].grid",
-            "unknown",
-        ),
+        ({"arms": arms(second(shadow=1))}, "arms[1].shadow", "true or false"),
+        ({"arms": arms(second(shadow=True, weight=0.1))}, "arms", "shadow"),
+        ({"arms": arms(second(grid={"k": [1, 2]}))}, "arms[1].grid", "unknown"),
         ({"control": "nobody"}, "control", "nobody"),
         ({"goal": {"metric": "joy"}}, "goal.metric", ""),
         ({"goal": {"within": [{"metric": "ms", "by": 1, "than": "x"}]}}, "goal.within", "x"),
         ({"guardrails": [{"metric": "ms"}]}, "guardrails", "at_most"),
-        (
-            {"guardrails": [{"metric": "reward", "at_most": 1, "quantile": 0.9}]},
-            "guardrails",
-            "quantile",
-        ),
+        ({"guardrails": [{**REWARDED, "quantile": 0.9}]}, "guardrails", "quantile"),
         ({"ramp": {"steps": [0.5, 0.1]}}, "ramp.steps", "rise"),
         ({"group": {"name": "g", "start": 0.5, "end": 0.5}}, "group", "below"),
         ({"kind": "bandit"}, "kind", "unknown parameter"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -21,30 +20,29 @@ from orchestrator.experiments.documents import Experiment, StoppedArm, initial_s
 from orchestrator.experiments.runs import Run, Runs
 from orchestrator.http.routes.experiments import run_json
 from orchestrator.state.memory import MemoryStore
-from orchestrator.state.redis import RedisStore
 from orchestrator.state.store import AUDIT, PointerUpdate, Store
 from orchestrator.state.versions import AuditInfo, PolicyVersions, Publication
 from orchestrator.state.watcher import ConfigWatcher
 from policies import POLICIES
-from tests.orchestrator.redis_server import redis_server
 
 ME = AuditInfo(author="ada", key="12345678", note="try it")
-
-
-@pytest.fixture(params=["memory", "redis"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
-    if request.param == "memory":
-        yield MemoryStore()
-        return
-    with redis_server() as server:
-        made = RedisStore(server.url)
-        yield made
-        await made.aclose()
 
 
 def runs_of(store: Store, *methods: str) -> Runs:
     versions = PolicyVersions(store, POLICIES, {})
     return Runs(store, versions, POLICIES, {"specreason": {"threshold": 6.0}}, methods)
+
+
+def next_build(store: Store) -> Runs:
+    """The experiments as a replica of a build without one policy reads them."""
+    policies = {name: made for name, made in POLICIES.items() if name != "specreason"}
+    return Runs(store, PolicyVersions(store, policies, {}), policies, {}, ())
+
+
+async def watched(store: Store, runs: Runs) -> ConfigWatcher:
+    watcher = ConfigWatcher(store, PolicyVersions(store, POLICIES, {}), runs, CollectorRegistry())
+    await watcher.refresh()
+    return watcher
 
 
 def document(**more: Any) -> Experiment:
@@ -105,17 +103,14 @@ async def test_nobody_computes_arms_from_what_users_are_told(store: Store) -> No
         return [assign(run.experiment, run.state, unit) for unit in units]
 
     guess = Run(1, document(), initial_state(0.0), {}, b"")
-    first, other = (
-        await runs.start(document(), ME),
-        await runs_of(MemoryStore()).start(document(), ME),
-    )
+    first = await runs.start(document(), ME)
+    other = await runs_of(MemoryStore()).start(document(), ME)
     guessed = sum(one == two for one, two in zip(arms(first), arms(guess), strict=True))
     assert 60 < guessed < 140  # by chance 100, by 7 a standard deviation
     assert arms(first) != arms(other)  # not by the name, either
     await runs.stop("trial", ME)
-    assert arms(await runs.start(document(), ME)) == arms(
-        first
-    )  # who asked before, keeps their arm
+    again = await runs.start(document(), ME)
+    assert arms(again) == arms(first)  # who asked before, keeps their arm
     await runs.stop("trial", ME)
     named = await runs.start(document(salt="mine"), ME)  # as GrowthBook has it
     assert arms(named) == arms(Run(1, document(salt="mine"), initial_state(0.0), {}, b""))
@@ -249,11 +244,7 @@ async def test_an_arm_whose_method_is_no_longer_offered_stops_its_own_experiment
     ]
     await runs_of(store, "lookup").start(document(arms=arms), ME)
     changed = runs_of(store, "vanilla")
-    watcher = ConfigWatcher(
-        store, PolicyVersions(store, POLICIES, {}), changed, CollectorRegistry()
-    )
-    await watcher.refresh()
-    (run,) = watcher.current.experiments
+    (run,) = (await watched(store, changed)).current.experiments
     assert run.live
     assert "'lookup' is not offered" in (run.error or "")
     assert run_json(run)["trouble"] == run.error
@@ -274,9 +265,8 @@ async def test_nobody_knows_an_experiment_that_never_ran(store: Store) -> None:
 async def test_garbage_takes_one_experiment_out_of_effect(garbage: bytes) -> None:
     store = MemoryStore()
     runs = runs_of(store)
-    watcher = ConfigWatcher(store, PolicyVersions(store, POLICIES, {}), runs, CollectorRegistry())
     run = await runs.start(document(), ME)
-    await watcher.refresh()
+    watcher = await watched(store, runs)
     await store.commit(
         update=[PointerUpdate("experiment/trial", run.pointer, garbage)], audit=b"{}"
     )
@@ -287,15 +277,13 @@ async def test_garbage_takes_one_experiment_out_of_effect(garbage: bytes) -> Non
 
 
 async def test_what_cannot_be_built_any_more_is_set_aside_and_can_be_removed(store: Store) -> None:
-    policies = {name: made for name, made in POLICIES.items() if name != "specreason"}
     old = runs_of(store)
     await old.start(document(), ME)
     await old.stop("trial", ME)
     versions = PolicyVersions(store, POLICIES, {})
     other = await versions.publish(Publication(policy="bild", activate=True), ME)
-    new = Runs(store, PolicyVersions(store, policies, {}), policies, {}, ())
-    watcher = ConfigWatcher(store, versions, new, CollectorRegistry())
-    await watcher.refresh()  # a replica of the next build
+    new = next_build(store)
+    watcher = await watched(store, new)
     assert watcher.error is None
     assert watcher.current.active is not None
     assert watcher.current.active.document.version == other.version
@@ -325,8 +313,7 @@ async def test_what_cannot_be_built_any_more_is_set_aside_and_can_be_removed(sto
 async def test_a_running_one_that_cannot_be_built_gets_no_requests_and_can_be_stopped() -> None:
     store = MemoryStore()
     await runs_of(store).start(document(), ME)
-    policies = {name: made for name, made in POLICIES.items() if name != "specreason"}
-    new = Runs(store, PolicyVersions(store, policies, {}), policies, {}, ())
+    new = next_build(store)
     run = await new.find("trial")
     assert run.live
     assert run.error is not None
@@ -341,11 +328,8 @@ async def test_a_pinned_version_that_cannot_be_built_any_more_takes_nothing_else
     await runs_of(store).start(document(arms=arms), ME)
     await runs_of(store).stop("trial", ME)
     await versions.publish(Publication(policy="bild"), ME)
-    policies = {name: made for name, made in POLICIES.items() if name != "specreason"}
-    fewer = PolicyVersions(store, policies, {})
-    new = Runs(store, fewer, policies, {}, ())
-    watcher = ConfigWatcher(store, fewer, new, CollectorRegistry())
-    await watcher.refresh()
+    new = next_build(store)
+    watcher = await watched(store, new)
     assert watcher.current.active is not None
     (run,) = watcher.current.experiments
     assert "no such policy any more" in (run.error or "")
