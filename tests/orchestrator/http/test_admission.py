@@ -373,26 +373,18 @@ async def test_several_prompts_of_one_request_have_no_more_tokens_than_several_r
 
 
 async def test_wide_requests_that_do_not_fit_leave_others_their_places() -> None:
-    admission, answered = Admission(8, wait_s=0.5), Counter[str]()
-    over = asyncio.Event()
-
-    async def ask(owner: str, cost: int) -> None:
-        while not over.is_set():
-            try:
-                async with admission.place(owner, cost):
-                    await asyncio.sleep(0.002)
-                    answered[owner] += 1
-            except HttpError:
-                await asyncio.sleep(0)
-
-    victims = [asyncio.create_task(ask("narrow", 1)) for _ in range(6)]
-    await asyncio.sleep(0.1)
-    alone = answered["narrow"]
-    attackers = [asyncio.create_task(ask("wide", 8)) for _ in range(2)]
-    await asyncio.sleep(0.1)
-    over.set()
-    await asyncio.gather(*victims, *attackers)
-    assert answered["narrow"] - alone > 0.6 * alone
+    admission = Admission(8, wait_s=60)
+    async with AsyncExitStack() as narrow:
+        for _ in range(6):
+            await narrow.enter_async_context(admission.place("narrow"))
+        wide = [asyncio.create_task(flood(admission, {"wide": 1}, cost=8)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for _ in range(2):
+            async with admission.place("narrow"):
+                assert admission.live == 7
+    for answered, _ in await asyncio.gather(*wide):
+        assert answered["wide"] == 1
 
 
 async def test_who_would_find_no_place_in_time_is_refused_at_once() -> None:

@@ -339,7 +339,7 @@ def test_usage_with_every_chunk(url: str) -> None:
     assert last.usage == usage.usage
 
 
-def test_the_list_of_models_asks_once_and_follows_the_active_version() -> None:
+def test_models_say_how_long_a_prompt_may_be_and_follow_the_active_version() -> None:
     asked = 0
 
     async def contexts() -> dict[Any, Any]:
@@ -347,45 +347,31 @@ def test_the_list_of_models_asks_once_and_follows_the_active_version() -> None:
         asked += 1
         return {"small": 512, "large": 1024}
 
-    with serving(service(contexts=contexts)) as url:
-        assert len(HTTP.get(f"{url}/v1/models").json()["data"]) > 1
-        assert asked == 1
-        HTTP.post(f"{url}/v1/policies", json={"policy": "large-only", "params": {}})
-        HTTP.put(f"{url}/v1/policies/active", json={"version": "large-only@1"})
-        until(lambda: HTTP.get(f"{url}/v1/models/baton").json()["max_model_len"] == 1024)
-
-
-def test_models_say_how_long_a_prompt_may_be() -> None:
-    async def contexts() -> dict[Any, Any]:
-        return {"small": 512, "large": 1024}
-
     async def unknown() -> dict[Any, Any]:
         return {"small": None}
 
     with serving(service(contexts=contexts)) as url, client(url) as api:
         lengths = {card.id: (card.model_extra or {})["max_model_len"] for card in api.models.list()}
+        assert asked == 1  # for all of them
         known = {"large-only": 1024, "small-only": 512, "specreason": 512, "baton": 512}
         assert lengths == lengths | known
         one: Any = api.models.retrieve("large-only")
         assert one.max_model_len == 1024
+        HTTP.post(f"{url}/v1/policies", json={"policy": "large-only", "params": {}})
+        HTTP.put(f"{url}/v1/policies/active", json={"version": "large-only@1"})
+        until(lambda: HTTP.get(f"{url}/v1/models/baton").json()["max_model_len"] == 1024)
     with serving(service(contexts=unknown)) as url:
         assert HTTP.get(f"{url}/v1/models/baton").json()["max_model_len"] is None
 
 
-def test_ignore_eos_reaches_a_single_model() -> None:
+def test_parameters_of_a_single_model_reach_it_and_hold_for_thought_and_answer() -> None:
     large = scripted()
     with serving(service(large=large)) as url:
-        assert post(url, {"model": "large-only", "ignore_eos": True}).status_code == 200
-    assert all(call.args[0].ignore_eos for call in large.calls)
-
-
-def test_min_tokens_reaches_a_single_model_and_holds_for_thought_and_answer() -> None:
-    large = scripted()
-    with serving(service(large=large)) as url:
-        body = {"model": "large-only", "min_tokens": 50, "max_tokens": 60}
-        reply = post(url, body)
-    assert reply.status_code == 200
+        body = {"model": "large-only", "min_tokens": 50, "max_tokens": 60, "ignore_eos": True}
+        assert post(url, body).status_code == 200
     thought, answer = (call.args[0] for call in large.calls)
+    assert thought.ignore_eos
+    assert answer.ignore_eos
     assert thought.min_tokens == 50
     assert 0 < answer.min_tokens < 50  # the thought counts, and its end
 
@@ -453,9 +439,6 @@ def test_trace(url: str) -> None:
     assert record["sampling"]["seed"] == 5
     assert (record["status"], record["request_id"], record["user"]) == ("finished", "mine-1", "ann")
     assert record["metadata"] == {"run": "7"}
-    missing = HTTP.get(f"{url}/v1/traces/nonesuch")
-    assert missing.status_code == 404
-    assert missing.json()["error"]["code"] == "trace_not_found"
 
 
 @pytest.mark.parametrize(
@@ -467,17 +450,16 @@ def test_trace(url: str) -> None:
     ],
 )
 def test_the_id_of_an_answer_finds_its_trace_and_takes_its_reward(
-    path: str, body: dict[str, Any]
+    url: str, path: str, body: dict[str, Any]
 ) -> None:
-    with serving(service()) as url:
-        reply = HTTP.post(f"{url}/v1/{path}", json={"model": "large-only", **body}).json()
-        trace = HTTP.get(f"{url}/v1/traces/{reply['id']}")
-        assert trace.json()["id"] == reply["baton"]["trace_id"]
-        worth = {"trace_id": reply["id"], "reward": 1.0}
-        assert HTTP.post(f"{url}/v1/feedback", json=worth).status_code == 200
-        event = reward(Feedback(**worth), trace.json(), "0a1b2c3d")
-        assert event["trace_id"] == reply["baton"]["trace_id"]
-        assert event["key"] == "0a1b2c3d"
+    reply = HTTP.post(f"{url}/v1/{path}", json={"model": "large-only", **body}).json()
+    trace = HTTP.get(f"{url}/v1/traces/{reply['id']}")
+    assert trace.json()["id"] == reply["baton"]["trace_id"]
+    worth = {"trace_id": reply["id"], "reward": 1.0}
+    assert HTTP.post(f"{url}/v1/feedback", json=worth).status_code == 200
+    event = reward(Feedback(**worth), trace.json(), "0a1b2c3d")
+    assert event["trace_id"] == reply["baton"]["trace_id"]
+    assert event["key"] == "0a1b2c3d"
 
 
 def test_request_ids(url: str) -> None:
@@ -545,9 +527,10 @@ def test_traces_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("trace_id", ["nonesuch", "a%20b", "x" * 200, "%00", "a%2Fb"])
-def test_a_trace_that_is_not_there(trace_id: str) -> None:
-    with serving(service()) as url:
-        assert HTTP.get(f"{url}/v1/traces/{trace_id}").status_code == 404
+def test_a_trace_that_is_not_there(url: str, trace_id: str) -> None:
+    reply = HTTP.get(f"{url}/v1/traces/{trace_id}")
+    assert reply.status_code == 404
+    assert reply.json()["error"]["code"].endswith("not_found")
 
 
 def test_deployment_defaults() -> None:
