@@ -337,7 +337,7 @@ class CallReader:
     def _in_behind(self, ended: bool) -> list[Piece]:
         """After the arguments: another call, or the end of the calls; white space may differ, and
         the first tags may be missing."""
-        held, afters = self._held, last_tags(self._format.after)
+        held, afters = self._held.lstrip(), last_tags(self._format.after)
         betweens = last_tags(self._format.between or "")
         if found := _first_matched(betweens, held):
             self._held, self._state = held[found.end() :], "name"
@@ -347,7 +347,7 @@ class CallReader:
             self._held, self._state = held[found.end() :], "text"
         elif ended or not any(begins(one, held) for one in afters):
             cut = ended and any(begins(one, held) for one in afters)
-            self._held, self._state = "" if cut else held, "text"
+            self._held, self._state = "" if cut else self._held, "text"
         return []
 
     def _begin_loose(self) -> None:

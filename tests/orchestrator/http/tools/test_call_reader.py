@@ -25,6 +25,12 @@ LISTED = CallFormat(
     ', "id": "\0"}]',
     ', "id": "\0"}, {"name": "',
 )
+BLOCKS = CallFormat(  # DeepSeek R1's: white space follows the arguments
+    "<calls><call>function<sep>",
+    "\n```json\n",
+    "\n```</call></calls>",
+    "\n```</call>\n<call>function<sep>",
+)
 TAGS = CallFormat(
     "<tool_call>\n<function=",
     ">\n",
@@ -93,6 +99,14 @@ CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
         "",
         [("add", {"a": 1, "b": 2}), ("look_up", {"key": "x"})],
     ),
+    (
+        "two calls in blocks",
+        BLOCKS,
+        "<calls><call>function<sep>add\n```json\n{}\n```</call>\n"
+        '<call>function<sep>look_up\n```json\n{"key": "x"}\n```</call></calls> Done.',
+        "Done.",
+        [("add", {}), ("look_up", {"key": "x"})],
+    ),
     *(
         (
             f"arguments that are {kind}",
@@ -106,7 +120,7 @@ CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
             "Done.",
             [("add", expected)],
         )
-        for form in (HERMES, LLAMA, MISTRAL, LISTED)
+        for form in (HERMES, LLAMA, MISTRAL, LISTED, BLOCKS)
         for kind, arguments, expected in (
             ("a text of JSON", '"{\\"a\\": \\"}\\"}"', {"a": "}"}),
             ("null", "null", {}),
