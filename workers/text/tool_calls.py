@@ -1,10 +1,10 @@
 """How a family of models writes calls of tools: read from its own chat template.
 
-The template is made to render conversations whose assistant makes calls: with arguments of every
-kind and with none, one and two in a turn, and one in a later turn. What stands around the names and
-the arguments is the format, whatever the family: arguments may be one JSON object, or each in tags
-of its own. A format that does not write all of these as the template does is none; neither is that
-of a template that makes a call a turn of its own, or does not show the tools.
+The template renders trial conversations whose assistant makes calls: with arguments of every kind
+and with none; one, two and three in a turn; and one in a later turn. The text around the names and
+the arguments is the format, whatever the family: arguments may be one JSON object, or each in its
+own tags. The format is accepted if it reads all these texts back as exactly the calls that were
+made. It is refused if a call is a turn by itself, or if the template does not show the tools.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from jinja2 import TemplateError
@@ -25,7 +26,7 @@ Render = Callable[[Sequence[Mapping[str, Any]], bool], str]
 """A conversation to text, with tools; and whether a reply is to begin behind it."""
 
 _ID = "baton000"  # some templates want nine letters and digits: a digit follows
-_NAMES = ("batonfirst", "batonsecond")
+_NAMES = ("batonfirst", "batonsecond", "batonthird")
 _SAID = "batonsaid"
 _ARGUMENTS: dict[str, Any] = {  # by their names, since some templates sort them
     "batonkey0": "batonvalue",
@@ -69,7 +70,7 @@ def find_call_format(
         for learn in (_as_object, _in_tags):
             found = learn(trial, ends)
             if found and found.before.strip() and not trial.is_turn(found, controls):
-                return found if trial.is_written_by(found) else None
+                return found if trial.is_read_by(found) else None
         if str(_ARGUMENTS) not in trial.one:
             return None  # it takes an object, and writes it in a form of its own
     return None
@@ -83,7 +84,8 @@ class _Trial:
     Attributes:
         prompt: before a reply.
         end: behind one without calls.
-        none, one, two: a turn with a call without arguments, with all of them, with two such calls.
+        none, one: a turn with a call without arguments, with all of them.
+        two, three: a turn with so many calls; None: the template writes one call a turn.
         later: a turn like `none`, what the tool gave back, and a turn with the second call.
         marked: a turn with a call whose argument is a text that holds markup.
     """
@@ -94,6 +96,7 @@ class _Trial:
     none: str
     one: str
     two: str | None
+    three: str | None
     later: str | None
     marked: str | None
 
@@ -111,7 +114,7 @@ class _Trial:
             return None
 
         user = {"role": "user", "content": "?"}
-        first, second = ((name, _ARGUMENTS) for name in _NAMES)
+        first, second, third = ((name, _ARGUMENTS) for name in _NAMES)
         bare = (_NAMES[0], dict[str, Any]())
         try:
             prompt = render([user], True)
@@ -123,13 +126,17 @@ class _Trial:
             return None
         result = {"role": "tool", "content": "5", "tool_call_id": f"{_ID}0", "name": _NAMES[0]}
         said = written({"role": "assistant", "content": _SAID}) or ""
+        two, three = written(calling(first, second)), written(calling(first, second, third))
+        if two is None or _NAMES[1] not in two:  # it refuses the second call, or drops it
+            two = three = None
         return cls(
             as_text,
             begin[begin.rfind("?") + 1 :],
             said.partition(_SAID)[2].strip(),
             none,
             one,
-            written(calling(first, second)),
+            two,
+            three,
             written(calling(bare), result, calling(second)),
             written(calling((_NAMES[0], {"batonkey0": _MARKUP}))),
         )
@@ -145,19 +152,22 @@ class _Trial:
             return [eos]
         return [self.end] if self.end and self.end in self.one else controls
 
-    def is_written_by(self, form: CallFormat) -> bool:
-        """Whether a format writes all calls of these conversations as the template does."""
+    def is_read_by(self, form: CallFormat) -> bool:
+        """Whether a format reads these turns as the calls that were made, and as nothing else."""
         head, end = map(_pattern, (form.before, form.after))
-        one, other = (_written(form, name, _ARGUMENTS) for name in _NAMES)
-        whole = [
-            (self.none, head + _written(form, _NAMES[0], {}) + end),
-            (self.one, head + one + end),
+        joint = _pattern(form.between or "")
+        bare = _written(form, _NAMES[0], {})
+        first, second, third = (_written(form, name, _ARGUMENTS) for name in _NAMES)
+        turns = [
+            (self.none, head + bare + end),
+            (self.one, head + first + end),
+            (self.two, head + first + joint + second + end),
+            (self.three, head + first + joint + second + joint + third + end),
+            (self.later, head + bare + end + ".*" + head + second + end),
         ]
-        if form.between and self.two is not None:
-            whole.append((self.two, head + one + _pattern(form.between) + other + end))
-        if self.later is not None:
-            whole.append((self.later, head + other + end))
-        return all(re.search(pattern, _squeezed(text)) for text, pattern in whole)
+        return (form.between is None) == (self.two is None) and all(
+            text is None or re.match(pattern, _squeezed(text)) for text, pattern in turns
+        )
 
 
 def _written(form: CallFormat, name: str, arguments: Mapping[str, Any]) -> str:
@@ -195,10 +205,11 @@ def _as_object(trial: _Trial, ends: Sequence[str]) -> CallFormat | None:
     ((name, end_of_name, begin, end),) = found
     before, after = trial.one[:name].lstrip("\n"), _up_to(trial.one[end:], ends)
     middle, between = trial.one[end_of_name:begin], None
-    if trial.two is not None and (both := _objects(trial.two, 2)) is not None:
-        between = trial.two[both[0][3] : both[1][0]]
-        counted = _counted(middle, trial.two[both[1][1] : both[1][2]])
-        if counted is None:
+    if trial.three is not None:
+        calls = _objects(trial.three, 3) or []
+        counted = _counted([middle, *(trial.three[call[1] : call[2]] for call in calls)])
+        between = _counted([trial.three[one[3] : next_[0]] for one, next_ in pairwise(calls)])
+        if counted is None or between is None:
             return None
         middle = counted
     return CallFormat(before, middle, after, between, trial.as_text)
@@ -222,16 +233,16 @@ def _objects(text: str, count: int) -> list[tuple[int, int, int, int]] | None:
     return found
 
 
-def _counted(first: str, second: str) -> str | None:
-    """What stands in two calls at the same place, with the numbers by which they differ as such;
-    None where they differ otherwise."""
-    parts = [re.split("([0-9]+)", one) for one in (first, second)]
-    if len(parts[0]) != len(parts[1]):
+def _counted(texts: Sequence[str]) -> str | None:
+    """What stands in several calls at the same place, with the numbers by which they differ as
+    such; None if they differ otherwise."""
+    parts = [re.split("([0-9]+)", one) for one in texts]
+    if len(set(map(len, parts))) != 1:
         return None
-    pairs = list(zip(*parts, strict=True))
-    if not all(one == other or one.isdecimal() for one, other in pairs):
+    alike = [set(place) for place in zip(*parts, strict=True)]
+    if not all(len(place) == 1 or all(map(str.isdecimal, place)) for place in alike):
         return None
-    return "".join(one if one == other else CallFormat.COUNT for one, other in pairs)
+    return "".join(place.pop() if len(place) == 1 else CallFormat.COUNT for place in alike)
 
 
 def _in_tags(trial: _Trial, ends: Sequence[str]) -> CallFormat | None:
@@ -242,11 +253,13 @@ def _in_tags(trial: _Trial, ends: Sequence[str]) -> CallFormat | None:
         return None
     head, opening, middle, joint, *values, last = found
     between = None
-    if trial.two is not None and (both := _parts(trial.two, [keys[-1], _NAMES[1], keys[0]])):
-        between, again = both[1], _counted(opening, both[2])
-        if again is None:
+    if trial.three is not None:
+        marks = [mark for name in _NAMES[1:] for mark in (keys[-1], name, keys[0])]
+        _, *calls = _parts(trial.three, marks) or [""]
+        counted, between = _counted([opening, *calls[1::3]]), _counted(calls[::3])
+        if counted is None or between is None:
             return None
-        opening = again
+        opening = counted
     begin = opening[max(0, opening.rfind("<")) :]
     end = joint.removesuffix(begin)
     if not (begin and end and joint == end + begin):

@@ -223,12 +223,30 @@ def test_values_that_are_no_texts_show_how_they_are_written(render: Any) -> None
         "{% set n = namespace(i=0) %}" + HERMES.replace(
             "<tool_call>", "{% set n.i = n.i + 1 %}<tool_call{{ 's' if n.i > 1 else '' }}>"
         ).replace("{{ '' if loop.last", "{{ '' if true"),
+        HERMES.replace("<tool_call>", "<tool_call{{ ' more' if loop.index > 2 else '' }}>"),
+        HERMES.replace('"arguments": {', '"{{ loop.index0 and "more-" }}arguments": {'),
+        QWEN_CODER.replace("<function=", "<function{{ '-more' if loop.index > 2 else '' }}="),
+        HERMES.replace(EACH, EACH + "{{ '<sep>' if loop.index == 3 else '' }}"),
     ],
 )  # fmt: skip
 def test_a_format_that_does_not_write_all_calls_as_the_template_does_is_none(
     render: Any, template: str
 ) -> None:
     assert render(template).calls is None
+
+
+def test_a_template_that_drops_further_calls_writes_one_a_turn(render: Any) -> None:
+    """As GigaChat's."""
+    calls = render(HERMES.replace("in m.tool_calls", "in m.tool_calls[:1]")).calls
+    assert (calls.after, calls.between) == ("}\n</tool_call>", None)
+    three = "{% if m.tool_calls | length == 3 %}{{ raise_exception('too many') }}{% endif %}"
+    assert render(HERMES.replace(EACH, three + EACH)).calls is None
+
+
+def test_numbers_of_calls_may_stand_between_them(render: Any) -> None:
+    counted = render(HERMES.replace("<tool_call>", "<tool_call={{ loop.index }}>")).calls
+    assert counted.before.startswith("<tool_call=1>")
+    assert "<tool_call=\1>" in counted.between
 
 
 def test_a_prompt_that_ends_a_thought_shows_the_same_format(render: Any) -> None:
