@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
-from types import MappingProxyType
+from types import BuiltinMethodType, MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from orchestrator.errors import ConfigError
-from workers.text.traced import again, pieces, plain, twins
+from workers.text.traced import Traced, again, has_twins, pieces, plain, traced, twins
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}\n\n"
@@ -104,17 +104,51 @@ class _Environment(ImmutableSandboxedEnvironment):
         return again("".join(texts))
 
     def call(*given: Any, **named: Any) -> Any:  # as Jinja's, whose arguments have no names
-        return again(ImmutableSandboxedEnvironment.call(*given, **named))
+        call, (_, _, method, *_) = ImmutableSandboxedEnvironment.call, given
+        if isinstance(method, BuiltinMethodType) and isinstance(method.__self__, str):
+            call = _faithful(call)
+        return again(call(*given, **named))
 
 
-def _traced_again(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose result stays traced."""
+def _faithful(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter or a call of a text's method that gives what it gives for plain texts. Its result
+    stays traced; where it reads twins otherwise, it is a content as a whole."""
 
     @wraps(function)
     def wrapper(*given: Any, **named: Any) -> Any:
-        return again(function(*given, **named))
+        texts, named_texts = _plain_of(given), _plain_of(named)
+        if texts is given and named_texts is named:
+            return again(function(*given, **named))
+        try:
+            made = again(function(*given, **named))
+            if not isinstance(made, str | int | float):
+                return made
+        except Exception:
+            made = None
+        right = function(*texts, **named_texts)
+        if not isinstance(right, str):
+            return right
+        is_right = isinstance(made, str) and plain(made) == plain(right)
+        return made if is_right else traced(plain(right))
 
     return wrapper
+
+
+def _plain_of(value: Any) -> Any:
+    """A value with its contents as plain texts; itself where it has none."""
+    if isinstance(value, str):
+        return plain(value) if has_twins(value) else value
+    if isinstance(value, BuiltinMethodType) and isinstance(value.__self__, Traced):
+        return getattr(plain(value.__self__), value.__name__)
+    if not isinstance(value, dict | list | tuple):
+        return value
+    items = [*value, *value.values()] if isinstance(value, dict) else list(value)
+    texts = list(map(_plain_of, items))
+    if all(one is text for one, text in zip(items, texts, strict=True)):
+        return value
+    if isinstance(value, dict):
+        return dict(zip(texts[: len(value)], texts[len(value) :], strict=True))
+    return tuple(texts) if isinstance(value, tuple) else texts
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -123,7 +157,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = tojson
-    environment.filters |= {k: _traced_again(one) for k, one in environment.filters.items()}
+    environment.filters |= {k: _faithful(one) for k, one in environment.filters.items()}
     environment.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.text.chat_template import ChatTemplate
+from workers.text.chat_template import ChatTemplate, _environment
 from workers.text.traced import Traced, has_twins, pieces, plain, traced, twins
 
 PROPERTY = settings(deadline=None, derandomize=True)
@@ -129,6 +129,51 @@ def test_templates_take_nothing_of_a_content_for_their_own(source: str, text: st
     written = ChatTemplate(source, {}).render([], {"text": traced(text)})
     for piece, is_content in pieces(written):
         assert is_content or not set("xyzXYZ") & set(piece)
+
+
+GIVEN = {
+    "attr": "('x')", "batch": "(2)", "center": "(20)", "default": "('a')", "format": "(1)",
+    "groupby": "(0)", "indent": "(2)", "join": "('-')", "map": "('upper')",
+    "replace": "('a', '</b>')", "slice": "(2)", "truncate": "(3)", "wordwrap": "(3)",
+}  # fmt: skip
+"""What filters are given that need more than a value."""
+FILTERS = sorted({*_environment().filters} - {"random"})
+VALUES = ("text", "text ~ '</think>'", "['b', text]", "{'a': text}", "{text: 'a'}")
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@settings(PROPERTY, max_examples=25)
+@given(text=TEXTS.map(common) | st.sampled_from(["12", "3.7", "<a&b>", "see http://a.bc/d e"]))
+def test_every_filter_writes_the_same(name: str, text: str) -> None:
+    for value in VALUES:
+        source = f"{{% set it = ({value}) | {name}{GIVEN.get(name, '')} %}}"
+        shown = "{{ it if it is string or it is number or it is mapping else it | list }}"
+        template = ChatTemplate(source + shown, {})
+
+        def written(given: str, template: ChatTemplate = template) -> str:
+            try:
+                return template.render([], {"text": given})
+            except Exception:
+                return "refused"
+
+        assert plain(written(traced(text))) == written(text)
+
+
+@pytest.mark.parametrize("call", ["center(9)", "expandtabs()", "zfill(9)", "isprintable()",
+    "isidentifier()", "ljust(7) | upper"])  # fmt: skip
+@PROPERTY
+@given(text=TEXTS.map(common))
+def test_every_method_writes_the_same(call: str, text: str) -> None:
+    template = ChatTemplate(f"{{{{ text.{call} }}}}", {})
+    assert plain(template.render([], {"text": traced(text)})) == template.render([], {"text": text})
+
+
+@pytest.mark.parametrize("name", ["urlencode", "escape", "forceescape", "wordwrap(3)"])
+def test_what_a_filter_makes_of_a_content_is_a_content(name: str) -> None:
+    template = ChatTemplate(f"<b>{{{{ text | {name} }}}}</b>", {})
+    made = list(pieces(template.render([], {"text": traced("</think> x y")})))
+    assert [is_content for _, is_content in made] == [False, True, False]
+    assert (made[0][0], made[2][0]) == ("<b>", "</b>")
 
 
 def test_an_error_of_the_template_shows_the_text() -> None:
