@@ -21,7 +21,15 @@ from llguidance import LLMatcher, LLTokenizer
 from orchestrator.call_markup import COUNT, ID
 from orchestrator.errors import InvalidRequest
 from orchestrator.held_schema import MAX_SOURCE, Held, held
-from orchestrator.json_schema import FORMATS, References, inner, modern, properties_of, value_form
+from orchestrator.json_schema import (
+    FORMATS,
+    References,
+    inner,
+    modern,
+    name_of,
+    properties_of,
+    value_form,
+)
 from orchestrator.mended_schema import LIMITS as LIMITS
 from orchestrator.mended_schema import fault_of, json_rule
 from orchestrator.mended_schema import reason as reason
@@ -326,7 +334,7 @@ def _taken_out(schema: Any, root: Any) -> Any:
         one = left.pop()
         if isinstance(one, dict):
             left += [each for _, each in inner(one)]
-            name = str(one.get("$ref", "")).removeprefix("#/$defs/")
+            name = name_of(one)
             if name in known and name not in defs:
                 defs[name] = known[name]
                 left.append(defs[name])

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from jsonschema_rs import Draft202012Validator, ValidationError, meta
 
-from orchestrator.json_schema import MOST_PARTS, TYPES, TooLarge, changed, inner, modern
+from orchestrator.json_schema import MOST_PARTS, TYPES, TooLarge, changed, inner, modern, name_of
 from orchestrator.mended_schema import Mending, joined
 from orchestrator.rust_patterns import rust_pattern
 from orchestrator.schema_overlap import Overlap, parts
@@ -148,7 +148,7 @@ class _Reader:
             deepest = max(deepest, level)
             if isinstance(one, dict):
                 each = [below for _, below in inner(one)]
-                name = _name_of(one)
+                name = name_of(one)
                 if name in self._defs and name not in seen:
                     seen.add(name)
                     each.append(self._defs[name])
@@ -163,7 +163,7 @@ class _Reader:
             return size
         for _, one in inner(schema):
             size += self._size(one, sizes)
-        name = _name_of(schema)
+        name = name_of(schema)
         if name in self._defs and name not in sizes:
             sizes[name] = 1  # within itself
             sizes[name] = self._size(self._defs[name], sizes)
@@ -281,10 +281,10 @@ class _Reader:
 
     def _reference(self, found: dict[str, Any], place: str) -> None:
         ref = found.get("$ref", "")
-        if ref and _name_of(found) not in self._defs:
+        if ref and name_of(found) not in self._defs:
             why = f"expected a reference to a part of the schema, got {ref[:80]}"
             self._leave_out(found, place, "$ref", why)
-        elif ref and _name_of(found) in self._reached(_name_of(found)):
+        elif ref and name_of(found) in self._reached(name_of(found)):
             self._leave_out(found, place, "$ref", f"{ref[:80]} refers to itself")
 
     def _reached(self, name: str) -> set[str]:
@@ -296,7 +296,7 @@ class _Reader:
             if not isinstance(one, dict):
                 continue
             left += [each for union in ("allOf", "anyOf", "oneOf") for each in one.get(union, ())]
-            other = _name_of(one)
+            other = name_of(one)
             if other in self._defs and other not in found:
                 found.add(other)
                 left.append(self._defs[other])
@@ -376,11 +376,6 @@ class _Reader:
 
 def _whole(schema: Any, defs: Mapping[str, Any]) -> Any:
     return {**schema, "$defs": defs} if defs and isinstance(schema, dict) else schema
-
-
-def _name_of(schema: Mapping[str, Any]) -> str:
-    """The definition that a schema refers to."""
-    return str(schema.get("$ref", "")).removeprefix("#/$defs/")
 
 
 def _error_of(schema: dict[str, Any]) -> ValidationError | None:

@@ -80,15 +80,16 @@ def modern(schema: Any) -> Any:
     return _Dialect(schema).whole()
 
 
-def inner(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def name_of(schema: Mapping[str, Any]) -> str:
+    """The definition that a modern schema refers to; empty if it refers to none."""
+    return str(schema.get("$ref", "")).removeprefix("#/$defs/")
+
+
+def inner(schema: dict[str, Any]) -> list[tuple[str, Any]]:
     """The schemas that stand right in a modern one, each with its place."""
-    for name, one in schema.items():
-        if name in _LISTS and isinstance(one, list):
-            yield from ((f"{name}[{i}]", each) for i, each in enumerate(one))
-        elif name in _NAMED and isinstance(one, dict):
-            yield from ((f"{name}.{key}", each) for key, each in one.items())
-        elif name in _INNER:
-            yield name, one
+    found = list[tuple[str, Any]]()
+    changed(schema, lambda one, place: found.append((place, one)))
+    return found
 
 
 def changed(schema: dict[str, Any], change: Callable[[Any, str], Any]) -> dict[str, Any]:

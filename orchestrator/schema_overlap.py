@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from jsonschema_rs import Draft202012Validator, RegexOptions
 
-from orchestrator.json_schema import TYPES
+from orchestrator.json_schema import TYPES, name_of
 
 _MOST_STEPS: Final = 20_000
 _DEEPEST: Final = 16
@@ -39,7 +39,7 @@ def parts(schema: Any, defs: Mapping[str, Any]) -> Iterator[Any]:
         if not isinstance(one, dict):
             continue
         left += one.get("allOf", ())
-        name = str(one.get("$ref", "")).removeprefix("#/$defs/")
+        name = name_of(one)
         if name in defs and name not in seen:
             seen.add(name)
             left.append(defs[name])

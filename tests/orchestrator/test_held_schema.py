@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import held_schema, json_schema
+from orchestrator import held_schema
 from orchestrator.errors import InvalidRequest
 from orchestrator.grammar import check, fits, holds, tool_rules
 from orchestrator.held_schema import held
@@ -204,15 +204,6 @@ def test_names_of_definitions_may_be_in_any_language() -> None:
     assert not lets_through(state, '{"s": "a", "g": 1}')
 
 
-def test_the_names_of_schemas_are_looked_up_in_one_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    scans = []
-    objects = json_schema._all
-    monkeypatch.setattr(json_schema, "_all", lambda root: scans.append(root) or objects(root))
-    references = {f"p{i}": {"$ref": f"nowhere-{i}"} for i in range(20)}
-    json_schema.modern({"type": "object", "properties": references})
-    assert len(scans) == 1
-
-
 def test_a_schema_that_doubles_with_each_reference_is_refused() -> None:
     links = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
     schema = {"$ref": "#/$defs/a0", "$defs": {**links, "a40": {"type": "integer"}}}
@@ -234,9 +225,6 @@ def test_a_schema_that_is_too_deep_with_its_references_is_refused(
         check(Constraint("json_schema", json.dumps({"$ref": "#/$defs/a0", "$defs": links})), "p")
 
 
-REFUSED = "beyond the numbers that stay exact"
-
-
 @pytest.mark.parametrize("schema", [{"const": -4096}, {"type": "integer", "minimum": -4096,
     "maximum": -4095}, {"enum": [4096]}])  # fmt: skip
 def test_numbers_that_the_library_has_no_room_for_are_refused(
@@ -244,13 +232,8 @@ def test_numbers_that_the_library_has_no_room_for_are_refused(
 ) -> None:
     monkeypatch.setattr(held_schema, "_LARGEST", 4096)
     monkeypatch.setattr(held_schema, "_EXACT", 4095)
-    with pytest.raises(InvalidRequest, match=REFUSED):
+    with pytest.raises(InvalidRequest, match="beyond the numbers that stay exact"):
         check(Constraint("json_schema", json.dumps(schema)), "p")
-
-
-def test_a_number_that_the_library_would_round_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=REFUSED):
-        check(Constraint("json_schema", json.dumps({"const": 2**53 + 1})), "p")
 
 
 def test_arguments_of_a_tool_are_an_object_whatever_its_schema_says() -> None:

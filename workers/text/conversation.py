@@ -1,4 +1,4 @@
-"""Forms of a conversation, for chat templates that are strict about roles."""
+"""Forms of a conversation, for chat templates that are strict about roles or calls."""
 
 from __future__ import annotations
 
@@ -23,6 +23,27 @@ def arrangements(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]
     ]
     alternating = _joined(later, lambda at, message: message.role in ("user", "assistant"))
     return tuple(map(tuple, (one_system, later, alternating, _in_question(alternating))))
+
+
+def one_call_a_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """A conversation for a template that writes one call a turn: behind each call stands what it
+    gave back."""
+    turns, left = list[Message](), list(messages)
+    while left:
+        message = left.pop(0)
+        results = left[: next((i for i, one in enumerate(left) if one.role != "tool"), len(left))]
+        if len(message.calls) < 2:
+            turns.append(message)
+            continue
+        left = left[len(results) :]
+        for call in message.calls:
+            turns.append(replace(message, calls=(call,)))
+            message = replace(message, content="", reasoning="")
+            if behind := [one for one in results if one.call_id == call.id][:1]:
+                turns += behind
+                results.remove(behind[0])
+        turns += results
+    return tuple(turns)
 
 
 def _systems(messages: Sequence[Message]) -> int:

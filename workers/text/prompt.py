@@ -35,7 +35,7 @@ from orchestrator.types import CallFormat, Constraint, Message, Segment, Segment
 from workers.memo import remembered
 from workers.text.chat_template import tojson
 from workers.text.checks import check_length
-from workers.text.conversation import arrangements
+from workers.text.conversation import arrangements, one_call_a_turn
 from workers.text.detokenizer import unfinished
 from workers.text.second_close import SecondClose
 from workers.text.thinking import Variables
@@ -310,7 +310,7 @@ class PromptRenderer:
         tools = None
         if messages[0].role == "tools":
             tools, messages = self._safe(json.loads(messages[0].content)), messages[1:]
-        return tools, messages if self.calls.between is not None else _one_call_a_turn(messages)
+        return tools, messages if self.calls.between is not None else one_call_a_turn(messages)
 
     def _find_form(self, shape: tuple[Message, ...], thinking: bool, tools: Any) -> _Form:
         """The first arrangement in which the template shows all contents of a conversation, here
@@ -606,24 +606,3 @@ def _short_id(call_id: str) -> str:
     if re.fullmatch("[a-zA-Z0-9]{9}", call_id):
         return call_id
     return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]
-
-
-def _one_call_a_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """A conversation for a template that writes one call a turn: behind each call stands what it
-    gave back."""
-    turns, left = list[Message](), list(messages)
-    while left:
-        message = left.pop(0)
-        results = left[: next((i for i, one in enumerate(left) if one.role != "tool"), len(left))]
-        if len(message.calls) < 2:
-            turns.append(message)
-            continue
-        left = left[len(results) :]
-        for call in message.calls:
-            turns.append(replace(message, calls=(call,)))
-            message = replace(message, content="", reasoning="")
-            if behind := [one for one in results if one.call_id == call.id][:1]:
-                turns += behind
-                results.remove(behind[0])
-        turns += results
-    return tuple(turns)

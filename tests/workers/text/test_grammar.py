@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from workers.text.prompt import PromptRenderer
 
 QUESTION = (Message("user", "Hi"),)
 ANSWER = Transcript(QUESTION, closed=True)
+ASKED = Transcript((Message("tools", "[]"), *QUESTION), closed=True)
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -187,9 +189,26 @@ def rules(**settings: Any) -> Constraint:
     return tool_rules(TOOLS, **{"required": False, "parallel": True, "answer": None, **settings})
 
 
-def searching(*, required: bool = False) -> Constraint:
-    tool = {"name": "search", "parameters": SEARCH, "strict": True, "place": "p"}
+def searching(
+    parameters: Any = SEARCH, *, strict: bool = True, required: bool = True, place: str = "p"
+) -> Constraint:
+    tool = {"name": "search", "parameters": parameters, "strict": strict, "place": place}
     return tool_rules([tool], required=required, parallel=True, answer=None)
+
+
+@pytest.fixture
+def calling(
+    prompts: PromptRenderer, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[CallFormat, Constraint], Matcher]:
+    """What a model that writes calls in some form may answer."""
+
+    def matcher(form: CallFormat, constraint: Constraint) -> Matcher:
+        monkeypatch.setitem(prompts.__dict__, "calls", form)
+        tokenizer = prompts.tokenizer
+        grammars = GrammarCompiler(prompts, tokenizer.controls, len(tokenizer.pieces))
+        return grammars.matcher(constraint, ASKED)
+
+    return matcher
 
 
 @pytest.mark.parametrize(
@@ -223,7 +242,7 @@ def searching(*, required: bool = False) -> Constraint:
         ),
         (
             IN_TAGS,
-            searching(required=True),
+            searching(),
             [
                 tagged(text='a </p> "b"\nc'),
                 tagged(text="a", kind="<far>", by="[1, 2]"),
@@ -239,7 +258,7 @@ def searching(*, required: bool = False) -> Constraint:
         ),
         (
             IN_TAGS,
-            searching(),
+            searching(required=False),
             [tagged(text="a"), "Well. " + tagged(text="a"), "<call", "Well."],
             [tagged(text="a") + "x", "<call>x"],
         ),
@@ -255,47 +274,29 @@ def searching(*, required: bool = False) -> Constraint:
     ],
 )
 def test_calls_are_held_to_their_form(
-    prompts: PromptRenderer, form: CallFormat, constraint: Constraint, good: Any, bad: Any
+    prompts: PromptRenderer,
+    calling: Any,
+    form: CallFormat,
+    constraint: Constraint,
+    good: list[str],
+    bad: list[str],
 ) -> None:
-    prompts.__dict__["calls"] = form
-    tokenizer = prompts.tokenizer
-    grammars = GrammarCompiler(prompts, tokenizer.controls, len(tokenizer.pieces))
-    transcript = Transcript((Message("tools", "[]"), *QUESTION), closed=True)
     for text in good:
-        matcher = grammars.matcher(constraint, transcript)
-        assert follows(matcher, tokenizer.encode(text)), text
+        matcher = calling(form, constraint)
+        assert follows(matcher, prompts.tokenizer.encode(text)), text
         assert ends(matcher, prompts), text
     for text in bad:
-        assert not follows(grammars.matcher(constraint, transcript), tokenizer.encode(text)), text
-    del prompts.__dict__["calls"]
+        assert not follows(calling(form, constraint), prompts.tokenizer.encode(text)), text
 
 
-def test_control_tokens_of_a_call_are_tokens(prompts: PromptRenderer) -> None:
-    prompts.__dict__["calls"] = MARKED
+def test_control_tokens_of_a_call_are_tokens(prompts: PromptRenderer, calling: Any) -> None:
     tokenizer = prompts.tokenizer
-    grammars = GrammarCompiler(prompts, tokenizer.controls, len(tokenizer.pieces))
-    transcript = Transcript((Message("tools", "[]"), *QUESTION), closed=True)
     for text in ('<think>add<|im_start|>{"a": 1}', "Well.<think>other<|im_start|>{}"):
-        markup, plain = tokenizer.encode_markup(text), tokenizer.encode(text)
-        assert follows(grammars.matcher(rules(), transcript), markup)
-        matcher = grammars.matcher(rules(required=True), transcript)
-        assert not follows(matcher, plain)
-    assert prompts.ends(tokenizer.controls, transcript) == tokenizer.controls - set(
+        assert follows(calling(MARKED, rules()), tokenizer.encode_markup(text))
+        assert not follows(calling(MARKED, rules(required=True)), tokenizer.encode(text))
+    assert prompts.ends(tokenizer.controls, ASKED) == tokenizer.controls - set(
         tokenizer.encode_markup("<think><|im_start|>")
     )
-    del prompts.__dict__["calls"]
-
-
-def tagged_matcher(prompts: PromptRenderer, parameters: dict[str, Any]) -> Matcher:
-    tool = {"name": "search", "parameters": parameters, "strict": False, "place": "p"}
-    constraint = tool_rules([tool], required=True, parallel=True, answer=None)
-    prompts.__dict__["calls"] = IN_TAGS
-    tokenizer = prompts.tokenizer
-    grammars = GrammarCompiler(prompts, tokenizer.controls, len(tokenizer.pieces))
-    transcript = Transcript((Message("tools", "[]"), *QUESTION), closed=True)
-    matcher = grammars.matcher(constraint, transcript)
-    del prompts.__dict__["calls"]
-    return matcher
 
 
 @pytest.mark.parametrize(
@@ -303,14 +304,15 @@ def tagged_matcher(prompts: PromptRenderer, parameters: dict[str, Any]) -> Match
     [("a", {"enum": ["<|im_end|>"]}), ("a", {"const": "x<|im_end|>"}), ("<|im_end|>", {})],
 )
 def test_a_schema_cannot_ask_for_a_control_token(
-    prompts: PromptRenderer, name: str, schema: dict[str, Any]
+    prompts: PromptRenderer, calling: Any, name: str, schema: dict[str, Any]
 ) -> None:
     value = schema.get("enum", [schema.get("const", "x")])[0]
     given, tokenizer = tagged(**{name: value}), prompts.tokenizer
     parameters = {"type": "object", "properties": {name: schema}, "required": [name]}
+    held_to = searching(parameters, strict=False)
     assert tokenizer.encode(given) != tokenizer.encode_markup(given)
-    assert follows(tagged_matcher(prompts, parameters), tokenizer.encode(given))
-    assert not follows(tagged_matcher(prompts, parameters), tokenizer.encode_markup(given))
+    assert follows(calling(IN_TAGS, held_to), tokenizer.encode(given))
+    assert not follows(calling(IN_TAGS, held_to), tokenizer.encode_markup(given))
 
 
 NODE: dict[str, Any] = {
@@ -369,27 +371,23 @@ NODE: dict[str, Any] = {
     ],
 )  # fmt: skip
 def test_a_value_in_tags_is_held_to_the_schema_of_its_property(
-    prompts: PromptRenderer, parameters: dict[str, Any], good: Any, bad: Any
+    prompts: PromptRenderer, calling: Any, parameters: dict[str, Any], good: Any, bad: Any
 ) -> None:
-    parameters = {"type": "object", "additionalProperties": False, **parameters}
-    for arguments in good:
+    held_to = searching(
+        {"type": "object", "additionalProperties": False, **parameters}, strict=False
+    )
+    for arguments in (*good, *bad):
         ids = prompts.tokenizer.encode(tagged(**arguments))
-        assert follows(tagged_matcher(prompts, parameters), ids), arguments
-    for arguments in bad:
-        ids = prompts.tokenizer.encode(tagged(**arguments))
-        assert not follows(tagged_matcher(prompts, parameters), ids), arguments
+        assert follows(calling(IN_TAGS, held_to), ids) == (arguments in good), arguments
 
 
 def test_what_values_are_held_to_takes_no_more_room_than_a_grammar_may() -> None:
-    names = [f"a{i}" for i in range(400)]
     parameters = {
         "type": "object",
         "$defs": {"large": {"enum": [f"{i:06}" for i in range(2000)]}},
-        "properties": {name: {"$ref": "#/$defs/large"} for name in names},
+        "properties": {f"a{i}": {"$ref": "#/$defs/large"} for i in range(400)},
     }
-    tool = {"name": "search", "parameters": parameters, "strict": False, "place": "p"}
-    constraint = tool_rules([tool], required=True, parallel=True, answer=None)
-    assert len(lark(constraint, IN_TAGS)) < 400_000
+    assert len(lark(searching(parameters, strict=False), IN_TAGS)) < 400_000
 
 
 def test_a_value_carries_those_definitions_alone_that_it_names() -> None:
@@ -397,8 +395,7 @@ def test_a_value_carries_those_definitions_alone_that_it_names() -> None:
     sizes["d0"] = {"type": "array", "items": {"$ref": "#/$defs/d1"}}
     named = {f"p{i}": {"$ref": f"#/$defs/d{i}"} for i in range(300)}
     parameters = {"type": "object", "$defs": sizes, "properties": named}
-    tool = {"name": "search", "parameters": parameters, "strict": True, "place": "p"}
-    grammar = lark(tool_rules([tool], required=True, parallel=True, answer=None), IN_TAGS)
+    grammar = lark(searching(parameters), IN_TAGS)
     assert len(grammar) < 100_000
     assert grammar.count("%json") == 300
 
@@ -410,17 +407,12 @@ def test_a_schema_of_very_many_branches_says_nothing() -> None:
 
 
 def test_a_schema_that_nothing_can_be_held_to_stands_for_any_object_unless_strict() -> None:
-    odd = {
-        "name": "odd",
-        "parameters": {"type": "object", "not": {}},
-        "strict": False,
-        "place": "tools[7].parameters",
-    }
-    loose = tool_rules([odd], required=True, parallel=True, answer=None)
-    assert json.loads(loose.source)["tools"] == [["odd", {"type": "object"}]]
+    odd, place = {"type": "object", "not": {}}, "tools[7].parameters"
+    loose = searching(odd, strict=False, place=place)
+    assert json.loads(loose.source)["tools"] == [["search", {"type": "object"}]]
     with pytest.raises(InvalidRequest) as caught:
-        tool_rules([{**odd, "strict": True}], required=True, parallel=True, answer=None)
-    assert caught.value.param == "tools[7].parameters"
+        searching(odd, place=place)
+    assert caught.value.param == place
 
 
 def test_schemas_that_are_too_large_together_stand_for_any_object_unless_strict() -> None:
@@ -457,9 +449,7 @@ def test_words_about_a_schema_are_no_part_of_its_grammar() -> None:
         "type": "object",
         "properties": {"description": {"type": "string"}, "a": {"enum": ["title"]}},
     }
-    tool = {"name": "a", "parameters": schema, "strict": True, "place": "p"}
-    rules = json.loads(tool_rules([tool], required=True, parallel=True, answer=None).source)
-    assert rules["tools"] == [["a", bare]]
+    assert json.loads(searching(schema).source)["tools"] == [["search", bare]]
 
 
 def test_whole_numbers_without_bounds_get_some_wherever_they_stand() -> None:
@@ -486,7 +476,5 @@ def test_whole_numbers_without_bounds_get_some_wherever_they_stand() -> None:
 def test_a_reference_among_an_arguments_values_is_a_value() -> None:
     listed = {"type": "object", "properties": {"y": {"enum": [{"$ref": "#/$defs/none"}]}}}
     schema = {"type": "object", "properties": {"x": listed}, "required": ["x"]}
-    tool = {"name": "t", "parameters": schema, "strict": True, "place": "p"}
-    rules = tool_rules([tool], required=True, parallel=True, answer=None)
     calls = CallFormat("<call>", "", "</call>", each=ArgumentFormat("<", ">", "</>"))
-    assert not fault_of(lark(rules, calls))
+    assert not fault_of(lark(searching(schema), calls))
