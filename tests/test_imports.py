@@ -142,7 +142,7 @@ def test_methods_know_neither_the_engine_nor_each_other() -> None:
         method = name.rpartition(".")[2]
         if inside and method in METHODS_SHARE:
             continue
-        shared = in_room(name, ("workers.model",))
+        shared = in_room(name, ("workers.model", "workers.rng"))
         if not shared and (inside or top(name) == "workers"):
             wrong.append((who, name))
     assert wrong == []

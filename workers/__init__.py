@@ -18,6 +18,7 @@ Files that several rooms share:
 - `options`: what a worker over a checkpoint may be loaded with.
 - `streams`: the stream protocol: batches of deltas, heartbeats, resuming a stream that broke off.
 - `retry`: when to call a server again after a failure: retries and the circuit breaker.
+- `rng`: random numbers as a function of seed and position.
 - `memo`: results that are kept within a number of bytes.
 - `top_logprobs`: estimates from the likeliest tokens at a position, where no more is shown.
 - `reporting`: what answers and errors of every worker say alike.

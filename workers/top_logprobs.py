@@ -16,7 +16,7 @@ from typing import Final
 
 from orchestrator.types import Sampling
 from workers.backend import Scoring
-from workers.model.rng import uniform
+from workers.rng import uniform
 from workers.text.verification import Scores
 
 Lookup = Callable[[Collection[int]], Awaitable[tuple[int, float]]]

@@ -22,10 +22,10 @@ from orchestrator.types import Finish, Provenance, Sampling, Segment, Usage
 from orchestrator.worker import Delta
 from workers.backend import Scoring
 from workers.model.masking import TokenMatcher, mask_chain
-from workers.model.rng import uniform
 from workers.model.sampling import draw, nan_logits, warp
 from workers.model.target import ModelOutput
 from workers.model.tree import Accepted
+from workers.rng import uniform
 from workers.text.continuation import Continuation
 from workers.text.origins import Origins
 from workers.text.verification import Scores

@@ -10,7 +10,6 @@
 - `linear`: how a weight lies in memory and is multiplied.
 - `packed`: weights in 16 or 8 bits for CPUs.
 - `early_exit`: an early-exit head behind a shallow layer.
-- `rng`: random numbers as a function of seed and position.
 - `sampling`: next-token distributions, and sampling from them.
 - `masking`: logits held to a grammar, at every node of a draft.
 """

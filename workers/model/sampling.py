@@ -12,7 +12,7 @@ from torch import Tensor
 
 from orchestrator.errors import WorkerError
 from orchestrator.types import Sampling
-from workers.model.rng import ACCEPT, FIRST, SECOND, STEP, uniform
+from workers.rng import ACCEPT, FIRST, SECOND, STEP, uniform
 
 
 def _signed(x: int) -> int:

@@ -41,7 +41,6 @@ from orchestrator.grammar import is_free
 from orchestrator.types import GREEDY, Generation, Usage
 from orchestrator.worker import Delta
 from workers.backend import Decoding, Prompt, Scoring
-from workers.model.rng import reseeded
 from workers.remote import protocol
 from workers.remote.capabilities import Gaps, Missing, ServerCapabilities
 from workers.remote.dialects.openai import no_logprobs
@@ -54,6 +53,7 @@ from workers.remote.request_builder import RequestBuilder
 from workers.remote.response_parser import ResponseParser
 from workers.remote.server import Server
 from workers.remote.stops import stop_fields
+from workers.rng import reseeded
 from workers.text.checks import check_length
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer

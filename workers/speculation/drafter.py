@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from orchestrator.types import Sampling
-from workers.model.rng import DRAFT, key, uniform
 from workers.model.sampling import draw, gumbels, is_nan, nan_logits, warp
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
+from workers.rng import DRAFT, key, uniform
 from workers.speculation.method import Method
 
 LoadModel = Callable[[str], Any]

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.model.rng import uniform
 from workers.model.sampling import KeyedRng, draw, warp
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
+from workers.rng import uniform
 from workers.speculation import rejection
 
 

@@ -46,8 +46,8 @@ from orchestrator.grammar import is_free, lark
 from orchestrator.types import GREEDY, Finish, Generation, Sampling, Usage
 from orchestrator.worker import Call, Delta
 from workers.backend import Decoding, Prompt, Scoring
-from workers.model.rng import reseeded
 from workers.reporting import first_line
+from workers.rng import reseeded
 from workers.text.checks import check_length
 from workers.text.prompt import PromptRenderer
 from workers.text.verification import Scores

@@ -26,8 +26,8 @@ from transformers import PreTrainedTokenizerFast
 
 from orchestrator.types import GREEDY, Sampling
 from workers.engine.requests import EngineRequest, RequestHandle
-from workers.model.rng import uniform
 from workers.model.sampling import draw, warp
+from workers.rng import uniform
 from workers.worker import EngineWorker
 
 MODEL = "served"

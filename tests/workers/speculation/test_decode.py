@@ -11,10 +11,10 @@ from deploy.lab.pair.generation import generate
 from orchestrator.types import Sampling
 from tests.workers.conftest import make_model
 from workers.model.cache import common_prefix
-from workers.model.rng import uniform
 from workers.model.sampling import draw
 from workers.model.target import Target
 from workers.model.tree import Row, Tree
+from workers.rng import uniform
 from workers.speculation import build
 from workers.speculation.decode import Decoder
 

@@ -38,7 +38,8 @@ from tests.workers.speculation.exact import (
 from tests.workers.speculation.test_drafts import SPREADS, check_drafts
 from tests.workers.speculation.test_lossless import method
 from tests.workers.speculation.test_methods import OPTIONS, case_id, decoder
-from workers.model import rng, sampling
+from workers import rng
+from workers.model import sampling
 from workers.model.sampling import KeyedRng, drop_unlikely, warp
 from workers.model.tree import Plan, Row, Tree
 from workers.speculation import drafter, rejection

@@ -1,4 +1,4 @@
-"""Counter-based random numbers; this module needs no torch.
+"""Counter-based random numbers, without torch.
 
 A random number is a function of (seed, absolute position, purpose), not of a generator's state.
 So a request draws by the same numbers alone and in any batch, and plain decoding draws by them
