@@ -63,18 +63,24 @@ def api(small: Scripted | None = None, large: Scripted | None = None) -> Iterato
         yield official
 
 
+@pytest.fixture(scope="module")
+def official() -> Iterator[OpenAI]:
+    with api() as made:
+        yield made
+
+
 CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 OTHER = CALLED.replace("2", "4")
 MENTION = f"I could write {CALLED}, but no."
 
 
-def in_thought(thought: str, finish: Any, answers: list[str]) -> Scripted:
+def in_thought(thought: str, finish: Any, answer: str | None) -> Scripted:
     """Thinks so, and then answers so."""
-    left = iter(answers)
 
     def line(transcript: Transcript, criteria: StopCriteria) -> Say:
         if transcript.closed:
-            return Say(next(left), "eos")
+            assert answer is not None
+            return Say(answer, "eos")
         rest = thought.removeprefix(transcript.thought.text())
         step, blank, _ = rest.partition("\n\n")
         return Say(step + blank, "until") if blank and criteria.until else Say(rest, finish)
@@ -114,93 +120,79 @@ def test_calls_in_a_thought_that_goes_on_behind_its_budget_are_none(
         assert found == [{"a": 2, "b": 3}]
 
 
-@pytest.mark.parametrize("policy", ["large-only", "specreason"])
-@pytest.mark.parametrize("api_name", ["chat", "responses"])
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("thought", "finish", "answers", "calls"),
+    ("thought", "finish", "answer", "calls"),
     [
-        (f"I should add.\n\n{CALLED}", "eos", [], [(2, 3)]),
-        (f"I should add.\n\n{CALLED}\n{OTHER}\n", "eos", [], [(2, 3), (4, 3)]),
-        (f"{MENTION}\n\nBut yes: {CALLED}", "eos", [], [(2, 3)]),
-        (f"I should add.\n\n{CALLED}", "think_end", [""], [(2, 3)]),
-        (f"I should add.\n\n{CALLED}", "think_end", ["It is 5."], []),
-        (MENTION, "eos", ["It is 5."], []),
-        (f"As in `{CALLED}`", "eos", ["It is 5."], []),
-        (CALLED[:45], "eos", ["It is 5."], []),  # not whole
-        (CALLED.replace("add", "rob"), "eos", ["It is 5."], []),  # no tool
+        (f"I should add.\n\n{CALLED}", "eos", None, [(2, 3)]),
+        (f"I should add.\n\n{CALLED}\n{OTHER}\n", "eos", None, [(2, 3), (4, 3)]),
+        (f"{MENTION}\n\nBut yes: {CALLED}", "eos", None, [(2, 3)]),
+        (f"I should add.\n\n{CALLED}", "think_end", "", [(2, 3)]),
+        (f"I should add.\n\n{CALLED}", "think_end", "It is 5.", []),
+        (MENTION, "eos", "It is 5.", []),
+        (f"As in `{CALLED}`", "eos", "It is 5.", []),
+        (CALLED[:45], "eos", "It is 5.", []),  # not whole
+        (CALLED.replace("add", "rob"), "eos", "It is 5.", []),  # no tool
     ],
 )
 def test_a_call_that_ends_a_thought_and_the_turn(
-    policy: str,
-    api_name: str,
-    stream: bool,
-    thought: str,
-    finish: Any,
-    answers: list[str],
-    calls: list[tuple[int, int]],
+    thought: str, finish: Any, answer: str | None, calls: list[tuple[int, int]]
 ) -> None:
-    with api(*(in_thought(thought, finish, answers) for _ in range(2))) as official:
-        found: list[str]
-        if api_name == "responses":
-            named = {"type": "function", **ADD["function"]}
-            asked: Any = {"model": policy, "input": "2 + 3?", "tools": [named]}
-            if stream:
-                *_, last = official.responses.create(**asked, stream=True)
-                reply = last.response  # type: ignore[union-attr]
-            else:
-                reply = official.responses.create(**asked)
-            found = [item.arguments for item in reply.output if item.type == "function_call"]
-            text = reply.output_text
-        elif stream:
-            asked = {"model": policy, "messages": [QUESTION], "tools": [ADD]}
+    expected = (calls, "" if calls else answer)
+    with api(*(in_thought(thought, finish, answer) for _ in range(2))) as official:
+        for policy in ("large-only", "specreason"):
+            asked: Any = {"model": policy, "messages": [QUESTION], "tools": [ADD]}
+            whole = official.chat.completions.create(**asked)
             with official.chat.completions.stream(**asked) as made:
-                choice: Any = made.get_final_completion().choices[0]
-        else:
-            asked = {"model": policy, "messages": [QUESTION], "tools": [ADD]}
-            choice = official.chat.completions.create(**asked).choices[0]
-        if api_name == "chat":
-            found = [call.function.arguments for call in choice.message.tool_calls or []]
-            text = choice.message.content or ""
-            assert choice.finish_reason == ("tool_calls" if calls else "stop")
-        assert [tuple(json.loads(one).values()) for one in found] == calls
-        assert text == ("" if calls else answers[0])
+                streamed = made.get_final_completion()
+            for completion in (whole, streamed):
+                choice: Any = completion.choices[0]
+                made_calls = [call.function.arguments for call in choice.message.tool_calls or []]
+                assert choice.finish_reason == ("tool_calls" if calls else "stop")
+                assert (values(made_calls), choice.message.content or "") == expected
+            named = {"type": "function", **ADD["function"]}
+            given: Any = {"model": policy, "input": "2 + 3?", "tools": [named]}
+            *_, last = official.responses.create(**given, stream=True)
+            for reply in (official.responses.create(**given), last.response):
+                found = [item.arguments for item in reply.output if item.type == "function_call"]
+                assert (values(found), reply.output_text) == expected
+
+
+def values(arguments: list[str]) -> list[tuple[Any, ...]]:
+    return [tuple(json.loads(one).values()) for one in arguments]
 
 
 @pytest.mark.parametrize("policy", ["large-only", "small-only", "specreason", "cascade"])
-def test_an_agent_loop(policy: str) -> None:
-    with api() as official:
-        messages: list[Any] = [QUESTION]
-        first = official.chat.completions.create(
-            model=policy, messages=messages, tools=[ADD, LOOK_UP]
-        ).choices[0]
-        assert first.finish_reason == "tool_calls"
-        assert first.message.content == "Let me see."
-        (call,) = first.message.tool_calls or []
-        assert (call.type, call.function.name) == ("function", "add")
-        assert json.loads(call.function.arguments) == {"a": 2, "b": 3}
-        messages += [
-            first.message.model_dump(exclude_none=True),
-            {"role": "tool", "tool_call_id": call.id, "content": "5"},
-        ]
-        second = official.chat.completions.create(
-            model=policy, messages=messages, tools=[ADD, LOOK_UP]
-        ).choices[0]
+def test_an_agent_loop(official: OpenAI, policy: str) -> None:
+    messages: list[Any] = [QUESTION]
+    first = official.chat.completions.create(
+        model=policy, messages=messages, tools=[ADD, LOOK_UP]
+    ).choices[0]
+    assert first.finish_reason == "tool_calls"
+    assert first.message.content == "Let me see."
+    (call,) = first.message.tool_calls or []
+    assert (call.type, call.function.name) == ("function", "add")
+    assert json.loads(call.function.arguments) == {"a": 2, "b": 3}
+    messages += [
+        first.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "5"},
+    ]
+    second = official.chat.completions.create(
+        model=policy, messages=messages, tools=[ADD, LOOK_UP]
+    ).choices[0]
     assert second.finish_reason == "stop"
     assert second.message.content == "It is 5."
     assert second.message.tool_calls is None
 
 
 @pytest.mark.parametrize("stop", [None, ["</tool_call>"], ["}}"]])
-def test_a_stream_ends_as_the_whole_answer_does(stop: list[str] | None) -> None:
-    with api() as official:
-        body: Any = {"model": "large-only", "messages": [QUESTION], "tools": [ADD], "stop": stop}
-        whole = official.chat.completions.create(**body).choices[0]
-        chunks = [
-            chunk.choices[0]
-            for chunk in official.chat.completions.create(**body, stream=True)
-            if chunk.choices
-        ]
+def test_a_stream_ends_as_the_whole_answer_does(official: OpenAI, stop: list[str] | None) -> None:
+    body: Any = {"model": "large-only", "messages": [QUESTION], "tools": [ADD], "stop": stop}
+    whole = official.chat.completions.create(**body).choices[0]
+    chunks = [
+        chunk.choices[0]
+        for chunk in official.chat.completions.create(**body, stream=True)
+        if chunk.choices
+    ]
     streamed = any(chunk.delta.tool_calls for chunk in chunks)
     assert chunks[-1].finish_reason == whole.finish_reason
     assert streamed == bool(whole.message.tool_calls) == (whole.finish_reason == "tool_calls")
@@ -341,19 +333,18 @@ def test_the_thought_is_free_and_the_answer_is_held_to_the_tools() -> None:
     assert (rules["required"], rules["parallel"], rules["answer"]) == (True, False, None)
 
 
-def test_a_stream_of_calls() -> None:
-    with api() as official:
-        chunks = list(
-            official.chat.completions.create(
-                model="specreason", messages=[QUESTION], tools=[ADD], stream=True
-            )
+def test_a_stream_of_calls(official: OpenAI) -> None:
+    chunks = list(
+        official.chat.completions.create(
+            model="specreason", messages=[QUESTION], tools=[ADD], stream=True
         )
-        with official.chat.completions.stream(
-            model="specreason",
-            messages=[QUESTION],  # type: ignore[list-item]
-            tools=[ADD],
-        ) as stream:
-            final = stream.get_final_completion().choices[0]
+    )
+    with official.chat.completions.stream(
+        model="specreason",
+        messages=[QUESTION],  # type: ignore[list-item]
+        tools=[ADD],
+    ) as stream:
+        final = stream.get_final_completion().choices[0]
     choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
     content = "".join(choice.delta.content or "" for choice in choices)
     pieces = [piece for choice in choices for piece in choice.delta.tool_calls or []]
@@ -401,32 +392,32 @@ def test_a_strict_tools_call_in_a_fenced_block_is_one(streamed: bool) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_what_the_clients_own_helpers_give_back_can_be_sent_again(streamed: bool) -> None:
-    with api() as official:
-        body: Any = {"model": "large-only", "tools": [pydantic_function_tool(Add, name="add")]}
-        messages: list[Any] = [QUESTION]
-        if streamed:
-            with official.chat.completions.stream(messages=messages, **body) as stream:
-                first = stream.get_final_completion().choices[0].message
-        else:
-            first = official.chat.completions.parse(messages=messages, **body).choices[0].message
-        assert first.tool_calls is not None
-        assert first.tool_calls[0].function.parsed_arguments == Add(a=2, b=3)
-        result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "5"}
-        for sent in (first, first.model_dump(), first.model_dump(exclude_unset=True)):
-            second = official.chat.completions.create(messages=[*messages, sent, result], **body)
-            assert second.choices[0].message.content == "It is 5."
+def test_what_the_clients_own_helpers_give_back_can_be_sent_again(
+    official: OpenAI, streamed: bool
+) -> None:
+    body: Any = {"model": "large-only", "tools": [pydantic_function_tool(Add, name="add")]}
+    messages: list[Any] = [QUESTION]
+    if streamed:
+        with official.chat.completions.stream(messages=messages, **body) as stream:
+            first = stream.get_final_completion().choices[0].message
+    else:
+        first = official.chat.completions.parse(messages=messages, **body).choices[0].message
+    assert first.tool_calls is not None
+    assert first.tool_calls[0].function.parsed_arguments == Add(a=2, b=3)
+    result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "5"}
+    for sent in (first, first.model_dump(), first.model_dump(exclude_unset=True)):
+        second = official.chat.completions.create(messages=[*messages, sent, result], **body)
+        assert second.choices[0].message.content == "It is 5."
 
 
-def test_a_call_that_max_tokens_cuts_says_so() -> None:
-    with api() as official:
-        cut = official.chat.completions.create(
-            model="large-only",
-            messages=[QUESTION],  # type: ignore[list-item]
-            tools=[ADD],
-            max_tokens=15,
-            extra_body={"policy": {"answer_reserve": 0}},
-        ).choices[0]
+def test_a_call_that_max_tokens_cuts_says_so(official: OpenAI) -> None:
+    cut = official.chat.completions.create(
+        model="large-only",
+        messages=[QUESTION],  # type: ignore[list-item]
+        tools=[ADD],
+        max_tokens=15,
+        extra_body={"policy": {"answer_reserve": 0}},
+    ).choices[0]
     assert cut.finish_reason == "length"
 
 
@@ -564,8 +555,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "place"), BAD, ids=range(len(BAD)))
-def test_bad_input_is_named(body: dict[str, Any], place: str) -> None:
-    with api() as official, pytest.raises(BadRequestError) as caught:
+def test_bad_input_is_named(official: OpenAI, body: dict[str, Any], place: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
         official.chat.completions.create(
             **{"model": "large-only", "messages": [QUESTION]},
             extra_body=body,

@@ -301,7 +301,7 @@ def cut(text: str, sizes: list[int]) -> Iterator[str]:
     yield text
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(made=made, sizes=st.lists(st.integers(1, 30), max_size=12), python=st.booleans())
 @pytest.mark.parametrize("calls", FORMATS.values(), **ids)
 def test_calls_are_read_as_they_were_made(
@@ -317,7 +317,7 @@ def test_calls_are_read_as_they_were_made(
 STRICT = {**SCHEMA, "properties": {k: v for k, v in SCHEMA["properties"].items() if k != "any"}}
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(made=made)
 @pytest.mark.parametrize("calls", FORMATS.values(), **ids)
 def test_what_the_grammar_lets_a_model_write_is_read_back(calls: CallFormat, made: Any) -> None:
