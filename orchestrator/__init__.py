@@ -11,7 +11,7 @@ Rooms and modules in reading order:
 - `held_schema`: the part of a schema that a grammar can hold an answer to, and what it cannot.
 - `call_markup`: the markup around calls of tools as patterns.
 - `grammar`: what an answer must match, as a grammar.
-- `worker`: the port behind which models live: generate, classify, verify.
+- `worker`: the port of all models: generate, classify, verify.
 - `errors`: everything Baton raises on purpose.
 - `background`: how a task beside a request is stopped.
 - `validation`: what pydantic finds wrong, as errors of ours that name the place.

@@ -40,7 +40,7 @@ def matched(markup: str, text: str) -> re.Match[str] | None:
 
 
 def begin_of_call(calls: CallFormat, text: str) -> re.Match[str] | None:
-    """What stands before a call's name, where a text begins with it."""
+    """Match the markup before a call's name at the beginning of a text."""
     before = calls.before.lstrip()
     return re.match(spaced(before) if calls.each else _marked(re.escape(before)), text)
 
@@ -67,8 +67,8 @@ def _begins(whole: str, text: str) -> bool:
 
 
 def end_of_name(calls: CallFormat, text: str, at: int) -> re.Match[str] | None:
-    """What stands there between a tool's name and the arguments of its call: nothing, perhaps,
-    before an argument in tags or the end of the call."""
+    """Match the markup between a tool's name and the arguments of its call: perhaps nothing, before
+    an argument in tags or the end of the call."""
     return re.compile(_between_name_and_arguments(calls)).match(text, at)
 
 
@@ -100,7 +100,7 @@ def ends_of_values(calls: CallFormat, names: str, tools: str) -> str:
 
     The tag that ends it, if the next argument, the next call, or, where white space is as in the
     template, the end of the call follows: a value may mention it. Models forget it, too: the next
-    argument and the next call end a value then, each on a line of its own if they have one. They
+    argument and the next call end a value then, each on a separate line if they have one. They
     also forget the first tags of a call's end: its last ones, or some text and a call, may follow.
 
     Args:
@@ -128,8 +128,8 @@ def ends_of_values(calls: CallFormat, names: str, tools: str) -> str:
 
 
 def ends_of_answers(calls: CallFormat) -> tuple[str, str]:
-    """Of what ends the last value of an answer, if nothing else does: its tag, behind which the
-    call or the answer ends; if there is none, the end of the call."""
+    """Two patterns for the end of an answer's last value, if nothing else ends it: its tag, after
+    which the call or the answer ends; and without a tag, the end of the call."""
     form = calls.each
     assert form is not None
     line = _LINE if form.begins_at_lines else ""

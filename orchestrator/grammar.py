@@ -1,7 +1,7 @@
 """What an answer must match, as a grammar in Lark's notation (that of the library llguidance).
 
-The white space before an answer is free where nobody is shown it: models are trained to begin with
-some. JSON is written on one line, with a blank behind commas and colons, and whole numbers without
+The white space before an answer is free if no client is shown it: models are trained to begin with
+some. JSON is written on one line, with a blank after commas and colons, and whole numbers without
 bounds stay within those that JSON's readers keep exact (RFC 8259, section 6): a model that may
 write any white space between two values, or any number of digits, may write nothing else any more.
 """
@@ -39,10 +39,10 @@ MAX_FITTING = 1 << 14  # bytes of a value that is compared with a schema
 _MOST_READ: Final = 1 << 21  # characters of all tools, as `Held.read` counts them
 _ANY_OBJECT: Final = {"type": "object"}
 _SOME_FORM: Final = CallFormat("<call>", " ", "</call>", "</call><call>")
-"""Of calls, where it is not known which the models have."""
+"""A form of calls, while it is not known which the models have."""
 _WHITE: Final = "WHITE: /[ \\n]{1,4}/\n"
 _FREE_VALUES: Final = (("value",), ("%json {}",))
-"""Of an argument in tags of which nothing is known: any text, or where that is marked any value."""
+"""The values of an argument in tags that nothing is known of: any text, or any value if marked."""
 
 
 def lark(
@@ -198,7 +198,7 @@ def _matches(text: str, rule: str) -> bool:
 
 @cache
 def _tokenizer() -> LLTokenizer:
-    """Of texts as bytes, for which no model is needed."""
+    """A tokenizer of texts as bytes: no model is needed."""
     return LLTokenizer("byte")
 
 
@@ -293,7 +293,7 @@ def _valued(
     form: ArgumentFormat,
     literal: Callable[[str], str],
 ) -> str:
-    """The rule of what stands behind an argument's name: texts, and values that are none."""
+    """The rule of an argument's value in its tags: texts, and values that are none."""
     texts, others = values
     end, ways = literal(form.after), list[str]()
     if not form.other:
@@ -327,8 +327,8 @@ def _values(
 
 
 def _taken_out(schema: Any, root: Any) -> Any:
-    """A schema that stands by itself, taken out of another that its references point into: with
-    those definitions alone that it reaches."""
+    """A schema by itself, taken out of another that its references point into: with only those
+    definitions that it reaches."""
     known, defs, left = root.get("$defs", {}), dict[str, Any](), [schema]
     while left:
         one = left.pop()
@@ -342,7 +342,7 @@ def _taken_out(schema: Any, root: Any) -> Any:
 
 
 def _literal(text: str, literal: Callable[[str], str]) -> str:
-    """A text around a call, in which an id or a number may stand."""
+    """The notation of a text around a call, which may hold an id or a number."""
     names = {CallFormat.ID: "ID", CallFormat.COUNT: "COUNT"}
     parts = re.split(f"([{''.join(names)}])", text)
     return " ".join(names.get(part) or literal(part) for part in parts if part)

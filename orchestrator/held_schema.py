@@ -272,7 +272,7 @@ class _Reader:
                 why = f"a grammar can count no more than {_MOST_ITEMS} items"
                 self._leave_out(found, place, name, why)
         if found.get("minProperties", 0) > len(found.get("required", ())) + 1:
-            why = "a grammar lets a name stand twice: list the required ones"
+            why = "a grammar lets a name come twice: list the required ones"
             self._leave_out(found, place, "minProperties", why)
         for name in ("properties", "required", "patternProperties", "prefixItems"):
             if len(found.get(name, ())) > _MOST_NAMES:
@@ -432,8 +432,8 @@ def _dependents(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ordered(found: dict[str, Any]) -> dict[str, Any]:
-    """The library reads keywords in their order, and those apart that stand on both sides of a
-    choice or a reference."""
+    """Put keywords in the order that the library reads right: choices and references all first, or
+    all last."""
     choices = {name: one for name, one in found.items() if name in _IN_PLACE}
     others = {name: one for name, one in found.items() if name not in _IN_PLACE}
     first = next((name for name in found if name != "type"), "")

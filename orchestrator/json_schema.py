@@ -86,14 +86,14 @@ def name_of(schema: Mapping[str, Any]) -> str:
 
 
 def inner(schema: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The schemas that stand right in a modern one, each with its place."""
+    """The schemas right within a modern one, each with its place."""
     found = list[tuple[str, Any]]()
     changed(schema, lambda one, place: found.append((place, one)))
     return found
 
 
 def changed(schema: dict[str, Any], change: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """A modern schema, each of those that stand right in it changed by what it is and its place."""
+    """A modern schema, with `change(schema, place)` for each of those right within it."""
     found = dict(schema)
     for name, one in schema.items():
         if name in _LISTS and isinstance(one, list):
@@ -185,7 +185,7 @@ class _Dialect:
     def __init__(self, root: Any) -> None:
         self._root, self._references = root, References(root)
         draft = str(root.get("$schema")) if isinstance(root, dict) else ""
-        # Up to the draft 7, a reference hides what stands beside it.
+        # Up to the draft 7, a reference hides what is beside it.
         self._hides = bool(re.search(r"draft-0[3-7]/", draft))
         self._names: dict[int, str] = {}  # by the identity of what references point to
         self._targets: list[tuple[str, Any]] = []

@@ -47,7 +47,7 @@ def _fault_of(grammar: str) -> str:
 
 
 def reason(text: str) -> str:
-    """What one of the library's messages says, which goes on with a picture of the grammar."""
+    """The first line of a message of the library; a picture of the grammar follows there."""
     lines = text.strip().split("\n")
     said = [line for line in lines if line.startswith("error: ")] or lines[:1]
     return said[0].removeprefix("error: ").rpartition("JSON schema: ")[2][:300]

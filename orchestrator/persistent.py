@@ -1,9 +1,8 @@
 """A sequence that never changes and whose longer versions share it.
 
-A request's transcript grows step by step, and everybody who holds an earlier version keeps it: the
-policy, the record, a worker that is still busy. So a step may cost what it adds, never what stands
-before it. What is derived from the items (how many tokens they have, their ids in a prompt) grows
-the same way, by `fold`.
+A request's transcript grows step by step, while the policy, the record and a busy worker keep
+earlier versions. So a step costs what it adds, whatever the length before it. What is derived from
+the items (their tokens, their ids in a prompt) grows the same way, by `fold`.
 """
 
 from __future__ import annotations

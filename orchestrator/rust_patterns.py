@@ -40,7 +40,7 @@ def _end_of_group(pattern: str, begin: int) -> int:
 
 
 def _brackets(pattern: str, begin: int) -> Iterator[tuple[int, str, int]]:
-    """Brackets and bars from a place on, and in how many groups each stands."""
+    """Brackets and bars from a place on, and how many groups each is in."""
     depth = 0
     for found in _TOKEN.finditer(pattern, begin):
         letter = found[0]

@@ -6,8 +6,8 @@ tokens (chat markup, the opening and closing of the thought) are structure here,
 a worker turns them into token ids, so no text that a user or a model writes can imitate them. A
 marker that a model names, in the midst of its text, is text.
 
-Where no model of the pair has a thought of its own, the transcript has none either: it is closed
-from the start, and the answer is what the models write together.
+If no model of the pair has a thought, the transcript has none either: it is closed from the start,
+and the models write the answer together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ is, with no chat template."""
 Author = Literal["small", "large", "policy"]
 Finish = Literal["until", "stop", "length", "think_end", "eos", "doubt"]
 """Why a generation ended: a delimiter of its criteria (kept in the text), a caller's stop string
-(cut off), the token cap, the model closing its thought (in an answer: a second time, behind what it
+(cut off), the token cap, the model closing its thought (in an answer: a second time, after what it
 still thought), its end of turn, or doubt (low confidence)."""
 ENDED: tuple[Finish, ...] = ("think_end", "eos")
 """The finishes by which a model itself ends a text."""
@@ -52,9 +52,9 @@ class ToolCall:
 class ArgumentFormat:
     """How a model writes each argument of a call: before NAME middle VALUE after.
 
-    A text stands as it is, every other value as JSON, or, where it is `python`, perhaps as Python
-    writes it. `other`: what stands in the place of `middle` before a value that is no text, if that
-    is not the same. `quotes`: what stands around a text that holds markup, if anything does.
+    A text is written as it is, every other value as JSON, or perhaps as Python does (`python`).
+    `other` replaces `middle` before a value that is no text, if that is not the same. `quotes` are
+    around a text that holds markup, if the model writes any.
     """
 
     before: str
@@ -66,7 +66,7 @@ class ArgumentFormat:
 
     @property
     def begins_at_lines(self) -> bool:
-        """Whether each argument stands on lines of its own."""
+        """Whether each argument is on separate lines."""
         return self.after.endswith("\n")
 
 
@@ -74,7 +74,7 @@ class ArgumentFormat:
 class CallFormat:
     """How a model writes calls of tools: before NAME middle ARGUMENTS after.
 
-    `between` stands between the arguments of one call and the name of the next; None: it makes one
+    `between` is between the arguments of one call and the name of the next; None: it makes one
     call a turn. `ID` stands for an id that the model gives the call, nine letters and digits, and
     `COUNT` for the call's number. `text_arguments`: its chat template wants them as JSON text, not
     as an object. `each`: they are written one by one; None: as one JSON object.
@@ -92,7 +92,7 @@ class CallFormat:
 
     @property
     def markup(self) -> str:
-        """All that stands around names and arguments."""
+        """All markup around names and arguments."""
         each = self.each
         around = (each.before, each.middle, each.other, each.after) if each else ()
         parts = (self.before, self.middle, self.after, self.between or "", *around)
@@ -124,12 +124,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must match, whoever writes it; a thought is free.
+    """What an answer must match, whichever model writes it; a thought is free.
 
     kind: "json_schema" (a JSON Schema, `source` its JSON), "regex", "grammar" (a grammar in Lark's
     notation), or "tools" (calls of tools in the form of the model that writes them; `source` is the
     JSON of what `orchestrator.grammar.tool_rules` makes).
-    exact: whether no other white space may stand before the answer, which is shown as it is.
+    exact: whether no other white space may precede the answer, which is shown as it is.
     """
 
     kind: Literal["json_schema", "regex", "grammar", "tools"]
@@ -185,7 +185,7 @@ class StopCriteria:
     """How far one generation goes.
 
     `until`: delimiters that end it and stay in the text (matched on text, whole tokens are kept);
-    one inside a code block, a formula or a table, or behind a colon, does not count.
+    one inside a code block, a formula or a table, or after a colon, does not count.
     `stop`: strings that end it and are cut off. `min_confidence`: end before the first token whose
     top probability is below it (finish "doubt"). The model's end of thought (while thinking) and
     end of turn always end it, and are in neither text nor tokens; with `ignore_eos` an end of turn
@@ -201,7 +201,7 @@ class StopCriteria:
     min_tokens: int = 0
 
     def behind(self, tokens: int) -> StopCriteria:
-        """The criteria for the rest of a generation that has so many tokens."""
+        """The criteria for the rest of a generation that has this many tokens."""
         left, least = self.max_tokens - tokens, max(0, self.min_tokens - tokens)
         return replace(self, max_tokens=left, min_tokens=least)
 
@@ -254,7 +254,7 @@ class Segments(PersistentSequence[Segment]):
         return "".join(segment.text for segment in self[start:])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled field by field: that is a fraction of what so many objects take."""
+        """Pickle field by field: that takes a fraction of what the objects would."""
         names = [spec.name for spec in fields(Segment)]
         return _of_fields, tuple([getattr(segment, name) for segment in self] for name in names)
 
@@ -295,8 +295,8 @@ class Transcript:
     forced: bool = False  # no model closed the thought: a budget or a loop did
     done: bool = False  # the answer has ended
     finish: Literal["stop", "length"] = "stop"  # why it ended, in OpenAI's words
-    # Of thought and turn, those that a model wrote itself: a token each, in no segment. A tally,
-    # no part of what the transcript says: recordings from before it lack it.
+    # How many ends of the thought and the turn a model wrote itself: a token each, in no segment.
+    # A tally, no part of what the transcript says: older recordings lack it.
     ends: int = field(default=0, compare=False)
 
     @property
@@ -326,7 +326,7 @@ class Transcript:
 
     @property
     def reply_start(self) -> int:
-        """The first segment of the answer behind what a model still thought in it: those before it
+        """The first segment of the answer after what a model still thought in it: those before it
         end with the thought (`think_end`)."""
         return self.answer.fold(_behind_thought, (0, 0))[1] if self.thinking else 0
 
@@ -375,7 +375,7 @@ class Provenance:
 
         a   accepted: the draft had it
         r   recovered: the model's own, where it rejected what was drafted
-        b   bonus: the model's own, behind a draft that it accepted whole
+        b   bonus: the model's own, after a draft that it accepted whole
         -   plain: nothing was drafted for this place
         ?   not known: another replica made it, or a stop string cut it
 
@@ -427,7 +427,7 @@ def added(counts: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
 class Generation:
     """A finished generation.
 
-    `thinks`: whether the worker's model marks a thought of its own. `calls`: how it writes calls of
+    `thinks`: whether the worker's model marks a thought. `calls`: how it writes calls of
     tools, if the transcript has some. `provenance`: None if nothing was drafted, or the worker does
     not know what was.
     """
@@ -567,7 +567,7 @@ class TokenPrices:
         return not (self.small or self.large or self.prompt)
 
     def of(self, small_tokens: int, large_tokens: int, prompt_tokens: int) -> float:
-        """The cost of so many tokens."""
+        """The cost of these tokens."""
         generated = small_tokens * self.small + large_tokens * self.large
         return (generated + prompt_tokens * self.prompt) / 1e6
 

@@ -80,9 +80,9 @@ def with_numbers(data: Any) -> Any:
 def invalid_request(
     error: ValidationError, prefix: str = "", model: type[BaseModel] | None = None
 ) -> InvalidRequest:
-    """The first of pydantic's errors in OpenAI's terms, its place behind `prefix`.
+    """The first of pydantic's errors in OpenAI's terms, its place after `prefix`.
 
-    With the `model` that was validated, a parameter that is unknown is told those that are known.
+    With the `model` that was validated, the message on an unknown parameter names the known ones.
     """
     kind, loc, message = first_error(error.errors(include_url=False), model, "parameter")
     place = body_path(loc, prefix)
@@ -122,7 +122,7 @@ def first_error(
 
 
 def place_of(loc: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Pydantic's place without what nobody wrote: names of a union's branches, marks of keys."""
+    """Pydantic's place without what it adds: names of a union's branches, marks of keys."""
     return tuple(part for part in loc if not (isinstance(part, str) and _is_branch(part)))
 
 
@@ -133,7 +133,7 @@ def _is_branch(part: str) -> bool:
 def error_text(detail: ErrorDetails, model: type[BaseModel] | None, what: str) -> str:
     """What is expected and what came: `must be an integer, not 'high'`.
 
-    Only short values are repeated, and none where a secret may stand. `model` is what was
+    Only short values are repeated, and none that may be a secret. `model` is what was
     validated, and `what` the word for one of its fields.
     """
     loc, message = detail["loc"], detail["msg"]

@@ -1,4 +1,4 @@
-"""The port behind which models live: three verbs, nothing else.
+"""The port of all models: three verbs, nothing else.
 
 Every call carries the whole prefix, so it is idempotent and any replica can serve it. A call is
 cancelled by closing its iterator or cancelling its task; the worker frees the row within one
@@ -66,7 +66,7 @@ class Call:
 
 def key_of(owner: str) -> str:
     """What the owners under one API key (`Call.owner`) have in common: before workers they are one,
-    so that nobody gets a larger share by naming many users."""
+    so that naming many users gives no larger share."""
     return owner.partition(".")[0]
 
 
@@ -123,7 +123,7 @@ class Worker(Protocol):
 
         Raises:
             Unsupported: the segment's tokens belong to another vocabulary, or the worker does not
-                know so many of the likeliest tokens.
+                know that many of the likeliest tokens.
         """
         ...
 

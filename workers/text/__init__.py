@@ -12,7 +12,7 @@
 - `prompt`: a transcript or a side conversation as token ids.
 - `tool_calls`: how a family writes calls of tools, read from its chat template.
 - `checks`: what is checked of every call: sampling, labels, length.
-- `second_close`: where a thought that went on behind a forced close ends.
+- `second_close`: where a thought that went on after a forced close ends.
 - `detokenizer`: ids to text as they are made: whole characters, delimiters, stop strings.
 - `origins`: where a generation's tokens came from, under speculative decoding.
 - `continuation`: one generation's text as its tokens come: where it ends, and why.

@@ -1,7 +1,7 @@
 """Where a step ends: at a delimiter, but not inside a block that a judge could not read in halves.
 
 Blocks are fenced code, display mathematics (`$$`, `\\[`), LaTeX environments and tables, as models
-write them. A delimiter behind a colon ends nothing either: what is announced belongs to it.
+write them. A delimiter after a colon ends nothing either: what is announced belongs to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MARKS = re.compile(
     re.MULTILINE,
 )
 _ANNOUNCES = (":", "\uff1a")  # the second is the colon of Chinese and Japanese
-_INDENT = 3  # columns by which the end of a fence may stand behind its beginning
+_INDENT = 3  # columns by which the end of a fence may be indented beyond its beginning
 _BLANKS = 2  # blank lines that a formula may go over
 
 
@@ -43,11 +43,11 @@ class StepEnd:
         self._patterns = [(re.compile(f"(?={re.escape(one)})"), len(one)) for one in known]
         self._longest = max(map(len, known), default=0)
         self._tail = ""  # the end of the text, where a delimiter may have begun
-        self._blocks = _Blocks()  # open behind the lines that were read
-        self._unread = [before]  # the lines behind them: the last that is not blank, and on
+        self._blocks = _Blocks()  # open after the lines that were read
+        self._unread = [before]  # the lines after them: the last that is not blank, and on
 
     def feed(self, text: str) -> int | None:
-        """Where in this piece of the text the step ends; None where it goes on behind it."""
+        """Where in this piece of the text the step ends; None if it continues after it."""
         if not self._patterns:
             return None
         window, begin, done = self._tail + text, len(self._tail), 0
@@ -100,7 +100,7 @@ class _Blocks(NamedTuple):
         return bool(self.fence or self.formulas)
 
     def behind(self, lines: str) -> _Blocks:
-        """Those that are open behind some more lines, the last of which may be unfinished."""
+        """Those that are open after some more lines, the last of which may be unfinished."""
         fence, column, formulas, blanks = self
         for mark in _MARKS.finditer(lines):
             if fence:
@@ -129,7 +129,7 @@ class _Blocks(NamedTuple):
 
 
 def begun(transcript: Transcript, delimiters: Sequence[str]) -> str:
-    """The text of the transcript's unfinished step: what its last ended step left behind it."""
+    """The text of the transcript's unfinished step: what its last ended step left after it."""
     ends, parts = tuple(filter(None, delimiters)), list[str]()
     if ends:
         for segment in reversed(transcript.phase):

@@ -29,7 +29,7 @@ PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}\n\n"
     "{% endfor %}{% if add_generation_prompt %}Assistant: {% endif %}"
 )
-"""For checkpoints without a chat template of their own."""
+"""For checkpoints without a chat template."""
 
 
 class ChatTemplate:

@@ -17,7 +17,7 @@ from workers.text.retokenizer import Retokenizer
 
 
 class Continuation:
-    """One generation behind a transcript of `length` ids.
+    """One generation after a transcript of `length` ids.
 
     A thought ends by "length" before the context is full: the rest is reserved for the answer.
 
@@ -29,7 +29,7 @@ class Continuation:
     Attributes:
         call: the call, its transcript extended by what was given before a `resume`.
         before: what was given before a `resume`.
-        criteria: those of the text behind that.
+        criteria: those of the text after that.
         thinking: whether the text continues a thought.
         closing: the text that ends a thought; empty in an answer, and if the model marks none.
         ends: the ids that end this text.
@@ -74,7 +74,7 @@ class Continuation:
         self._begin(StepEnd(criteria.until, begun(transcript, criteria.until)))
 
     def _begin(self, step: StepEnd) -> None:
-        """Begin the text behind `before`; `step` has read that."""
+        """Begin the text after `before`; `step` has read that."""
         count = len(self.before.tokens)
         self.call, self.criteria = self._call, self._criteria
         if count:
@@ -100,7 +100,7 @@ class Continuation:
         )
 
     def resume(self) -> Finish | None:
-        """Go on behind what was given, and forget what was not; why the text ends there, if it
+        """Go on after what was given, and forget what was not; why the text ends there, if it
         does: only its end was lost."""
         if (given := self._source.given).tokens:
             logprobs = () if self.bare else given.logprobs
@@ -153,7 +153,7 @@ class Continuation:
 
     @property
     def text(self) -> str:
-        """The text behind `before` so far."""
+        """The text after `before` so far."""
         return self._source.text
 
     @property

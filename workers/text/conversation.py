@@ -26,8 +26,8 @@ def arrangements(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]
 
 
 def one_call_a_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """A conversation for a template that writes one call a turn: behind each call stands what it
-    gave back."""
+    """A conversation for a template that writes one call a turn: each call is followed by its
+    result."""
     turns, left = list[Message](), list(messages)
     while left:
         message = left.pop(0)

@@ -19,7 +19,7 @@ the merges say, and puts the begin token before a text unless the file says othe
 
 
 def is_gguf(model: str | Path) -> bool:
-    """Whether a name is that of a GGUF file; whoever reads it finds out whether it is one."""
+    """Whether a name is that of a GGUF file; the file is not read."""
     return Path(model).suffix.lower() == ".gguf"
 
 

@@ -36,7 +36,7 @@ class Matcher:
         """[vocabulary] Which tokens may come next.
 
         Raises:
-            InvalidRequest: the grammar is too complex to go on.
+            InvalidRequest: the grammar is too complex to continue.
         """
         bits = np.frombuffer(self._state.compute_bitmask(), dtype=np.uint8)
         if self._state.is_error():
@@ -74,7 +74,7 @@ class GrammarCompiler:
         self._states = lru_cache(maxsize=32)(self._compile)
 
     def matcher(self, constraint: Constraint, transcript: Transcript) -> Matcher:
-        """The matcher behind the answer so far. It takes a while (milliseconds; the first one of a
+        """The matcher after the answer so far. It takes a while (milliseconds; the first one of a
         large vocabulary a second): call it in a thread.
 
         Raises:

@@ -27,7 +27,7 @@ class Origins:
         Args:
             depth: positions that its draft reached; 0 where there was none.
             accepted: drafted tokens that were accepted; one more of the model's own followed.
-            rejected: the ids that were drafted where that one stands.
+            rejected: the ids that were drafted in the place of that one.
         """
         if rejected:
             self._rejected.append((self._count + accepted, rejected))

@@ -53,7 +53,7 @@ LONG = 1 << 14
 _PROMPT_BYTES, _MARKUP_BYTES = 32 << 20, 4 << 20
 """What is kept of prompts, and of the template's markup."""
 _TOKEN_BYTES = 16
-"""Of a prompt's id in an array, and of the text that it stands for, about."""
+"""About what an id of a prompt in an array takes, with its text."""
 
 
 class _Prompt(NamedTuple):
@@ -70,8 +70,7 @@ class _Form(NamedTuple):
         length: messages of such a conversation.
         number: the arrangement in which it shows them all.
         tail: how what it writes of one ends, where no text tells it otherwise.
-        has_switch: whether it can be told that there is to be no thought; not looked at where there
-            is to be one.
+        has_switch: whether it has a switch for no thought; not looked at if there is to be one.
     """
 
     length: int
@@ -118,8 +117,8 @@ class PromptRenderer:
     async def prepare(
         self, transcript: Transcript, context: int | None, owner: str = ""
     ) -> list[int]:
-        """The ids of `transcript`; messages that are too long for a context of so many tokens are
-        refused, and those that are merely long tokenized by a thread, one prompt after the other.
+        """The ids of `transcript`. Messages that are too long for a context of this many tokens are
+        refused; a thread tokenizes those that are merely long, one prompt after the other.
 
         Raises:
             ContextLengthExceeded: they do not fit, however their text is cut into tokens.
@@ -139,8 +138,8 @@ class PromptRenderer:
     def transcript(self, transcript: Transcript, owner: str = "") -> list[int]:
         """Ids of everything accepted so far; the next token continues thought or answer.
 
-        Those of messages are remembered for their `owner` (`Call.owner`) alone: nobody is to tell
-        from the time what somebody else asked.
+        Those of messages are remembered for their `owner` (`Call.owner`) alone: the time an answer
+        takes must not show what another owner asked.
         """
         thinking = transcript.thinking and self.tokenizer.thinks
         prompt = self._prompt(transcript.messages, thinking, owner, self._today)
@@ -159,7 +158,7 @@ class PromptRenderer:
         return self._prompt(transcript.messages, True, owner, self._today).thinks
 
     def answer(self, transcript: Transcript) -> Sequence[int]:
-        """Ids of the answer so far, behind what a model still thought."""
+        """Ids of the answer so far, after what a model still thought."""
         parts = map(self.segment, transcript.answer[transcript.reply_start :])
         return [token for part in parts for token in part]
 
@@ -263,7 +262,7 @@ class PromptRenderer:
             Unsupported: tools are part of it.
         """
         if _has_tools(messages):
-            raise Unsupported("tools, which the server of a chat is not told of")
+            raise Unsupported("tools, which a server of chats does not get")
         form = self._form(_shape(messages), self.tokenizer.thinks, None)
         return arrangements(messages)[form.number]
 
@@ -347,8 +346,8 @@ class PromptRenderer:
         return family is not None and family.closes(_tail(text)) and not family.closes(form.tail)
 
     def _has_switch(self, messages: Sequence[Message], tools: Any = None) -> bool:
-        """Whether the template itself can be told that there is to be no thought. Granite's reads
-        that only where there is no system message."""
+        """Whether the template has a switch for no thought. Granite's reads it only if there is no
+        system message."""
         asked = ((messages, tools), ((Message("user", "?"),), None))
         return any(
             self._written(one, True, given) != self._written(one, False, given)
@@ -387,7 +386,7 @@ class PromptRenderer:
         return (*ids, *self._markup(ended))
 
     def _behind_answer(self, turns: Sequence[Message]) -> str:
-        """What the template writes behind an answer that these turns follow."""
+        """What the template writes after an answer that these turns follow."""
         answer = _unused(turns)
         question = f"{answer}?"
         text = self._written(
@@ -506,7 +505,7 @@ class PromptRenderer:
         return not self.tokenizer.added.isdisjoint(self.tokenizer.encode_markup(text))
 
     def _continued(self, message: Message) -> tuple[int, ...]:
-        """A text that is continued as it is, behind what every text begins with; or its ids."""
+        """A text that is continued as it is, after what every text begins with; or its ids."""
         if message.tokens is None:
             return (*self.tokenizer.begin, *self.tokenizer.encode_anew(message.content))
         if message.tokens and not self._is_known(message.tokens):

@@ -14,7 +14,7 @@ from orchestrator.types import Finish
 from orchestrator.worker import Delta
 from workers.text.detokenizer import Ends, held_back
 
-# A word, the space before it and the newlines behind it (tokenizers take those together with
+# A word, the space before it and the newlines after it (tokenizers take those together with
 # punctuation), once something follows; or a word too long to wait for its end.
 _WORD = re.compile(r"\s*(?:\S{64}|\S++(?:\s*[\r\n])?+(?=[^\S\r\n]*\S))")
 

@@ -1,16 +1,15 @@
 """Where a model ends its thought a second time, in what it writes as its answer.
 
-A thought that a cap closed may go on behind the close: the model thinks, ends its thought by
-itself, and answers then. What stands before that end is no answer. But an answer may also name the
-marker ("the tag </think> ends ..."), and then it is text. So a marker in an answer ends the thought
+After a cap closed its thought, a model may continue to think, end its thought by itself, and then
+answer. The text before that end is no answer. But an answer may also name the marker ("the tag
+</think> ends ..."), and then it is text. So a marker in an answer ends the thought
 
-- before anything else in the answer, whoever closed the thought;
-- after a forced close, at the end of a line, at its beginning, or right behind a sentence.
+- before anything else in the answer, whether a cap or the model closed the thought;
+- after a forced close, at the end of a line, at its beginning, or right after a sentence.
 
-It is text where it stands in its line as a word does, with a space or a quotation mark before it,
-or behind it where it begins the line; alone on its line after a line that ends with a colon; in a
-block of code; and where it closes an opening marker that the answer has. What is in doubt is text:
-that loses nothing.
+It is text if it is a word of its line, with a space or a quotation mark before it, or after it at
+the beginning of the line; alone on its line after a line that ends with a colon; in a block of
+code; and if it closes an opening marker of the answer. In doubt it is text: that loses nothing.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class SecondClose:
         return None
 
     def _read_to(self, end: int) -> None:
-        """Take in what stands before a place."""
+        """Take in the text before a place."""
         text, begin = self._text, self._read
         while (at := text.find(_FENCE, self._fenced, end)) >= 0:
             self._in_block, self._fenced = not self._in_block, at + len(_FENCE)
@@ -105,13 +104,13 @@ class SecondClose:
             self._fenced -= size
 
     def _ends_thought(self, following: str, rest: str) -> bool:
-        """Whether the marker behind what was read is the end of the thought: `following` stands
-        behind it, and `rest` behind the white space there."""
+        """Whether the marker after the text that was read ends the thought; `following` is the
+        character after it, and `rest` the one after the white space there."""
         if self._said and not self._forced:
             return False
         if self._in_block or self._is_open:
             return False
-        if self._closing[0].isalnum():  # a sentence of its own
+        if self._closing[0].isalnum():  # a whole sentence
             return True
         said, last, ends_line = self._said, self._last, rest in ("", "\n")
         if self._begins_line:

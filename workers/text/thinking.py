@@ -1,6 +1,6 @@
 """How families of models mark their thought: `<think>`, `[THINK]`, channels, none.
 
-They stand in `thinking.yaml`, under the names of vLLM's reasoning parsers, where it has one. A
+The table is `thinking.yaml`, under the names of vLLM's reasoning parsers, where it has one. A
 family is found from what the chat template writes and mentions and from the vocabulary; where
 neither shows it (a template that never speaks of a thought the model was trained to write), the
 deployment file names it.

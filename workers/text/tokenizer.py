@@ -122,8 +122,8 @@ class Tokenizer:
         return self._encode_short(text) if len(text) <= _SHORT else self.encode_anew(text)
 
     def encode_anew(self, text: str) -> tuple[int, ...]:
-        """Likewise, of a text that is somebody's: nothing is remembered, so how soon it is done
-        tells nobody whether somebody else sent the same."""
+        """Likewise, for a client's text: nothing is remembered, so the time does not show whether
+        another client sent the same."""
         # Unlike `encode` it lets other threads run meanwhile.
         (encoding,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
         return tuple(encoding.ids)
@@ -223,7 +223,7 @@ def _without(spec: dict[str, Any], hidden: set[str]) -> dict[str, Any]:
     model, kept = dict(spec["model"]), list[dict[str, Any]]()
     if isinstance(model["vocab"], dict):
         kept = [token for token in spec["added_tokens"] if token["content"] not in hidden]
-        # What the model's own vocabulary lacks would be counted anew, and get another id.
+        # What the model's own vocabulary lacks would be counted again, and get another id.
         vocabulary = model["vocab"] | {token["content"]: token["id"] for token in kept}
         gone = hidden - {model.get("unk_token")}
         model["vocab"] = {text: i for text, i in vocabulary.items() if text not in gone}
@@ -257,7 +257,7 @@ def _pieces(backend: Backend, spec: dict[str, Any]) -> list[bytes]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes."""
+    """The printable characters that GPT-2 has for the 256 bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

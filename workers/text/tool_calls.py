@@ -23,7 +23,7 @@ from orchestrator.call_markup import spaced
 from orchestrator.types import ArgumentFormat, CallFormat
 
 Render = Callable[[Sequence[Mapping[str, Any]], bool], str]
-"""A conversation to text, with tools; and whether a reply is to begin behind it."""
+"""A conversation to text, with tools; and whether a reply is to begin after it."""
 
 _ID = "baton000"  # some templates want nine letters and digits: a digit follows
 _NAMES = ("batonfirst", "batonsecond", "batonthird")
@@ -57,7 +57,7 @@ def find_call_format(
     """A template's format; None where it has no place for tools, or an unknown form.
 
     Args:
-        controls: texts of control tokens: the first one behind the last call ends the turn, where
+        controls: texts of control tokens: the first one after the last call ends the turn, where
             neither a turn without calls nor `eos` shows how one ends.
         thought: the markup around a thought, which the template may write before the calls.
         eos: the text of the token that ends a turn.
@@ -72,7 +72,7 @@ def find_call_format(
             if found and found.before.strip() and not trial.is_turn(found, controls):
                 return found if trial.is_read_by(found) else None
         if str(_ARGUMENTS) not in trial.one:
-            return None  # it takes an object, and writes it in a form of its own
+            return None  # it takes an object, and writes it in another form
     return None
 
 
@@ -83,9 +83,9 @@ class _Trial:
 
     Attributes:
         prompt: before a reply.
-        end: behind one without calls.
+        end: after one without calls.
         none, one: a turn with a call without arguments, with all of them.
-        two, three: a turn with so many calls; None: the template writes one call a turn.
+        two, three: a turn with as many calls; None: the template writes one call a turn.
         later: a turn like `none`, what the tool gave back, and a turn with the second call.
         marked: a turn with a call whose argument is a text that holds markup.
     """
@@ -142,12 +142,12 @@ class _Trial:
         )
 
     def is_turn(self, form: CallFormat, controls: Sequence[str]) -> bool:
-        """Whether a call is a turn of its own: it begins with what a turn begins or ends with."""
+        """Whether a call is a turn by itself: it begins with what a turn begins or ends with."""
         around = self.prompt + self.end
         return any(one in form.before for one in controls if one and one in around)
 
     def ends(self, controls: Sequence[str], eos: str) -> Sequence[str]:
-        """The texts of which the first one behind a call ends the turn."""
+        """The texts of which the first one after a call ends the turn."""
         if eos and (not self.end or eos in self.one):
             return [eos]
         return [self.end] if self.end and self.end in self.one else controls
@@ -234,8 +234,8 @@ def _objects(text: str, count: int) -> list[tuple[int, int, int, int]] | None:
 
 
 def _counted(texts: Sequence[str]) -> str | None:
-    """What stands in several calls at the same place, with the numbers by which they differ as
-    such; None if they differ otherwise."""
+    """The text at one place of several calls, with `COUNT` for the numbers by which they differ;
+    None if they differ otherwise."""
     parts = [re.split("([0-9]+)", one) for one in texts]
     if len(set(map(len, parts))) != 1:
         return None
@@ -246,7 +246,7 @@ def _counted(texts: Sequence[str]) -> str | None:
 
 
 def _in_tags(trial: _Trial, ends: Sequence[str]) -> CallFormat | None:
-    """The format of a template that writes each argument in tags of its own."""
+    """The format of a template that writes each argument in separate tags."""
     keys = list(_ARGUMENTS)
     found = _parts(trial.one, [_NAMES[0], keys[0], _ARGUMENTS[keys[0]], *keys[1:]])
     if found is None:
@@ -265,7 +265,7 @@ def _in_tags(trial: _Trial, ends: Sequence[str]) -> CallFormat | None:
     if not (begin and end and joint == end + begin):
         return None
     values = [part.removesuffix(joint) for part in values]
-    end = end if end in last else end.rstrip()  # the last one may end without a line of its own
+    end = end if end in last else end.rstrip()  # the last one may end without a separate line
     value, _, after = last.partition(end)
     written = [
         [(part.removesuffix(way), way) for way in _ways(given) if part.endswith(way)][:1]
@@ -289,7 +289,7 @@ def _in_tags(trial: _Trial, ends: Sequence[str]) -> CallFormat | None:
 
 
 def _quotes(trial: _Trial, middle: str, end: str) -> tuple[str, str] | tuple[()] | None:
-    """What stands around a text with markup, empty for nothing; None: it is written otherwise."""
+    """The quotes around a text with markup, empty for none; None: it is written otherwise."""
     parts = _parts(trial.marked or "", ["batonkey0", _MARKUP])
     if parts is None or not parts[1].startswith(middle) or end not in parts[2]:
         return None
@@ -298,7 +298,7 @@ def _quotes(trial: _Trial, middle: str, end: str) -> tuple[str, str] | tuple[()]
 
 
 def _parts(text: str, marks: Sequence[str]) -> list[str] | None:
-    """What stands before, between and behind these texts, the last time that they come in turn."""
+    """The text before, between and after these marks, the last time that they come in turn."""
     parts, end = list[str](), len(text)
     for mark in reversed(marks):
         at = text.rfind(mark, 0, end)

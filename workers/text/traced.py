@@ -118,7 +118,7 @@ class Traced(str):
         return first, second, third
 
     def _cut(self, texts: Iterable[str], separator: str | None) -> list[str]:
-        """These parts of this text, which a separator stands between, or white space if None."""
+        """These parts of this text, with a separator between them, or white space if None."""
         parts, at = list[str](), 0
         for text in texts:
             if separator is None:

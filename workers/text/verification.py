@@ -28,11 +28,11 @@ class Scores:
 
     Attributes:
         nll: the negative log-likelihood (natural log) of each of k ids.
-        choices: the model's own at the places of the ids and behind them, k + 1.
+        choices: the model's own at the places of the ids and after them, k + 1.
         logprobs: natural logs of their probabilities under the distribution they were drawn from.
         ending: the negative log-likelihood of the ids, taken together, that end the text there.
         top: the likeliest ids at each place of a choice, and their log-probabilities.
-        labels: log-probabilities behind the prompt.
+        labels: log-probabilities after the prompt.
     """
 
     nll: list[float] = field(default_factory=list)
@@ -80,7 +80,7 @@ def verification(
     stop_token_ids: Collection[int],
     ms: float,
 ) -> Verification:
-    """The scores on `segment` behind the transcript of `call`, with its texts.
+    """The scores on `segment` after the transcript of `call`, with its texts.
 
     `stop_token_ids` are the model's; those that end this text are never text themselves.
     """
