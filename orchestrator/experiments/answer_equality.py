@@ -40,12 +40,12 @@ Algebra = Callable[[str, str], bool]
 
 
 def compare(text: str, answer: str) -> bool | None:
-    """Whether a text gives this answer; None if it takes algebra to decide."""
+    """Return whether a text gives this answer; None if it takes algebra to decide."""
     return equal(final(text), expected(answer))
 
 
 def equal(given: str, wanted: str, algebra: Algebra | None = None) -> bool | None:
-    """Whether two answers, without the texts around them, have one value; None as above."""
+    """Return whether two answers, without the texts around them, are equal; None as above."""
     if " ".join(given.split()).casefold() == " ".join(wanted.split()).casefold():
         return True
     if not given.strip() or not wanted.strip():
@@ -54,7 +54,7 @@ def equal(given: str, wanted: str, algebra: Algebra | None = None) -> bool | Non
 
 
 def final(text: str) -> str:
-    r"""The answer in a text: its last `\boxed{}`, number or formula, else all of it."""
+    r"""Return the answer in a text: its last `\boxed{}`, number or formula, else all of it."""
     box = boxed(text)
     if box is not None:
         return box.strip()
@@ -81,7 +81,7 @@ def final(text: str) -> str:
 
 
 def _tail(text: str) -> str:
-    """The last lines of a text that are read in search of a value."""
+    """Return the last lines of a text, in which a value is looked for."""
     if len(text) <= LONGEST:
         return text
     begin = len(text) - LONGEST
@@ -89,7 +89,7 @@ def _tail(text: str) -> str:
 
 
 def expected(answer: str) -> str:
-    r"""The reference answer: what is in its `\boxed{}`, after GSM8K's `####`, or all of it."""
+    r"""Return the reference answer: in its `\boxed{}`, after GSM8K's `####`, or all of it."""
     box = boxed(answer)
     return (answer.rpartition("####")[2] if box is None else box).strip()
 
@@ -135,7 +135,7 @@ def _equal(a: Value, b: Value, algebra: Algebra | None) -> bool | None:
 
 
 def _by_algebra(a: Value, b: Value, algebra: Algebra | None) -> bool | None:
-    """What an algebra system says of two expressions whose units do not differ."""
+    """Ask an algebra system about two expressions whose units do not differ."""
     units = [_unit(one) for one in (a, b)]
     if all(units) and units[0] != units[1]:
         return False
@@ -146,16 +146,13 @@ def _by_algebra(a: Value, b: Value, algebra: Algebra | None) -> bool | None:
 
 
 def _unit(value: Value) -> str:
-    match value:
-        case Number(mark=mark):
-            return "" if mark == "%" else mark
-        case Expression(unit=unit):
-            return unit
-    return ""
+    if isinstance(value, Number):
+        return "" if value.mark == "%" else value.mark
+    return value.unit if isinstance(value, Expression) else ""
 
 
 def _latex(value: Value, *, scaled: bool) -> str:
-    """A value as an expression, in the first unit of its kind or as it was written."""
+    """Return a value as an expression, in the first unit of its kind or as it was written."""
     match value:
         case Number(mark="clock" | "date"):
             return ""
@@ -170,14 +167,14 @@ def _latex(value: Value, *, scaled: bool) -> str:
 
 
 def _grid(matrix: Sequence) -> tuple[tuple[str | Fraction, ...], ...] | None:
-    """A matrix of plain numbers as lines."""
+    """Return a matrix of plain numbers as lines."""
     rows = [row.items for row in matrix.items if isinstance(row, Sequence)]
     cells = [[cell.value for cell in row if isinstance(cell, Number)] for row in rows]
     return None if [*map(len, cells)] != [*map(len, rows)] else tuple(map(tuple, cells))
 
 
 def _sequences(a: Sequence, b: Sequence, algebra: Algebra | None) -> bool | None:
-    """Item by item; sets, and bare values that are not words, in any order."""
+    """Compare item by item; sets, and bare values that are not words, in any order."""
     kinds = {a.brackets, b.brackets}
     if len(kinds - {""}) > 1:
         return False
@@ -193,15 +190,12 @@ def _sequences(a: Sequence, b: Sequence, algebra: Algebra | None) -> bool | None
     verdicts = [[_equal(x, y, algebra) for y in b.items] for x in a.items]
     if _pairs_up([[verdict is True for verdict in row] for row in verdicts]):
         return True
-    return (
-        None
-        if _pairs_up([[verdict is not False for verdict in row] for row in verdicts])
-        else False
-    )
+    maybe = [[verdict is not False for verdict in row] for row in verdicts]
+    return None if _pairs_up(maybe) else False
 
 
 def _pairs_up(fits: list[list[bool]]) -> bool:
-    """Whether each row has a column of its own that fits."""
+    """Return whether each row can take another column that fits."""
     taken: dict[int, int] = {}
 
     def place(row: int, tried: set[int]) -> bool:
@@ -230,7 +224,7 @@ def _all(verdicts: Iterable[bool | None]) -> bool | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{}`, with balanced braces; None without one."""
+    r"""Return the content of the last `\boxed{}`, with balanced braces; None without one."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
@@ -246,7 +240,7 @@ def boxed(text: str) -> str | None:
 
 
 def _json_end(content: str) -> int | None:
-    """Where JSON ends that a box holds and nothing else: its texts may hold single braces."""
+    """Return the end of JSON that fills a box: its texts may hold single braces."""
     begin = len(content) - len(content.lstrip())
     try:
         _, end = JSONDecoder().raw_decode(content, begin)

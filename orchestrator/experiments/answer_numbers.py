@@ -137,12 +137,12 @@ _FRACTION: Final = re.compile(
 
 
 def number(text: str) -> Number | None:
-    """A text that is one number and nothing else, with or without a unit or a currency sign."""
+    """Read a text that is one number, with or without a unit or a currency sign."""
     return None if len(text) > LONGEST else read_number(plain(text).rstrip("."))
 
 
 def found(text: str) -> Iterator[str]:
-    """The numbers in a prose text without LaTeX, but those of lists, each with its unit."""
+    """Yield the numbers in a prose text without LaTeX, but those of lists, each with its unit."""
     text = _LISTED.sub("", _FRACTION.sub(_slash, plain(text)))
     for match in _FOUND.finditer(text) if "\\" not in text else ():
         unit = _FOUND_UNIT.match(text, match.end())
@@ -198,7 +198,7 @@ def _marked(match: re.Match[str], value: Fraction) -> Number | None:
 
 
 def _exact(match: re.Match[str]) -> Fraction | None:
-    """The value of a quantity; None if it divides by nothing, or is no mixed number."""
+    """Return the value of a quantity; None if it divides by nothing, or is no mixed number."""
     if len(match.group()) > _MAX_LENGTH:
         return None
     if match["mixed"] is not None:
@@ -226,7 +226,7 @@ def _decimal(text: str) -> Fraction:
 
 
 def _based(text: str) -> Number | None:
-    """A number with its base, as 1101_2 or 0x1f; without it, its digits or its value may stand."""
+    """Read a number with its base, as 1101_2 or 0x1f; it equals its digits or its value."""
     if (match := _PREFIXED.fullmatch(text)) is not None:
         sign, base, digits = match[1], _BASES[match[2].lower()], match[3]
     elif (match := _BASED.fullmatch(text)) is not None:
@@ -242,7 +242,7 @@ def _based(text: str) -> Number | None:
 
 
 def _unit(text: str) -> tuple[str, Fraction] | None:
-    """A unit and what one is in the first of its kind; a letter that touches is a factor."""
+    """Return a unit and its factor to the first of its kind; a letter that touches is a factor."""
     touches, name = not text[0].isspace(), " ".join(re.sub(r"[{}]", "", text).split()).rstrip(".")
     if touches and len(name) == 1 and name.isalpha():
         return None
@@ -264,7 +264,7 @@ def _unit(text: str) -> tuple[str, Fraction] | None:
 
 
 def _counted(text: str, *, surely: bool) -> str | None:
-    """Words for what is counted, without plurals; one or two letters may be factors."""
+    """Return the words of a count, without plurals; one or two letters may be factors."""
     words = text.casefold().replace("-", " ").split()
     if not words or not all(word.isalpha() for word in words) or JOINING.search(text.casefold()):
         return None
@@ -279,7 +279,7 @@ def known_unit(name: str) -> tuple[str, Fraction] | None:
 
 
 def measured(text: str) -> tuple[str, str, Fraction] | None:
-    """What an expression that ends in a unit measures, its unit, and what one is in the first."""
+    """Split an expression that ends in a unit: the rest, the unit, its factor to the first."""
     match = _MEASURED.fullmatch(text)
     if match is None:
         return None
@@ -290,7 +290,7 @@ def measured(text: str) -> tuple[str, str, Fraction] | None:
 
 
 def summed(text: str) -> Number | None:
-    """Parts of one quantity, as 2 hours and 30 minutes."""
+    """Add the parts of one quantity, as 2 hours and 30 minutes."""
     parts = [read_number(part) for part in re.split(r"(?<=[a-z])(?:,?\s+and\s+|,?\s+)(?=\d)", text)]
     first, *rest = parts
     if first is None or not rest or not first.mark or first.mark not in "msgl":

@@ -1,7 +1,7 @@
-r"""One spelling of an answer for what LaTeX and Unicode have several for.
+r"""One spelling for what LaTeX and Unicode have several for.
 
-LaTeX's wrappers say nothing of a value, so they are left out: `\boxed{142\text{ legs}}` holds 142
-legs. An argument gets the braces that it may lack: `\frac\pi6` is `\frac{\pi}{6}`.
+LaTeX's wrappers are left out: `\boxed{142\text{ legs}}` holds 142 legs. An argument gets the braces
+that it may lack: `\frac\pi6` is `\frac{\pi}{6}`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _TWO: Final = ("\\frac", "\\binom")  # take two arguments
 
 
 def plain(text: str) -> str:
-    """A text with one spelling of what LaTeX and Unicode have several for."""
+    """Return a text in one spelling."""
     text = _VULGAR.sub(" ", text).replace("ℝ", "\\mathbb{R}")
     text = re.sub(
         "[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+", lambda run: f"^{{{run.group().translate(_SUPERSCRIPTS)}}}", text
@@ -78,7 +78,7 @@ def plain(text: str) -> str:
 
 
 def latex(text: str) -> str:
-    """A spelling of this module as LaTeX, for an algebra system."""
+    """Return a spelling of this module as LaTeX, for an algebra system."""
     for sign, command in zip(
         (*MATRIX, ROW, TEXT), ("\\begin{pmatrix}", "\\end{pmatrix}", "\\\\", " "), strict=True
     ):
@@ -92,7 +92,7 @@ def _matrix(match: re.Match[str]) -> str:
 
 
 def _in_braces(text: str) -> str:
-    r"""A text without commands that only say how their content looks, arguments in braces."""
+    r"""Leave out commands that only say how their content looks; put arguments in braces."""
     kept: list[str] = []
     closing, wanted, before = [""], [0], ""  # of each open brace; the last sign that is no blank
 

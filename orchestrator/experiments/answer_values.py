@@ -51,7 +51,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """What takes algebra to compare, in LaTeX, with its unit and what one is in the first of it."""
+    """LaTeX that takes algebra to compare, with its unit, and the factor to that kind's first."""
 
     text: str
     unit: str = ""
@@ -59,7 +59,7 @@ class Expression:
 
     @property
     def is_set(self) -> bool:
-        """Whether it may be what a sequence in brackets writes otherwise."""
+        """Whether it may be another way to write a sequence in brackets."""
         return (
             self.is_relation
             or re.search(r"\\(?:cup|cap|setminus|times)(?![A-Za-z])", self.text) is not None
@@ -102,7 +102,7 @@ _CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
 
 
 def read(text: str) -> Value:
-    """The value that a text writes, if the text is a value and nothing else."""
+    """Return the value that a text writes, if the text is a value and nothing else."""
     if len(text) > LONGEST:
         return _words(text)
     text = plain(text)
@@ -126,7 +126,7 @@ def _read(text: str) -> Value:
 
 
 def _algebraic(text: str) -> str:
-    """Angles in radians, and a chain of relations with its least first."""
+    """Write angles in radians, and a chain of relations with its least first."""
     text = re.sub(r"(?<![\d.])([\d.]{1,20})°", r"(\1\\cdot\\frac{\\pi}{180})", text)
     parts = re.split(r"(>|\\ge(?![A-Za-z]))", text)
     if len(parts) < 5 or "<" in text:
@@ -135,7 +135,7 @@ def _algebraic(text: str) -> str:
 
 
 def _stripped(text: str) -> str:
-    """A text without what stands around a value: quotes, brackets of one item, a full stop."""
+    """Strip a value of quotes, brackets around one item, and a full stop."""
     while True:
         before, text = text, text.strip()
         if text.endswith(".") and not text.endswith(".."):
@@ -151,7 +151,7 @@ def _stripped(text: str) -> str:
 
 
 def _ratio(text: str) -> Sequence | None:
-    """Numbers between colons, or a date in numbers, as they are written: 2:5 may be a score."""
+    """Read numbers between colons, or a date in numbers, as written: 2:5 may be a score."""
     for sign, least in ((":", 2), ("/", 3)):
         parts = text.split(sign)
         if len(parts) >= least and all(re.fullmatch(r"\s*\d+(?:\.\d+)?\s*", one) for one in parts):
@@ -193,7 +193,7 @@ def _both_signs(text: str) -> list[str]:
 
 
 def _union(items: tuple[Value, ...]) -> Expression | None:
-    """Relations of which one holds, as x < 2 or x > 3, as intervals."""
+    """Write relations of which one holds, as x < 2 or x > 3, as intervals."""
     found = [_BOUNDS.fullmatch(one.text) if isinstance(one, Expression) else None for one in items]
     matches = [match for match in found if match is not None]
     if len(matches) < len(items) or len({match[3] for match in matches}) > 1:
@@ -211,7 +211,7 @@ def _union(items: tuple[Value, ...]) -> Expression | None:
 
 
 def _parts(text: str) -> list[str]:
-    """What stands between the commas outside all brackets; a comma within a number is none."""
+    """Split at the commas outside all brackets, but not within a number."""
     depth, parts, begin = 0, [], 0
     spaced = re.search(r",\s|;", text) is not None
     for at, sign in enumerate(text):
@@ -224,7 +224,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _end(text: str) -> int:
-    """Where the bracket closes that a text opens with; half-open intervals end with another."""
+    """Return where a text's first bracket closes; half-open intervals end with another."""
     depth = 0
     for at, sign in enumerate(text):
         depth += (sign in "([{") - (sign in ")]}")
@@ -234,7 +234,7 @@ def _end(text: str) -> int:
 
 
 def _is_math(text: str) -> bool:
-    """Whether an algebra system may read it; words are no products of their letters."""
+    """Return whether an algebra system may read it; words are no products of their letters."""
     letters = text.translate(_CELLS) if MATRIX[0] in text else text
     letters = _FUNCTIONS.sub("|", _COMMAND.sub("|", letters))
     if not text.strip() or _OPAQUE.search(letters):

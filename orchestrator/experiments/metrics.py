@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from orchestrator.experiments.documents import MetricName
-from orchestrator.experiments.outcome_log import Outcome, RequestRecord
+from orchestrator.experiments.outcome_log import Outcome, RequestRecord, TimeName
 from orchestrator.types import TokenPrices
 
 Observation = tuple[float, float] | None
@@ -37,6 +37,10 @@ def _known(value: float | None) -> Observation:
     return None if value is None else (float(value), 1.0)
 
 
+def _time(name: TimeName) -> Callable[..., Observation]:
+    return lambda one, _: _known(one.time(name))
+
+
 def _tokens(name: Literal["small_tokens", "large_tokens"]) -> Callable[..., Observation]:
     return lambda one, _: _known(getattr(one, name) if one.status == "finished" else None)
 
@@ -53,6 +57,10 @@ def _cost(outcome: Outcome, prices: TokenPrices) -> Observation:
     return prices.of(outcome.small_tokens, outcome.large_tokens, outcome.prompt_tokens), 1.0
 
 
+def _cancelled(outcome: Outcome, _: TokenPrices) -> Observation:
+    return _known(outcome.status == "cancelled")
+
+
 def _error(outcome: Outcome, _: TokenPrices) -> Observation:
     # A request that its client cancelled (see `cancelled`), or that was refused as it stood, is
     # neither a success nor a failure of the arm.
@@ -61,13 +69,8 @@ def _error(outcome: Outcome, _: TokenPrices) -> Observation:
 
 
 METRICS: Final[dict[MetricName, Metric]] = {
-    "ms": Metric("latency, ms", "lower", False, lambda one, _: _known(one.time("ms"))),
-    "first_step_ms": Metric(
-        "time to the first step, ms",
-        "lower",
-        False,
-        lambda one, _: _known(one.time("first_step_ms")),
-    ),
+    "ms": Metric("latency, ms", "lower", False, _time("ms")),
+    "first_step_ms": Metric("time to the first step, ms", "lower", False, _time("first_step_ms")),
     "small_tokens": Metric("tokens by small", "lower", False, _tokens("small_tokens")),
     "large_tokens": Metric("tokens by large", "lower", False, _tokens("large_tokens")),
     "large_share": Metric("share of large tokens", "lower", True, _large_share),
@@ -78,12 +81,7 @@ METRICS: Final[dict[MetricName, Metric]] = {
     "agreement": Metric("answers that agree", "higher", True, lambda one, _: _known(one.agreement)),
     "reward": Metric("reward", "higher", True, lambda *_: None),
     "error": Metric("share of errors", "lower", True, _error),
-    "cancelled": Metric(
-        "share of cancelled requests",
-        "lower",
-        True,
-        lambda one, _: _known(one.status == "cancelled"),
-    ),
+    "cancelled": Metric("share of cancelled requests", "lower", True, _cancelled),
 }
 
 

@@ -96,10 +96,7 @@ class BoundCheck:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentReport:
-    """The whole readout; `verdicts` by arm, `sentence` in words.
-
-    `since`: requests before this time (seconds since 1970) were dropped; None: none were.
-    """
+    """The whole readout. `since`: earlier requests (seconds since 1970) were dropped."""
 
     experiment: str
     metric: MetricName
@@ -117,7 +114,7 @@ class ExperimentReport:
     sentence: str
 
     def json(self) -> dict[str, Any]:
-        """As JSON values; infinite bounds (too little is known) become null."""
+        """Return JSON values; infinite bounds (too little is known) become null."""
         values: dict[str, Any] = _finite(asdict(self))
         return values
 
@@ -138,18 +135,20 @@ def report(
     by_arm = comparable(usable.by_arm)
     comparer = _Comparer(experiment, state, by_arm, whole=since is None)
     others = [name for name in served if name != experiment.base]
-    ratio = _ratio(experiment, state, by_arm) if since is None else None
     found = [comparer.compare(name, metric) for name in others for metric in METRICS]
     found += [comparer.pair(arm.name, metric) for arm in experiment.shadows for metric in METRICS]
     comparisons = [comparison for comparison in found if comparison is not None]
     bounds = [comparer.bound(name, bound) for name in others for bound in experiment.goal.within]
     bounds = [one for one in bounds if one.than != one.arm]
-    verdicts: dict[str, Verdict] = {
-        name: _verdict(experiment, ratio, comparisons, bounds, name)
-        if since is None
-        else "forgotten"
-        for name in others
-    }
+    if since is None:
+        ratio = _ratio(experiment, state, by_arm)
+        verdicts: dict[str, Verdict] = {
+            name: _verdict(experiment, ratio, comparisons, bounds, name) for name in others
+        }
+        sentence = _sentence(experiment, state, ratio, comparisons, verdicts)
+    else:
+        ratio, verdicts = None, dict.fromkeys(others, "forgotten")
+        sentence = _no_claim(state, since)
     return ExperimentReport(
         experiment=experiment.name,
         metric=experiment.goal.metric,
@@ -164,9 +163,7 @@ def report(
         bounds=bounds,
         stopped={name: stop.why for name, stop in state.stopped.items()},
         verdicts=verdicts,
-        sentence=_sentence(experiment, state, ratio, comparisons, verdicts)
-        if since is None
-        else _no_claim(state, since),
+        sentence=sentence,
     )
 
 
@@ -186,7 +183,7 @@ class _Comparer:
         self._values: dict[tuple[str, MetricName, float], MetricValues] = {}
 
     def compare(self, name: str, metric: MetricName) -> Comparison | None:
-        """A served arm against the control; None if either has no values."""
+        """Compare a served arm with the control; None if either has no values."""
         experiment, base = self._experiment, self._experiment.base
         own, control = self._samples(name, base, metric)
         if not own.count or not control.count:
@@ -207,7 +204,7 @@ class _Comparer:
         )
 
     def pair(self, name: str, metric: MetricName) -> Comparison | None:
-        """A shadow arm against the control on the same requests; None without a pair."""
+        """Compare a shadow arm with the control on the same requests; None without a pair."""
         experiment, base = self._experiment, self._experiment.base
         own = paired_sample(self._by_arm[base], name, metric, experiment.prices)
         if not own.count:
@@ -220,7 +217,7 @@ class _Comparer:
         )
 
     def bound(self, name: str, bound: Bound) -> BoundCheck:
-        """Whether an arm keeps a bound of the goal."""
+        """Check a bound of the goal for an arm."""
         than = bound.than or self._experiment.base
         interval = self._interval(*self._samples(name, than, bound.metric), 1 - bound.confidence)
         low, high = interval.ends(METRICS[bound.metric].sign)
@@ -234,7 +231,7 @@ class _Comparer:
         return interval if self._whole else Interval(interval.estimate, -np.inf, np.inf)
 
     def _samples(self, name: str, than: str, metric: MetricName) -> tuple[Sample, Sample]:
-        """The samples of two arms until the first of them was stopped."""
+        """Return the samples of two arms until the first of them was stopped."""
         ends = [stop.at for arm, stop in self._state.stopped.items() if arm in (name, than)]
         until = min(ends, default=float("inf"))
         return self._sample(name, metric, until), self._sample(than, metric, until)
@@ -243,9 +240,8 @@ class _Comparer:
         return linearise(self._metric_values(name, metric, until).sums, METRICS[metric].bounded)
 
     def _metric_values(self, name: str, metric: MetricName, until: float) -> MetricValues:
-        """Cached: the log may be long, and every comparison uses the control."""
         key = name, metric, until
-        if key not in self._values:
+        if key not in self._values:  # the log may be long, and every comparison uses the control
             own: Sequence[RequestRecord] = self._by_arm[name]
             if until < float("inf"):
                 own = [one for one in own if one.exposure.at <= until]
@@ -253,7 +249,7 @@ class _Comparer:
         return self._values[key]
 
     def figures(self, name: str) -> dict[MetricName, ArmMetric]:
-        """Every metric of an arm, over all its requests, also after another arm stopped."""
+        """Return every metric of an arm, over all its requests, also after another arm stopped."""
         by_metric: dict[MetricName, ArmMetric] = {}
         for metric, described in METRICS.items():
             own = self._metric_values(name, metric, float("inf"))
@@ -270,7 +266,7 @@ class _Comparer:
 
 
 def _ratio(experiment: Experiment, state: ExperimentState, by_arm: ByArm) -> SampleRatioTest:
-    """Units by arm: of the arms that are live, or of all until the first was stopped."""
+    """Test the units by arm: of the live arms, or of all until the first was stopped."""
     live = [name for name in by_arm if name not in state.stopped]
     until = float("inf")
     if len(live) < 2:
@@ -285,12 +281,12 @@ def _ratio(experiment: Experiment, state: ExperimentState, by_arm: ByArm) -> Sam
 
 def _verdict(
     experiment: Experiment,
-    ratio: SampleRatioTest | None,
+    ratio: SampleRatioTest,
     comparisons: Sequence[Comparison],
     bounds: Sequence[BoundCheck],
     arm: str,
 ) -> Verdict:
-    if ratio is not None and not ratio.ok:
+    if not ratio.ok:
         return "sample_ratio_mismatch"
     own = [bound for bound in bounds if bound.arm == arm]
     comparison = _primary(experiment, comparisons, arm)
@@ -312,7 +308,7 @@ def _verdict(
 def _primary(
     experiment: Experiment, comparisons: Sequence[Comparison], arm: str
 ) -> Comparison | None:
-    """The arm's comparison on the goal's metric, once it has `min_units` units."""
+    """Return the arm's comparison on the goal's metric, once it has `min_units` units."""
     for one in comparisons:
         if one.arm == arm and one.metric == experiment.goal.metric and not one.paired:
             return one if one.units >= experiment.min_units else None
@@ -322,11 +318,11 @@ def _primary(
 def _sentence(
     experiment: Experiment,
     state: ExperimentState,
-    ratio: SampleRatioTest | None,
+    ratio: SampleRatioTest,
     comparisons: Sequence[Comparison],
     verdicts: Mapping[str, Verdict],
 ) -> str:
-    if ratio is not None and not ratio.ok:
+    if not ratio.ok:
         seen = ", ".join(f"{name} {count}" for name, count in ratio.counts.items())
         wanted = ", ".join(f"{name} {count:.0f}" for name, count in ratio.expected.items())
         return (

@@ -12,7 +12,6 @@ import pytest
 from deploy.evaluation.builtin.problems import draw
 from orchestrator.errors import (
     ContextLengthExceeded,
-    Overloaded,
     Unsupported,
     WorkerUnavailable,
 )
@@ -249,15 +248,6 @@ def test_no_choice_follows_a_token_that_used_up_the_budget() -> None:
     play(verdict("a", "ab"))
     closed = replace(TRACE.extend(written.segment), closed=True, forced=True)
     assert isinstance(play(closed), Write)
-
-
-@pytest.mark.parametrize("error", [GONE, Overloaded("busy"), ContextLengthExceeded("full")])
-def test_the_large_model_writes_the_rest_where_the_small_one_fails(error: Exception) -> None:
-    play = drafting()
-    assert writes(play(error), "large", TRACE)
-    closed = replace(TRACE, closed=True)
-    assert isinstance(play(closed), Write)
-    assert ends(play, replace(closed, done=True))
 
 
 def test_a_small_model_whose_context_is_full_is_not_asked_again() -> None:

@@ -87,10 +87,6 @@ def test_a_failed_small_judge_leaves_it_to_the_large_one(error: Exception) -> No
     assert isinstance(play(None), Write)
 
 
-def test_a_failed_draft_is_the_large_models_step() -> None:
-    assert isinstance(Play(Cascade())(GONE), Write)
-
-
 def test_a_pair_that_cannot_judge_so_is_told() -> None:
     play = Play(Cascade())
     play(told(0.5))

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.loop.actions import Write
 from orchestrator.types import Message
 from policies.coin import Coin, throw
-from tests.policies.plays import GONE, TRACE, Play, step
+from tests.policies.plays import TRACE, Play, step
 
 QUESTION = TRACE.messages
 
@@ -49,9 +49,3 @@ def test_the_same_request_is_thrown_alike_and_another_seed_is_not() -> None:
     assert len({authors(Coin(seed=seed), 12) for seed in range(8)}) > 1
     assert authors(Coin(large_probability=1), 6) == "llllll"
     assert authors(Coin(large_probability=0), 6) == "ssssss"
-
-
-def test_where_the_small_model_fails_the_large_one_writes() -> None:
-    play = Play(Coin(large_probability=0))
-    assert play.asked == Write("small", TRACE, Coin().criteria)
-    assert play(GONE) == Write("large", TRACE, Coin().criteria)

@@ -227,11 +227,6 @@ def test_a_large_model_that_cannot_read_lets_nothing_through(error: Exception) -
         play(GONE)
 
 
-@pytest.mark.parametrize("error", [GONE, ContextLengthExceeded("full")])
-def test_a_small_model_that_fails_leaves_the_step_to_the_large(error: Exception) -> None:
-    assert Play()(error) == Write("large", START, STEP)
-
-
 @pytest.mark.parametrize(
     "last",
     [GONE, Generation(Segment("small", "", finish="think_end"))],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
+from orchestrator.errors import ContextLengthExceeded, Unsupported
 from orchestrator.loop.actions import (
     Accept,
     Classify,
@@ -64,11 +64,6 @@ def test_first_n_steps_are_the_large_models() -> None:
     assert isinstance(play(two), Generate)
 
 
-def test_a_dead_drafter_leaves_the_step_to_the_large() -> None:
-    play = Play()
-    assert writes(play(GONE), "large")
-
-
 @pytest.mark.parametrize("scoring", ["expected", "greedy", "likelihood", "both"])
 @pytest.mark.parametrize("error", [GONE, ContextLengthExceeded("full")])
 def test_a_dead_judge_never_lets_a_draft_through(scoring: str, error: Exception) -> None:
@@ -77,13 +72,6 @@ def test_a_dead_judge_never_lets_a_draft_through(scoring: str, error: Exception)
     play(written)
     assert play(error) == Reject(written.segment, None)
     assert isinstance(play(None), Write)
-
-
-def test_a_dead_large_worker_ends_it() -> None:
-    play = Play()
-    play(GONE)
-    with pytest.raises(WorkerUnavailable):
-        play(GONE)
 
 
 @pytest.mark.parametrize("scoring", ["expected", "likelihood", "both"])

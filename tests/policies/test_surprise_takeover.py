@@ -112,11 +112,6 @@ def test_a_large_model_that_dies_between_draft_and_reading_lets_nothing_through(
         play(GONE)
 
 
-@pytest.mark.parametrize("error", [GONE, ContextLengthExceeded("full")])
-def test_a_small_model_that_dies_leaves_the_span_to_the_large(error: Exception) -> None:
-    assert Play()(error) == Write("large", START, StopCriteria(125))
-
-
 def test_what_was_drafted_before_the_small_model_died_is_read() -> None:
     play = Play()
     drafted(play, ONE)

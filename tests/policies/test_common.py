@@ -1,4 +1,4 @@
-"""What all policies share: parameters are refused by name, and a parameter says who answers."""
+"""What all policies share: bad parameters, who answers, and what a dead worker leaves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from orchestrator.errors import (
+    ContextLengthExceeded,
+    Overloaded,
+    Unsupported,
+    WorkerUnavailable,
+)
 from policies import POLICIES
 from tests.policies.plays import GONE, TRACE, Play, ends, step, writes
 
@@ -125,3 +131,24 @@ def test_who_answers(policy: str, answer_by: str, last: str | None, author: str)
     if author == "small" or policy == "speculative-thinking":
         assert writes(play(GONE), "large" if author == "small" else "small", closed)
     assert ends(play, replace(closed, done=True))
+
+
+SHARING = [name for name in POLICIES if name not in ("small-only", "large-only")]
+
+
+@pytest.mark.parametrize("error", [GONE, Overloaded("busy"), ContextLengthExceeded("full")])
+@pytest.mark.parametrize("policy", SHARING)
+def test_the_large_model_writes_on_if_the_first_call_fails(policy: str, error: Exception) -> None:
+    first = {"large_first": False} if policy == "bild" else {}
+    first |= {"large_probability": 0} if policy == "coin" else {}
+    play = Play(POLICIES[policy](**first))
+    assert play.first.worker == "small"
+    assert writes(play(error), "large", TRACE)
+    with pytest.raises(WorkerUnavailable):
+        play(GONE)
+
+
+@pytest.mark.parametrize("policy", SHARING)
+def test_a_pair_that_can_never_do_it_is_refused(policy: str) -> None:
+    with pytest.raises(Unsupported, match="another vocabulary"):
+        Play(POLICIES[policy]())(Unsupported("another vocabulary"))
