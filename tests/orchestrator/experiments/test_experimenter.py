@@ -360,9 +360,9 @@ def test_a_guardrail_stops_an_arm_by_itself_and_says_why() -> None:
                 post(url)
             return "small" in show(url)["state"]["stopped"]
 
-        until(stopped, 20)
+        until(stopped)
         assert show(url)["state"]["stopped"]["small"]["why"].startswith("error at most 0.05: 1 ")
-        until(lambda: all(_quick(url) == 200 for _ in range(20)), 10)
+        until(lambda: all(_quick(url) == 200 for _ in range(20)))
         report = show(url, "trial/report")
         assert "was stopped (error at most 0.05" in report["sentence"]
         assert report["stopped"].keys() == {"small"}
@@ -377,14 +377,14 @@ def test_what_a_report_has_read_is_decided_upon_all_the_same(
     rails = [{"metric": "error", "at_most": 0.05}]
     with serving(service(small=_Broken())) as url:
         start(url, guardrails=rails)
-        until(lambda: "small" not in show(url)["state"]["stopped"], 5)
+        until(lambda: "small" not in show(url)["state"]["stopped"])
         monkeypatch.setattr(experimenter, "UPDATE_S", 1.0)
         time.sleep(0.2)  # from here on updates are a second apart
         for _ in range(60):
             post(url)
         for _ in range(20):  # reads the events before the update that follows
             show(url, "trial/report")
-        until(lambda: "small" in show(url)["state"]["stopped"], 20)
+        until(lambda: "small" in show(url)["state"]["stopped"])
 
 
 def test_a_readout_that_fails_ends_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +394,7 @@ def test_a_readout_that_fails_ends_nothing_else(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(readouts, "next_due", broken)
     with serving(service()) as url:
         start(url, ramp={"steps": [0.01, 1.0], "hold_s": 0.0, "units": 0})
-        until(lambda: show(url)["coverage"] == 1.0, 10)
+        until(lambda: show(url)["coverage"] == 1.0)
 
 
 def _quick(url: str) -> int:
@@ -420,7 +420,7 @@ class _Broken:
 def test_a_ramp_goes_up_by_itself() -> None:
     with serving(service()) as url:
         start(url, ramp={"steps": [0.01, 0.5, 1.0], "hold_s": 0.0, "units": 0})
-        until(lambda: show(url)["coverage"] == 1.0, 10)
+        until(lambda: show(url)["coverage"] == 1.0)
         assert show(url)["state"]["step"] == 2
 
 
@@ -435,7 +435,7 @@ def test_shadows_answer_again_and_are_never_returned() -> None:
         def shadows() -> list[dict[str, Any]]:
             return [one for one in recorded(made) if one.get("shadow")]
 
-        until(lambda: len(shadows()) == 5, 10)
+        until(lambda: len(shadows()) == 5)
         assert {one["trace_id"] for one in shadows()} == {one["trace_id"] for one in seen}
         assert {(one["arm"], one["agreement"]) for one in shadows()} == {("ghost", True)}
         told_of = {one["metric"]: one for one in show(url, "trial/report")["comparisons"]}
@@ -454,7 +454,7 @@ def test_shadows_wait_until_nobody_is_being_answered() -> None:
             until(lambda: len(recorded(made)) == 10)
             threading.Event().wait(0.3)
             assert not [one for one in recorded(made) if one.get("shadow")]
-        until(lambda: len([one for one in recorded(made) if one.get("shadow")]) == 5, 10)
+        until(lambda: len([one for one in recorded(made) if one.get("shadow")]) == 5)
 
 
 @contextmanager

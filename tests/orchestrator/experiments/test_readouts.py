@@ -98,7 +98,7 @@ def test_a_service_keeps_them_and_its_report_has_them(monkeypatch: pytest.Monkey
         assert HTTP.post(f"{url}/v1/experiments", json=body).status_code == 201
         for _ in range(6):
             post(url)
-        until(lambda: len(past(url)) >= 3, 20)
+        until(lambda: len(past(url)) >= 3)
         HTTP.post(f"{url}/v1/experiments/trial/stop", json={}).raise_for_status()
         ended = len(past(url))
         assert 3 <= len(past(url)) <= ended + 1  # what was read stays to be seen, and no more comes

@@ -18,6 +18,7 @@ from orchestrator.loop.solve import solve
 from orchestrator.types import Message
 from policies import POLICIES
 from tests.orchestrator.serving import scripted
+from tests.orchestrator.waiting import until
 
 
 def request(trace: str) -> ShadowRequest:
@@ -48,9 +49,7 @@ async def test_a_shadow_that_fails_ends_no_other(failure: Exception, recorded: s
     await runner.start()
     for trace in ("bad", "good"):
         runner.add("outcomes/trial/1", "ghost", POLICIES["small-only"](), request(trace))
-    async with asyncio.timeout(10):
-        while not any(event["trace_id"] == "good" for event in events):
-            await asyncio.sleep(0.01)
+    await until(lambda: any(event["trace_id"] == "good" for event in events))
     await runner.stop()
     told = {event["trace_id"]: event["status"] for event in events}
     assert told == {"good": "finished"} | ({"bad": recorded} if recorded else {})

@@ -1,9 +1,8 @@
-"""A worker that reads the prompt when a test lets it, and how tests wait for an event."""
+"""A worker that reads the prompt when a test lets it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from orchestrator.types import StopCriteria
@@ -27,9 +26,3 @@ class HeldReader(Scripted):
     async def classify(self, *args: Any, **kw: Any) -> Any:
         self.early += not self.let.is_set()
         return await super().classify(*args, **kw)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)

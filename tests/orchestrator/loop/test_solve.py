@@ -58,7 +58,8 @@ from policies.specreason import SpecReason
 from policies.speculative_thinking import SpeculativeThinking
 from policies.steps import write_out
 from policies.surprise_takeover import SurpriseTakeover
-from tests.orchestrator.loop.readers import HeldReader, until
+from tests.orchestrator.loop.readers import HeldReader
+from tests.orchestrator.waiting import until
 from tests.workers.scripted import Say, Scripted, words
 
 QUESTION = (Message("user", "what is 2+2+2?"),)

@@ -14,6 +14,7 @@ from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import Message, StopCriteria, Transcript
+from tests.orchestrator.waiting import until
 from tests.workers.scripted import Scripted
 
 QUESTION = (Message("user", "what is 2+2+2?"),)
@@ -73,9 +74,7 @@ async def test_cancelling_the_reader_leaves_nothing_running(
             pass
 
     reader = asyncio.create_task(read())
-    async with asyncio.timeout(5):
-        while workers["large"].live < 1:
-            await asyncio.sleep(0.005)
+    await until(lambda: workers["large"].live)
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader

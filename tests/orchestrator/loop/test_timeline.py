@@ -15,8 +15,9 @@ from orchestrator.loop.timeline import Timeline
 from orchestrator.types import Message
 from policies import POLICIES
 from policies.specreason import SpecReason
-from tests.orchestrator.loop.readers import HeldReader, until
+from tests.orchestrator.loop.readers import HeldReader
 from tests.orchestrator.serving import STORY
+from tests.orchestrator.waiting import until
 from tests.workers.scripted import Scripted
 
 QUESTION = (Message("user", "Twice 2+2?"),)

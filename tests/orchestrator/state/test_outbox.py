@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from orchestrator.errors import InvalidRequest, StoreUnavailable
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.outbox import Outbox
+from tests.orchestrator.waiting import until
 
 
 class Moody(MemoryStore):
@@ -46,12 +46,6 @@ class Subject:
 
     async def numbers(self, stream: str = "s") -> list[int]:
         return [json.loads(entry.event)["n"] for entry in await self.store.read(stream)]
-
-
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not true():
-            await asyncio.sleep(0.01)
 
 
 async def test_events_and_values_arrive() -> None:

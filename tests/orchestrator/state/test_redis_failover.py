@@ -16,6 +16,7 @@ from orchestrator.state.store import PointerUpdate
 from orchestrator.state.versions import AuditInfo, Publication
 from tests.orchestrator.redis_server import RedisServer, redis_server
 from tests.orchestrator.serving import service
+from tests.orchestrator.waiting import until
 
 KEYS = 2000
 SOON = ("--repl-diskless-sync-delay", "0")
@@ -144,13 +145,10 @@ async def test_a_replica_of_the_service_goes_on(pair: tuple[RedisServer, RedisSe
         at.leads_to = replica
         made.shared.outbox.event(OUTCOMES, {"n": 1})
         given = Publication(policy="specreason", params={"threshold": 4})
-        async with asyncio.timeout(20):
-            while True:
-                with suppress(StoreUnavailable):
-                    await made.shared.versions.publish(given, AuditInfo())
-                    break
-            while made.shared.degraded or made.shared.watcher.current.active is None:
-                await asyncio.sleep(0.01)
-            while not replica.admin.xlen(f"baton:stream:{OUTCOMES}"):
-                await asyncio.sleep(0.01)
+        while True:
+            with suppress(StoreUnavailable):
+                await made.shared.versions.publish(given, AuditInfo())
+                break
+        await until(lambda: not made.shared.degraded and made.shared.watcher.current.active)
+        await until(lambda: replica.admin.xlen(f"baton:stream:{OUTCOMES}"))
         await made.shared.stop()
