@@ -50,7 +50,7 @@ class BiLD(Policy):
     )
     rollback: Annotated[float, Field(ge=0)] | None = Field(
         default=5.0,
-        description="a token is taken back where its negative log-likelihood (natural log) under "
+        description="a token is taken back if its negative log-likelihood (natural log) under "
         "the large model is above this; null: never",
     )
     window: int = Field(

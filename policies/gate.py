@@ -93,11 +93,11 @@ def draft_signals(transcript: Transcript, draft: Segment) -> dict[str, float]:
     """Return what is known of a draft at no cost. Natural logarithms; larger is more doubtful.
 
     first, last: negative log-likelihood of its first and last token. worst, second: the two largest
-    of those behind the first, since how a step begins is often a matter of style; mean: of all.
+    of those after the first, since how a step begins is often a matter of style; mean: of all.
     doubt: log-probability that the worst token is another one. tokens: log of how many there are;
     step: log of one more than the steps before; ending: whether it ends the chain. copied, made:
     log of one more than its step's numbers that the question or the last steps contain, and of
-    those that do not. left: where it makes none, log of one more than the question's numbers that
+    those that do not. left: if it makes none, log of one more than the question's numbers that
     no step used. repeated: whether its step says word for word what one of the last steps said.
     """
     nll = [min(-logprob, CAP) for logprob in draft.logprobs] or [CAP]
@@ -149,7 +149,7 @@ def reading_signals(verification: Verification, logit: float | None) -> dict[str
 
     draft: the logit that the gate gave the draft itself. read_first, read_worst, read_second,
     read_mean: as in `draft_signals`, by the large model; read_number: the largest of tokens with a
-    digit in them; read_ending: of the end that the draft claims, 0 where it claims none.
+    digit in them; read_ending: of the end that the draft claims, 0 if it claims none.
     """
     nll = [min(value, CAP) for value in verification.nll] or [CAP]
     worst, second = _largest(nll[1:])

@@ -21,7 +21,7 @@ class SpecReason(Judging):
     first_n: int = Field(default=0, ge=0, description="first steps that the large model writes")
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
-        """The transcript with one more step. Where a worker fails, the large model writes it."""
+        """Add one more step. If a worker fails, the large model writes it."""
         if steps_written(transcript) >= self.first_n:
             draft = yield from attempt(Generate("small", transcript, self.criteria))
             if draft is not None:

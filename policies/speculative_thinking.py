@@ -84,7 +84,7 @@ class SpeculativeThinking(Policy):
     begin: int = Field(
         default=0,
         ge=0,
-        description="tokens that the large model begins with; the paper: 100 where the small model "
+        description="tokens that the large model begins with; the paper: 100 if the small model "
         "does not reason",
     )
     step_tokens: int = Field(

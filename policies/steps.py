@@ -38,7 +38,7 @@ class Stepwise(Policy):
     delimiters: Delimiters = Field(
         default=(DELIMITER,),
         description="what a step ends with, but not inside a code block, a formula or a table, "
-        "nor behind a colon",
+        "nor after a colon",
     )
     answer_by: Literal["large", "small", "active"] = Field(
         default="large", description="who writes the answer; active: the author of the last step"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -37,7 +37,6 @@ from policies.steps import REST
 from tests.policies import plays
 from tests.policies.plays import GONE, TRACE, ends, writes
 from tests.workers.scripted import Scripted
-from workers.engine.loading import load
 from workers.worker import EngineWorker
 
 
@@ -369,12 +368,9 @@ async def test_another_tokenizer_is_refused_before_anything_is_shown() -> None:
 QUESTIONS = [problem.question for problem in draw("dev", 11, 5)]
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[dict[str, EngineWorker]]:
-    workers = {name: load(f"embedded:{name}", rows=2, threads=1) for name in ("small", "large")}
-    yield workers
-    for worker in workers.values():
-        worker.close()
+@pytest.fixture
+def pair(embedded: EngineWorker, large: EngineWorker) -> Pair:
+    return {"small": embedded, "large": large}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +10,6 @@ import pytest
 from pydantic import ValidationError
 
 from deploy.evaluation.candidates import build_policy
-from deploy.launch.deployment_file import DEFAULT_FILE, load
-from deploy.service.workers import load_worker
 from orchestrator.errors import InvalidRequest, Unsupported
 from orchestrator.loop.actions import Classify, Script, Verify
 from orchestrator.types import Classification, Message, Segment, Transcript, Verification
@@ -137,14 +134,6 @@ def test_a_bad_question_is_refused_by_its_place(judge: Any, message: str) -> Non
     with pytest.raises(ValidationError) as found:
         POLICIES["specreason"].model_validate({"judge": judge})
     assert invalid_request(found.value, "policy").param == f"policy.{message.partition(':')[0]}"
-
-
-@pytest.fixture(scope="module")
-def large() -> Iterator[EngineWorker]:
-    """The shipped large model."""
-    worker = load_worker(load(DEFAULT_FILE).args.workers.large)
-    yield worker
-    worker.close()
 
 
 async def judged(large: EngineWorker, question: str, step: str, scoring: Scoring) -> float:

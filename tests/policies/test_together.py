@@ -31,12 +31,10 @@ ARGS = load(DEFAULT_FILE).args
 STEPWISE = [name for name in POLICIES if name not in ("small-only", "large-only")]
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[dict[str, EngineWorker]]:
+@pytest.fixture
+def workers(large: EngineWorker) -> dict[str, EngineWorker]:
     """One engine on both sides."""
-    worker = load_worker(ARGS.workers.large)
-    yield {"small": worker, "large": worker}
-    worker.close()
+    return {"small": large, "large": large}
 
 
 ALONE: dict[str, tuple[str, str]] = {}
