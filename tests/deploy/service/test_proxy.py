@@ -85,9 +85,11 @@ async def breaks_off(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @contextmanager
-def serving(app: Any) -> Iterator[str]:
+def serving(app: Any, clock: Callable[[], float] = time.monotonic) -> Iterator[str]:
+    middleware = ProxyMiddleware(app)
+    middleware._refusals = RecentRefusals(clock)
     config = uvicorn.Config(
-        ProxyMiddleware(app), port=0, log_level="critical", lifespan="off", http=BoundedProtocol
+        middleware, port=0, log_level="critical", lifespan="off", http=BoundedProtocol
     )
     with listening(config) as url:
         yield url
@@ -144,14 +146,16 @@ def test_what_serve_refuses_is_told_in_openais_form(status: int, told: int, code
 
 
 def test_those_that_serve_refuses_have_turns_too() -> None:
-    app = Serve(*[says(503)] * 40)
-    with serving(app) as url:
-        told = [httpx.post(f"{url}{CHAT}", content=b"{}") for _ in range(40)]
-    later = [int(reply.headers["retry-after"]) for reply in told]
-    assert later == sorted(later)
-    assert (later[0], 3 <= later[-1] <= 5) == (1, True)  # a tenth of a second each
+    app = Serve(*[says(503)] * 3)
+    with serving(app, clock=lambda: 0.0) as url:
+        told = [httpx.post(f"{url}{CHAT}", content=b"{}") for _ in range(3)]
+    assert [reply.headers["retry-after"] for reply in told] == ["1"] * 3
     refusals = RecentRefusals(lambda: 0.0)
     scope = {"method": "POST", "path": CHAT, "headers": []}
+    later = [refusals.to_turn_s(scope) for _ in range(41)]
+    assert later == sorted(later)
+    assert (later[0], later[-1]) == (1, 5)  # a tenth of a second each
+    refusals = RecentRefusals(lambda: 0.0)
     refusals.note(scope, PLAIN, 429, Headers(no_place(2, 0.0, 5.0).headers))
     assert [refusals.to_turn_s(scope) for _ in range(3)] == [7, 12, 17]
     assert refusals.to_turn_s({**scope, "path": "/v1/feedback"}) == 1
@@ -294,7 +298,6 @@ def test_trailers_are_read_past() -> None:
         assert app.headers[0] == app.headers[1]
         with _connection(url) as raw, suppress(ConnectionError):
             raw.sendall(head)
-            time.sleep(0.1)
             for _ in range(40):
                 raw.sendall(b"x: " + b"y" * MAX_HEAD_BYTES + b"\r\n")
             while raw.recv(4096):  # the answer, and then nothing
@@ -324,10 +327,22 @@ def test_headers_and_bodies_arrive_in_time(monkeypatch: pytest.MonkeyPatch) -> N
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
             assert body.recv(100).startswith(b"HTTP/1.1 408")
         assert app.calls == 0
-        with httpx.Client() as kept:  # a connection's later requests have their own time
-            for _ in range(3):
-                assert kept.get(f"{url}/health").status_code == 200
-                time.sleep(0.15)
+
+
+def test_each_request_of_a_connection_has_time_for_its_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    awaited, await_head = list[str](), BoundedProtocol._await_head
+
+    def record(self: BoundedProtocol) -> None:
+        await_head(self)
+        awaited.append("begun")
+
+    monkeypatch.setattr(BoundedProtocol, "_await_head", record)
+    with serving(Serve()) as url, httpx.Client() as kept:
+        for _ in range(3):
+            assert kept.get(f"{url}/health").status_code == 200
+    assert len(awaited) == 3
 
 
 def test_ray_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,21 +417,21 @@ async def test_large_bodies_have_room_for_so_much_and_the_slowest_gives_way() ->
 async def test_large_bodies_have_their_turns_and_small_ones_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(proxy, "TURN_S", 0.2)
-    live, most, order = 0, 0, list[str]()
+    monkeypatch.setattr(proxy, "TURN_S", 3600.0)
+    live, order = list[str](), list[str]()
+    answered = {"large": asyncio.Event(), "small": asyncio.Event(), "slow": asyncio.Event()}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        nonlocal live, most
-        name, answered_s = scope["path"].split("/")[1:]
-        live += name != "small"
-        most = max(most, live)
-        await asyncio.sleep(float(answered_s))
+        name = scope["path"]
+        live.append(name)
+        assert live.count("large") <= 1
+        await answered[name].wait()
+        live.remove(name)
         order.append(name)
-        live -= name != "small"
         await JSONResponse({})(scope, receive, send)
 
-    async def ask(path: str, size: int) -> None:
-        scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+    def ask(name: str, size: int) -> asyncio.Task[None]:
+        scope = {"type": "http", "method": "POST", "path": name, "headers": []}
 
         async def receive() -> Message:
             return {"type": "http.request", "body": b"x" * size, "more_body": False}
@@ -424,27 +439,37 @@ async def test_large_bodies_have_their_turns_and_small_ones_pass(
         async def send(message: Message) -> None:
             pass
 
-        await middleware(scope, receive, send)
+        return asyncio.create_task(middleware(scope, receive, send))
+
+    async def until_live(*names: str) -> None:
+        while sorted(live) != sorted(names):
+            await asyncio.sleep(0)
 
     middleware = ProxyMiddleware(app)
-    large = [ask("/large/0.01", proxy.LARGE_BYTES + 1) for _ in range(5)]
-    await asyncio.gather(*large, ask("/small/0.002", 100))
-    assert (most, order[0]) == (1, "small")
-    slow = [ask(f"/{name}/{s}", proxy.LARGE_BYTES + 1) for name, s in (("slow", 0.4), ("quick", 0))]
-    await asyncio.gather(*slow)  # its turn ends before its answer
-    assert order[-2:] == ["quick", "slow"]
+    large = [ask("large", proxy.LARGE_BYTES + 1) for _ in range(5)]
+    small = ask("small", 100)
+    await until_live("large", "small")
+    answered["small"].set()
+    await small
+    answered["large"].set()
+    await asyncio.gather(*large)
+    assert order == ["small", *["large"] * 5]
+    monkeypatch.setattr(proxy, "TURN_S", 0.0)
+    slow = ask("slow", proxy.LARGE_BYTES + 1)
+    await ask("large", proxy.LARGE_BYTES + 1)  # the other's turn ends before its answer
+    answered["slow"].set()
+    await slow
+    assert order[-2:] == ["large", "slow"]
 
 
-def test_what_a_key_was_just_told_it_is_told_again_at_no_cost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recent_refusals, "MOST_S", 3.0)
+def test_what_a_key_was_just_told_it_is_told_again_at_no_cost() -> None:
+    now = [0.0]
 
     def full(_: Scope, __: Receive, ___: Send) -> Any:
         return http_error(no_place(3, 9.0, 2.0)).response()(_, __, ___)
 
     app = Serve(full, full)
-    with serving(app) as url:
+    with serving(app, clock=lambda: now[0]) as url:
 
         def ask(key: str, path: str = CHAT) -> httpx.Response:
             return httpx.post(url + path, json={}, headers={"authorization": f"Bearer {key}"})
@@ -458,7 +483,7 @@ def test_what_a_key_was_just_told_it_is_told_again_at_no_cost(
         assert app.calls == 2
         assert ask("loud", "/v1/feedback").status_code == 200
         assert httpx.get(f"{url}/health").status_code == 200
-        time.sleep(recent_refusals.MOST_S)
+        now[0] += recent_refusals.MOST_S
         assert ask("loud").status_code == 200
 
 
