@@ -3,7 +3,7 @@
 In reading order:
 
 - `files`: what the command is given: deployment files, manifests, folders of overlays.
-- `located_yaml`: YAML whose entries know their file and line.
+- `documents`: YAML whose entries know their file and line.
 - `overlay`: a kustomize folder, rendered by kustomize or kubectl.
 - `deployment`: a deployment file: every key, and whether its parts fit each other.
 - `schema`: manifests against Kubernetes' schemas and the RayService's.

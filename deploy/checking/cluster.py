@@ -11,8 +11,8 @@ from typing import Any
 
 from deploy.checking import deployment as inner
 from deploy.checking import network
-from deploy.checking.located_yaml import Finding, LocatedText, at, finding, location_of, read
-from deploy.checking.rayservice import CLUSTER, HEAD, Path, environment, groups, version
+from deploy.checking.documents import Document, Finding, Path, at, read
+from deploy.checking.rayservice import CLUSTER, HEAD, environment, groups, version
 from deploy.launch.deployment_file import Deployment
 from orchestrator.errors import ConfigError
 
@@ -38,22 +38,27 @@ class Pool:
     gpus: int = 1
 
 
-def check(service: Any, policies: Sequence[Any] = (), budgets: Sequence[Any] = ()) -> list[Finding]:
+def check(
+    service: Document, policies: Sequence[Document] = (), budgets: Sequence[Document] = ()
+) -> list[Finding]:
     """The embedded deployment, and whether the cluster, its NetworkPolicies and its
     PodDisruptionBudgets fit it."""
     findings = list(_versions(service)) + list(_control_plane(service)) + list(_mounts(service))
     findings += _evictions(service, budgets)
-    text = at(service, _SERVED)
+    text = service.at(_SERVED)
     if not text:
-        return [*findings, finding(service, _SERVED, "is missing: nothing would be served")]
-    location = text.location if isinstance(text, LocatedText) else location_of(service, _SERVED)
+        return [*findings, service.finding(_SERVED, "is missing: nothing would be served")]
+    location = service.location(_SERVED)
+    location = location._replace(line=service.texts.get(_SERVED, location.line))
     try:
         documents = read(text, location)
     except ConfigError as error:
         line, message = re.match(r".*?:(\d+): (.*)", str(error)).groups()  # type: ignore[union-attr]
         wrong = Finding(location._replace(line=int(line)), "spec.serveConfigV2", message)
         return [*findings, wrong]
-    served = documents[0] if documents else None
+    if not documents:
+        return [*findings, service.finding(_SERVED, "is empty: nothing would be served")]
+    served = documents[0]
     checked = inner.check(served)
     findings += checked.findings
     if checked.deployment is not None:
@@ -62,36 +67,36 @@ def check(service: Any, policies: Sequence[Any] = (), budgets: Sequence[Any] = (
     return findings
 
 
-def _versions(service: Any) -> Iterator[Finding]:
+def _versions(service: Document) -> Iterator[Finding]:
     path: Path = (*CLUSTER, "rayVersion")
-    ray = at(service, path)
+    ray = service.at(path)
     if ray is None:
-        yield finding(service, path, "is missing")
+        yield service.finding(path, "is missing")
     elif version(ray) != version(installed("ray")):
-        yield finding(service, path, f"{ray}: the image is built with Ray {installed('ray')}")
+        yield service.finding(path, f"{ray}: the image is built with Ray {installed('ray')}")
     for path, _, container in _containers(service):
         image = str(container.get("image", ""))
         name, colon, tag = image.partition("@")[0].rpartition(":")
         where = (*path, "image")
         if "@sha256:" not in image and (not colon or "/" in tag or tag == "latest"):
-            yield finding(service, where, f"{image!r} is not pinned: name a tag or a digest")
+            yield service.finding(where, f"{image!r} is not pinned: name a tag or a digest")
             continue
         found = _RAY_IN_TAG.search(tag) or (
             re.match(r"v?(\d+\.\d+\.\d+)", tag) if name.endswith(("/ray", "/ray-ml")) else None
         )
         if found and ray is not None and version(found[1]) != version(ray):
-            yield finding(service, where, f"{image} has Ray {found[1]}, rayVersion is {ray}")
+            yield service.finding(where, f"{image} has Ray {found[1]}, rayVersion is {ray}")
 
 
-def _control_plane(service: Any) -> Iterator[Finding]:
+def _control_plane(service: Document) -> Iterator[Finding]:
     """Who may reach Ray's ports may run code: that must not be everybody."""
-    options = at(service, (*CLUSTER, "authOptions"), {})
+    options = service.at((*CLUSTER, "authOptions"), {})
     if options.get("mode", "token" if options else "disabled") != "token":
         message = "must be token: Ray runs whatever is sent to its ports"
-        yield finding(service, (*CLUSTER, "authOptions", "mode"), message)
-    if groups(service) and at(service, (*HEAD, "rayStartParams", "num-cpus")) != "0":
+        yield service.finding((*CLUSTER, "authOptions", "mode"), message)
+    if groups(service.data) and service.at((*HEAD, "rayStartParams", "num-cpus")) != "0":
         message = 'must be "0": replicas on the head could take the control plane down with them'
-        yield finding(service, (*HEAD, "rayStartParams", "num-cpus"), message)
+        yield service.finding((*HEAD, "rayStartParams", "num-cpus"), message)
     for path, group, container in _containers(service):
         context = at(container, ("securityContext",), {})
         pod = at(group, ("template", "spec", "securityContext"), {})
@@ -103,19 +108,19 @@ def _control_plane(service: Any) -> Iterator[Finding]:
         for key, given in wanted.items():
             if not given:
                 must = str(key != "allowPrivilegeEscalation").lower()
-                yield finding(service, (*path, "securityContext", key), f"should be {must}", "note")
+                yield service.finding((*path, "securityContext", key), f"should be {must}", "note")
 
 
-def _mounts(service: Any) -> Iterator[Finding]:
+def _mounts(service: Document) -> Iterator[Finding]:
     for path, group, container in _containers(service):
         volumes = {one.get("name") for one in at(group, ("template", "spec", "volumes"), [])}
         for index, mount in enumerate(at(container, ("volumeMounts",), [])):
             if mount.get("name") not in volumes:
                 where = (*path, "volumeMounts", index, "name")
-                yield finding(service, where, f"there is no volume {mount.get('name')!r}")
+                yield service.finding(where, f"there is no volume {mount.get('name')!r}")
 
 
-def _evictions(service: Any, budgets: Sequence[Any]) -> Iterator[Finding]:
+def _evictions(service: Document, budgets: Sequence[Document]) -> Iterator[Finding]:
     """Budgets of Ray's pods must be counted from the pods.
 
     For maxUnavailable and for percentages Kubernetes asks the pods' owner how many there should be.
@@ -123,48 +128,48 @@ def _evictions(service: Any, budgets: Sequence[Any]) -> Iterator[Finding]:
     """
     labels = network.pod_labels(service)
     for budget in budgets:
-        selector = at(budget, ("spec", "selector"))
+        selector = budget.at(("spec", "selector"))
         if selector is None or at(selector, ("matchExpressions",)) is not None:
             continue  # it means no pods, or which ones is not known here
         if not any(network.selects(selector, own) for own in labels):
             continue
         for key in ("maxUnavailable", "minAvailable"):
-            given = at(budget, ("spec", key))
+            given = budget.at(("spec", key))
             if given is not None and (key == "maxUnavailable" or str(given).endswith("%")):
                 message = f"{given}: would forbid every eviction, for a RayCluster has no scale to "
                 message += "compare with; write a number that is counted, as minAvailable: 1"
-                yield finding(budget, ("spec", key), message)
+                yield budget.finding(("spec", key), message)
 
 
-def _together(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
+def _together(service: Document, served: Document, deployment: Deployment) -> Iterator[Finding]:
     yield from _addresses(service, served, deployment)
     yield from _times(service, served, deployment)
     yield from _keys(service, served, deployment)
     yield from _room(service, served, deployment)
-    gcs = str(at(service, (*CLUSTER, "gcsFaultToleranceOptions", "redisAddress"), ""))
+    gcs = str(service.at((*CLUSTER, "gcsFaultToleranceOptions", "redisAddress"), ""))
     if gcs and _host(gcs) == _host(deployment.args.store.url):
         message = f"{_host(gcs)} holds the cluster's state too: give policies another Redis"
         path: Path = (*inner.ARGS, "store", "url")
-        yield finding(served, path if at(served, path) else path[:-1], message)
+        yield served.finding(path if served.at(path) else path[:-1], message)
 
 
-def _addresses(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
+def _addresses(service: Document, served: Document, deployment: Deployment) -> Iterator[Finding]:
     options = deployment.serve.http_options
     if options.host not in ("0.0.0.0", "::"):  # noqa: S104
         message = f"{options.host}: other pods cannot reach it; write 0.0.0.0"
-        yield finding(served, ("http_options", "host"), message)
+        yield served.finding(("http_options", "host"), message)
     location = str(getattr(deployment.serve.proxy_location, "value", None))
-    if groups(service) and location != "EveryNode":
+    if groups(service.data) and location != "EveryNode":
         message = f"{location}: a worker pod is ready only with a proxy on it; write EveryNode"
-        yield finding(served, ("proxy_location",), message)
+        yield served.finding(("proxy_location",), message)
     for path, _, container in _containers(service):
         for index, port in enumerate(at(container, ("ports",), [])):
             if port.get("name") == "serve" and port.get("containerPort") != options.port:
                 message = f"{port.get('containerPort')}: http_options.port is {options.port}"
-                yield finding(service, (*path, "ports", index, "containerPort"), message)
+                yield service.finding((*path, "ports", index, "containerPort"), message)
 
 
-def _times(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
+def _times(service: Document, served: Document, deployment: Deployment) -> Iterator[Finding]:
     """Drain ≤ deletion delay ≤ grace, and drain ≤ preStop ≤ grace: an answer that runs may end
     before its pod does."""
     drain = deployment.args.limits.deadline_s
@@ -174,26 +179,26 @@ def _times(service: Any, served: Any, deployment: Deployment) -> Iterator[Findin
             if timeout < drain:
                 message = f"{timeout:g} s would cut answers that may take {drain:g} s (deadline_s)"
                 override_path = ("applications", 0, "deployments", index)
-                yield finding(served, (*override_path, "graceful_shutdown_timeout_s"), message)
+                yield served.finding((*override_path, "graceful_shutdown_timeout_s"), message)
             drain = max(drain, timeout)
     field: Path = ("spec", "rayClusterDeletionDelaySeconds")
-    delay = at(service, field, _DELAY_S)
+    delay = service.at(field, _DELAY_S)
     if delay < drain:
         message = (
             f"{delay} s are less than the {drain:g} s that an answer may take (limits.deadline_s)"
         )
-        yield finding(service, field, message)
-    for path, group in groups(service):
+        yield service.finding(field, message)
+    for path, group in groups(service.data):
         where = (*path, "template", "spec", "terminationGracePeriodSeconds")
         grace = at(group, where[len(path) :], _GRACE_S)
         if grace < delay:
             message = f"{grace} s are less than rayClusterDeletionDelaySeconds, {delay} s"
-            yield finding(service, where, message)
+            yield service.finding(where, message)
     yield from _stops(service, drain)
     yield from _haproxy(service, drain)
 
 
-def _stops(service: Any, drain: float) -> Iterator[Finding]:
+def _stops(service: Document, drain: float) -> Iterator[Finding]:
     """Check the seconds for which drain.sh waits before a pod gets its stop signal."""
     for path, group, container in _containers(service):
         where: Path = ("lifecycle", "preStop", "exec", "command")
@@ -214,22 +219,22 @@ def _stops(service: Any, drain: float) -> Iterator[Finding]:
             message += f"{grace} s"
         else:
             continue
-        yield finding(service, (*path, *where), message)
+        yield service.finding((*path, *where), message)
 
 
-def _haproxy(service: Any, drain: float) -> Iterator[Finding]:
+def _haproxy(service: Document, drain: float) -> Iterator[Finding]:
     """HAProxy on all nodes or on none; where it is reloaded, answers that run may end."""
     environments = [(path, environment(one)) for path, _, one in _containers(service)]
     on = [_value(variables, "RAY_SERVE_ENABLE_HA_PROXY") == "1" for _, variables in environments]
     for (path, variables), has in zip(environments, on, strict=True):
         if any(on) and not has:
             message = "RAY_SERVE_ENABLE_HA_PROXY is set in other pods: all or none"
-            yield finding(service, (*path, "env"), message)
+            yield service.finding((*path, "env"), message)
         elif has:
             stop = float(_value(variables, _HARD_STOP) or _HARD_STOP_S)
             if stop < drain:
                 message = f"{_HARD_STOP}: {stop:g} s would cut answers that may take {drain:g} s "
-                yield finding(service, (*path, "env"), f"{message}when a replica comes or goes")
+                yield service.finding((*path, "env"), f"{message}when a replica comes or goes")
 
 
 def _value(variables: Mapping[str, Any], name: str) -> str | None:
@@ -237,7 +242,7 @@ def _value(variables: Mapping[str, Any], name: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _keys(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
+def _keys(service: Document, served: Document, deployment: Deployment) -> Iterator[Finding]:
     """Variables that the deployment promises must be in the pods that read them.
 
     The orchestrator reads all of them. The head puts the application together (Serve's controller
@@ -256,7 +261,7 @@ def _keys(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding
         for key in ("api_keys_env", "admin_key_env", "observer_keys_env"):
             every["auth", key] = getattr(args.auth, key)
     readers = [(group, every) for _, group in _matching(service, args.orchestrator.nodes)]
-    for group, wanted in [(at(service, HEAD, {}), build), *readers]:
+    for group, wanted in [(service.at(HEAD, {}), build), *readers]:
         container = at(group, ("template", "spec", "containers", 0), {})
         if "envFrom" in container:
             continue  # who knows what is in it
@@ -264,10 +269,10 @@ def _keys(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding
             if name is not None and name not in environment(container):
                 pods = f"pods of group {group['groupName']}" if "groupName" in group else "head"
                 message = f"{name} is not set in the {pods}"
-                yield finding(served, (*inner.ARGS, *where), message)
+                yield served.finding((*inner.ARGS, *where), message)
 
 
-def _room(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
+def _room(service: Document, served: Document, deployment: Deployment) -> Iterator[Finding]:
     """Every replica has a place: a group with its labels, and a GPU with its share left."""
     pools = _pools(deployment)
     beside: dict[str, list[Pool]] = {}  # pools that share their groups, by the groups' names
@@ -278,13 +283,13 @@ def _room(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding
         if not found:
             labels = ", ".join(f"{key}={value}" for key, value in pool.nodes.items())
             message = f"no worker group has the labels {labels}" if labels else "no worker group"
-            yield finding(served, (*path, "nodes"), message)
+            yield served.finding((*path, "nodes"), message)
         elif pool.gpu:
             having = [(location, group) for location, group in found if gpus(group)]
             if not having:
                 takes = f"{pool.gpus} GPUs" if pool.gpus > 1 else f"{pool.gpu:g} of a GPU"
                 message = f"takes {takes}, and {_named(found)} has no {GPU}"
-                yield finding(served, (*path, "gpu"), message)
+                yield served.finding((*path, "gpu"), message)
                 continue
             capacity[_named(having)] = sum(gpus(group) * _most(group) for _, group in having)
             beside.setdefault(_named(having), []).append(pool)
@@ -296,12 +301,12 @@ def _room(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding
             )
             message += f" take {wanted} GPUs, {names} has {capacity[names]:g} at maxReplicas"
             path = (*inner.ARGS, *sharing[-1].field.split("."), "replicas")
-            yield finding(served, path, message)
+            yield served.finding(path, message)
     yield from _spread(service, served, deployment, pools)
 
 
 def _spread(
-    service: Any, served: Any, deployment: Deployment, pools: list[Pool]
+    service: Document, served: Document, deployment: Deployment, pools: list[Pool]
 ) -> Iterator[Finding]:
     """Enough nodes for `max_replicas_per_node`; the orchestrator's update starts a new replica
     before an old one goes, and would wait for ever for a place.
@@ -319,7 +324,7 @@ def _spread(
             message = f"{pool.most} replicas{more} at {per_node} a node need {need} nodes, "
             message += f"there are {nodes:g} at maxReplicas"
             path = ("applications", 0, "deployments", index, "max_replicas_per_node")
-            yield finding(served, path, message)
+            yield served.finding(path, message)
 
 
 def gpus(group: Any) -> int:
@@ -355,12 +360,12 @@ def _pools(deployment: Deployment) -> list[Pool]:
     return [*pools, Pool("Orchestrator", "orchestrator", ours.nodes, ours.replicas.max)]
 
 
-def _matching(service: Any, nodes: Mapping[str, str]) -> list[tuple[Path, Any]]:
+def _matching(service: Document, nodes: Mapping[str, str]) -> list[tuple[Path, Any]]:
     """Worker groups whose nodes carry all these labels."""
     wanted = nodes.items()
     return [
         (path, group)
-        for path, group in groups(service)
+        for path, group in groups(service.data)
         if all(at(group, ("labels", key)) == value for key, value in wanted)
     ]
 
@@ -390,8 +395,8 @@ def _host(address: str) -> str:
     return f"{name}:{port or 6379}"
 
 
-def _containers(service: Any) -> Iterator[tuple[Path, Any, Any]]:
+def _containers(service: Document) -> Iterator[tuple[Path, Any, Any]]:
     """Every container: path, its group, itself."""
-    for path, group in [(HEAD, at(service, HEAD, {})), *groups(service)]:
+    for path, group in [(HEAD, service.at(HEAD, {})), *groups(service.data)]:
         for index, container in enumerate(at(group, ("template", "spec", "containers"), [])):
             yield (*path, "template", "spec", "containers", index), group, container

@@ -19,17 +19,9 @@ from pydantic import BaseModel, ValidationError
 from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import RayActorOptionsSchema, ServeDeploySchema
 
-from deploy.checking.located_yaml import (
-    Finding,
-    Items,
-    Mapping,
-    at,
-    finding,
-    misread_numbers,
-    repeated_keys,
-)
+from deploy.checking.documents import Document, Finding, Path
 from deploy.evaluation.calibration_file import notes
-from deploy.launch.deployment_file import Deployment, model_of
+from deploy.launch.deployment_file import Deployment, unknown_keys
 from deploy.launch.workers import without_engine
 from deploy.service.config import Args, MethodSpec, WorkerSpec
 from deploy.service.workers import WITH_VLLM
@@ -78,39 +70,43 @@ class Checked:
     deployment: Deployment | None = None
 
 
-def check(data: Any) -> Checked:
-    """Everything that is wrong with a deployment file, by `places.read`."""
+def check(document: Document) -> Checked:
+    """Everything that is wrong with a deployment file, but for `document.odd`."""
+    data = document.data
     if not isinstance(data, dict):
-        return Checked([finding(data, (), "not a mapping: neither deployment file nor manifest")])
-    findings = repeated_keys(data) + misread_numbers(data)
-    findings += _unknown(ServeDeploySchema, data, ())
+        return Checked(
+            [document.finding((), "not a mapping: neither deployment file nor manifest")]
+        )
+    findings = [
+        document.finding(path, message) for path, message in unknown_keys(ServeDeploySchema, data)
+    ]
     try:
         serve = ServeDeploySchema.model_validate(data)
     except ValidationError as error:
-        return Checked(findings + list(_typed(data, error, ())))
+        return Checked(findings + list(_typed(document, error, ())))
     if len(serve.applications) != 1:
         message = f"exactly one is expected, there are {len(serve.applications)}"
-        return Checked([*findings, finding(data, ("applications",), message)])
+        return Checked([*findings, document.finding(("applications",), message)])
     if serve.applications[0].import_path != BUILDER:
         path = ("applications", 0, "import_path")
-        return Checked([*findings, finding(data, path, f"must be {BUILDER}")])
+        return Checked([*findings, document.finding(path, f"must be {BUILDER}")])
     try:
         args = Args.model_validate(serve.applications[0].args)
     except ValidationError as error:
-        return Checked(findings + list(_typed(data, error, ARGS)))
-    findings += _fits(data, serve, args)
-    findings += [finding(data, (*ARGS, "policy"), note, "note") for note in notes(args)]
+        return Checked(findings + list(_typed(document, error, ARGS)))
+    findings += _fits(document, serve, args)
+    findings += [document.finding((*ARGS, "policy"), note, "note") for note in notes(args)]
     return Checked(findings, Deployment(serve, args))
 
 
-def lacking_here(data: Any, args: Args) -> Iterator[Finding]:
+def lacking_here(document: Document, args: Args) -> Iterator[Finding]:
     """Notes on what a deployment wants and this machine or shell has not: it may run elsewhere."""
     for name in without_engine(args.workers):
         message = f"the engine vllm (auto on cuda) is not installed here: {WITH_VLLM}"
-        yield finding(data, (*ARGS, "workers", name), message, "note")
+        yield document.finding((*ARGS, "workers", name), message, "note")
     for path, variable in _variables(args):
         if not os.environ.get(variable, "").strip():
-            yield finding(data, (*ARGS, *path), f"${variable} is not set here", "note")
+            yield document.finding((*ARGS, *path), f"${variable} is not set here", "note")
 
 
 def _variables(
@@ -125,25 +121,7 @@ def _variables(
             yield (*path, field), value
 
 
-def _unknown(model: type[BaseModel], data: Any, path: tuple[str | int, ...]) -> Iterator[Finding]:
-    """Keys that Ray Serve's schema would silently ignore."""
-    for key, value in data.items() if isinstance(data, dict) else ():
-        field = model.model_fields.get(key)
-        if field is None:
-            message = unknown("field", str(key), list(model.model_fields))
-            if not path and key in Args.model_fields:
-                message = "unknown field here: it goes under applications[0].args"
-            yield Finding(data.locations[key], ".".join(map(str, (*path, key))), message)
-            continue
-        inner = model_of(field.annotation)
-        if inner is not None and isinstance(value, list):
-            for index, item in enumerate(value):
-                yield from _unknown(inner, item, (*path, key, index))
-        elif inner is not None:
-            yield from _unknown(inner, value, (*path, key))
-
-
-def _typed(data: Any, error: ValidationError, path: tuple[str | int, ...]) -> Iterator[Finding]:
+def _typed(document: Document, error: ValidationError, path: Path) -> Iterator[Finding]:
     """A finding for each of pydantic's, in the reader's words.
 
     A union names its branches in the path, and each says what it would have liked: those that
@@ -153,11 +131,13 @@ def _typed(data: Any, error: ValidationError, path: tuple[str | int, ...]) -> It
     details = [d for d in details if not any("[" in str(p) for p in d["loc"][-1:])] or details
     for detail in details:
         if not path and detail["type"] == "extra_forbidden":
-            continue  # `_unknown` has said it
-        where: tuple[str | int, ...] = path
+            continue  # `unknown_keys` has said it
+        where: Path = path
         for part in detail["loc"]:
-            is_last = part == detail["loc"][-1] and isinstance(at(data, where), (Mapping, Items))
-            if at(data, (*where, part), error) is not error or (is_last and "[" not in str(part)):
+            is_last = part == detail["loc"][-1] and isinstance(document.at(where), dict | list)
+            if document.at((*where, part), error) is not error or (
+                is_last and "[" not in str(part)
+            ):
                 where = (*where, part)
         message = error_text(detail, Args if path == ARGS else ServeDeploySchema, "field")
         if detail["type"] == "missing":
@@ -166,48 +146,48 @@ def _typed(data: Any, error: ValidationError, path: tuple[str | int, ...]) -> It
             r"([\w.-]+): (.*)", message, re.DOTALL
         )  # a validator of several fields
         inner = tuple(match[1].split(".")) if match else ()
-        if match and at(data, (*where, *inner[:1]), error) is not error:
+        if match and document.at((*where, *inner[:1]), error) is not error:
             where, message = (*where, *inner), match[2]
-        yield finding(data, where, message)
+        yield document.finding(where, message)
 
 
-def _fits(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
+def _fits(document: Document, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
     options = serve.http_options
     try:
         args.check_host(options.host)
     except ConfigError as error:
-        yield finding(data, ("http_options", "host"), str(error).partition(": ")[2])
+        yield document.finding(("http_options", "host"), str(error).partition(": ")[2])
     deadline, timeout = args.limits.deadline_s, options.request_timeout_s
     if timeout is not None and timeout < deadline:
         message = f"{timeout:g} s would cut answers that limits.deadline_s lets take {deadline:g} s"
-        yield finding(data, ("http_options", "request_timeout_s"), message)
-    port = at(data, ("http_options", "port"), options.port)
+        yield document.finding(("http_options", "request_timeout_s"), message)
+    port = document.at(("http_options", "port"), options.port)
     if isinstance(port, bool) or not 0 < options.port < 2**16:
         message = f"must be a number from 1 to 65535, not {str(port).lower()}"
-        yield finding(data, ("http_options", "port"), message)
+        yield document.finding(("http_options", "port"), message)
     application = serve.applications[0]
-    yield from _runtime_env(data, ("applications", 0, "runtime_env"), application.runtime_env)
+    yield from _runtime_env(document, ("applications", 0, "runtime_env"), application.runtime_env)
     for index, override in enumerate(application.deployments):
         if isinstance(override.ray_actor_options, RayActorOptionsSchema):
             where = ("applications", 0, "deployments", index, "ray_actor_options", "runtime_env")
-            yield from _runtime_env(data, where, override.ray_actor_options.runtime_env)
-    yield from _overrides(data, serve, args)
+            yield from _runtime_env(document, where, override.ray_actor_options.runtime_env)
+    yield from _overrides(document, serve, args)
     for name, spec in args.workers.by_name().items():
-        yield from _thinking(data, (*ARGS, "workers", name), spec)
+        yield from _thinking(document, (*ARGS, "workers", name), spec)
     for name, spec in args.workers.by_name().items():
         if spec.url is None and not spec.runs_vllm:  # which says itself what it takes
-            yield from _model(data, (*ARGS, "workers", name, "model"), spec.model)
+            yield from _model(document, (*ARGS, "workers", name, "model"), spec.model)
             path = (*ARGS, "workers", name, "speculation")
-            yield from _method(data, path, spec.speculation)
+            yield from _method(document, path, spec.speculation)
             for index, also in enumerate(spec.speculation.also):
-                yield from _method(data, (*path, "also", index), also)
+                yield from _method(document, (*path, "also", index), also)
         if spec.runs_vllm:
-            yield from _vllm(data, (*ARGS, "workers", name), spec)
-    yield from _sampling(data, args)
-    yield from _shares(data, args)
+            yield from _vllm(document, (*ARGS, "workers", name), spec)
+    yield from _sampling(document, args)
+    yield from _shares(document, args)
 
 
-def _thinking(data: Any, path: tuple[str | int, ...], spec: WorkerSpec) -> Iterator[Finding]:
+def _thinking(document: Document, path: Path, spec: WorkerSpec) -> Iterator[Finding]:
     """How a user's own model marks its thought, where its tokenizer lies on this machine."""
     folder = folder_of(spec.source, TOKENIZER)
     if folder is None or folder.parent == MODELS or not (folder / TOKENIZER).is_file():
@@ -216,10 +196,10 @@ def _thinking(data: Any, path: tuple[str | int, ...], spec: WorkerSpec) -> Itera
         tokenizer = load_tokenizer(folder, thinking=parse_thinking(spec.thinking))
     except ConfigError as error:
         named = "tokenizer" if spec.tokenizer else "model"
-        yield finding(data, (*path, named), str(error))
+        yield document.finding((*path, named), str(error))
         return
     where = "thinking" if "thinking" in spec.model_fields_set else "model"
-    yield finding(data, (*path, where), f"thinking: {_said_of(tokenizer)}", "note")
+    yield document.finding((*path, where), f"thinking: {_said_of(tokenizer)}", "note")
 
 
 def _said_of(tokenizer: Tokenizer) -> str:
@@ -232,7 +212,7 @@ def _said_of(tokenizer: Tokenizer) -> str:
     return f"{tokenizer.format.name}, {markup}"
 
 
-def _sampling(data: Any, args: Args) -> Iterator[Finding]:
+def _sampling(document: Document, args: Args) -> Iterator[Finding]:
     """What requests get that say nothing of it, where the large model lies on this machine."""
     large, path = args.workers.large, (*ARGS, "workers", "large", "model")
     folder = None if large.url is not None else large.folder()
@@ -241,14 +221,14 @@ def _sampling(data: Any, args: Args) -> Iterator[Finding]:
     try:
         found = args.sampling.over(sampling_defaults(folder))
     except ConfigError as error:
-        yield finding(data, path, str(error))
+        yield document.finding(path, str(error))
         return
     if not found.is_greedy:
         said = f"temperature {found.temperature:g}, top_p {found.top_p:g}, top_k {found.top_k}"
-        yield finding(data, path, f"{said} for requests that say nothing of sampling", "note")
+        yield document.finding(path, f"{said} for requests that say nothing of sampling", "note")
 
 
-def _runtime_env(data: Any, path: tuple[str | int, ...], given: Any) -> Iterator[Finding]:
+def _runtime_env(document: Document, path: Path, given: Any) -> Iterator[Finding]:
     """What Ray would refuse of an environment once it starts the first process in it."""
     if not given:
         return
@@ -262,20 +242,22 @@ def _runtime_env(data: Any, path: tuple[str | int, ...], given: Any) -> Iterator
         message = f"must be text, not {said}: write it in quotes"
         if not isinstance(key, str):
             message = f"the name {str(key).lower()} must be text: write it in quotes"
-        yield finding(data, (*path, "env_vars", key), message)
+        yield document.finding((*path, "env_vars", key), message)
     if wrong:
         return
     for key in given:
         if key not in RuntimeEnv.known_fields:
             message = unknown("field", str(key), sorted(RuntimeEnv.known_fields))
-            yield finding(data, (*path, key), message, "note")  # plugins of Ray's have fields too
+            yield document.finding(
+                (*path, key), message, "note"
+            )  # plugins of Ray's have fields too
     try:
         RuntimeEnv(**json.loads(json.dumps(given, default=str)))
     except Exception as error:  # Ray's checks raise whatever their libraries do
-        yield finding(data, path, f"Ray refuses it: {error}")
+        yield document.finding(path, f"Ray refuses it: {error}")
 
 
-def _overrides(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
+def _overrides(document: Document, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
     spread = {
         f"workers.{name}": spec.gpus
         for name, spec in args.workers.by_name().items()
@@ -285,20 +267,20 @@ def _overrides(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Find
         path = ("applications", 0, "deployments", index)
         if override.name not in NAMES:
             message = f"no deployment {override.name!r}; there are {', '.join(NAMES)}"
-            yield finding(data, (*path, "name"), message)
+            yield document.finding((*path, "name"), message)
             continue
         for key, ours in _OURS.items():
             if key in override.model_fields_set:
                 message = f"would replace what args say: write args.{NAMES[override.name]}.{ours}"
-                yield finding(data, (*path, key), message)
+                yield document.finding((*path, key), message)
         gpus = spread.get(NAMES[override.name])
         if gpus is not None and isinstance(override.max_replicas_per_node, int):
             message = f"{override.max_replicas_per_node}: Ray takes none for a replica over {gpus} "
             message += "GPUs (tensor_parallel x pipeline_parallel), a placement group: leave it out"
-            yield finding(data, (*path, "max_replicas_per_node"), message)
+            yield document.finding((*path, "max_replicas_per_node"), message)
 
 
-def _model(data: Any, path: tuple[str | int, ...], model: str | None) -> Iterator[Finding]:
+def _model(document: Document, path: Path, model: str | None) -> Iterator[Finding]:
     """Check a checkpoint in a local folder: its family, or why it is not computed here.
 
     Any other name may be a folder where the worker runs, or be on a hub.
@@ -310,14 +292,14 @@ def _model(data: Any, path: tuple[str | int, ...], model: str | None) -> Iterato
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         family = check_family(config, str(model))
     except (OSError, ValueError, AttributeError) as error:
-        yield finding(data, path, f"{model} has a config.json that cannot be read: {error}")
+        yield document.finding(path, f"{model} has a config.json that cannot be read: {error}")
     except ConfigError as error:
-        yield finding(data, path, str(error))
+        yield document.finding(path, str(error))
     else:
-        yield finding(data, path, f"{model} is of the family {family.name}", "note")
+        yield document.finding(path, f"{model} is of the family {family.name}", "note")
 
 
-def _method(data: Any, path: tuple[str | int, ...], given: MethodSpec) -> Iterator[Finding]:
+def _method(document: Document, path: Path, given: MethodSpec) -> Iterator[Finding]:
     method, params = given.method, given.params
     if method == "vanilla" and not params:
         return
@@ -325,21 +307,21 @@ def _method(data: Any, path: tuple[str | int, ...], given: MethodSpec) -> Iterat
 
     if method not in METHODS:
         message = f"no method {method!r}; there are {', '.join(METHODS)}"
-        yield finding(data, (*path, "method"), message)
+        yield document.finding((*path, "method"), message)
         return
-    yield from _model(data, (*path, "params", "draft"), params.get("draft"))
+    yield from _model(document, (*path, "params", "draft"), params.get("draft"))
     where = (*path, "params")
     known, of = _parameters(METHODS[method]), method
     if "base" in known:  # the others are those of a lossless method
         base = params.get("base", known["base"].default)
         if not isinstance(base, str) or not getattr(METHODS.get(base), "lossless", False):
             message = f"must be a lossless method, not {base!r}"
-            yield finding(data, (*where, "base"), message)
+            yield document.finding((*where, "base"), message)
             return
         try:
             METHODS[method].check_base(base, METHODS[base])  # type: ignore[attr-defined]
         except ValueError as error:
-            yield finding(data, (*where, "base"), str(error))
+            yield document.finding((*where, "base"), str(error))
             return
         own = {key: one for key, one in known.items() if one.kind is not one.VAR_KEYWORD}
         own.pop("draft", None)  # the base's, where it takes one
@@ -347,13 +329,15 @@ def _method(data: Any, path: tuple[str | int, ...], given: MethodSpec) -> Iterat
     if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
         for key in params:
             if key not in known:
-                yield finding(data, (*where, key), f"{unknown('field', key, list(known))} ({of})")
+                yield document.finding(
+                    (*where, key), f"{unknown('field', key, list(known))} ({of})"
+                )
     for key in params.keys() & known.keys():
         if message := _mistyped(params[key], known[key].annotation):
-            yield finding(data, (*where, key), f"{message} ({of})")
+            yield document.finding((*where, key), f"{message} ({of})")
     for key, one in known.items():
         if one.default is one.empty and one.kind is one.KEYWORD_ONLY and key not in params:
-            yield finding(data, (*where, key), f"is missing ({of}){_EXAMPLES.get(key, '')}")
+            yield document.finding((*where, key), f"is missing ({of}){_EXAMPLES.get(key, '')}")
 
 
 def _parameters(method: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -371,7 +355,7 @@ def _mistyped(value: Any, wanted: Any) -> str:
     return f"must be {' or '.join(sorted(_TYPES[kind] for kind in kinds))}, not {value!r}"
 
 
-def _vllm(data: Any, path: tuple[str | int, ...], spec: WorkerSpec) -> Iterator[Finding]:
+def _vllm(document: Document, path: Path, spec: WorkerSpec) -> Iterator[Finding]:
     """What is said for vLLM, by the names of the vLLM that is installed here, if one is."""
     method = {"method": spec.speculation.method, **spec.speculation.params}
     if (not spec.engine_args and spec.speculation.method == "vanilla") or find_spec("vllm") is None:
@@ -385,10 +369,10 @@ def _vllm(data: Any, path: tuple[str | int, ...], spec: WorkerSpec) -> Iterator[
             check_one(given)
         except ConfigError as error:
             where, _, message = str(error).partition(": ")
-            yield finding(data, (*path, *where.split(".")), message)
+            yield document.finding((*path, *where.split(".")), message)
 
 
-def _shares(data: Any, args: Args) -> Iterator[Finding]:
+def _shares(document: Document, args: Args) -> Iterator[Finding]:
     """Workers that share a GPU: one replica of each must fit on it."""
     specs = args.workers.by_name()
     shares = {name: spec.gpu for name, spec in specs.items() if spec.on_gpu and spec.gpu < 1}
@@ -398,4 +382,4 @@ def _shares(data: Any, args: Args) -> Iterator[Finding]:
     if total > 1 + 1e-9:
         message = " + ".join(f"{name} {share:g}" for name, share in shares.items())
         message = f"{message} = {total:g} of one GPU: lower one, or give both a whole GPU (gpu: 1)"
-        yield finding(data, (*ARGS, "workers", "large", "gpu"), message)
+        yield document.finding((*ARGS, "workers", "large", "gpu"), message)

@@ -6,14 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path as File
 
 from deploy.checking import cluster, deployment
-from deploy.checking.located_yaml import (
-    Finding,
-    Mapping,
-    SourceLocation,
-    finding,
-    read,
-    repeated_keys,
-)
+from deploy.checking.documents import Document, Finding, SourceLocation, read
 from deploy.checking.overlay import NAMES, rendered
 from deploy.checking.schema import Schemas
 from orchestrator.errors import ConfigError
@@ -51,15 +44,17 @@ def check(file: str, crd: File | None = None, text: str | None = None) -> CheckR
     documents = read(_text_of(path) if text is None else text, SourceLocation(place, 1))
     if not documents:
         raise ConfigError(f"{file}: is empty")
-    manifests = [one for one in documents if isinstance(one, Mapping) and "apiVersion" in one]
+    manifests = [one for one in documents if one.is_manifest]
     schemas = Schemas(crd) if manifests else None
     policies, budgets = (
-        [one for one in manifests if one.get("kind") == kind]
+        [one for one in manifests if one.data.get("kind") == kind]
         for kind in ("NetworkPolicy", "PodDisruptionBudget")
     )
     for document in documents:
-        if schemas is not None and isinstance(document, Mapping) and "apiVersion" in document:
-            report.holds.append(f"{document.get('kind')} {_name(document)}")
+        report.findings += document.odd
+        if schemas is not None and document.is_manifest:
+            name = document.at(("metadata", "name"), "")
+            report.holds.append(f"{document.data.get('kind')} {name}")
             report.findings += _manifest(schemas, document, policies, budgets)
         else:
             report.holds.append("deployment file")
@@ -67,24 +62,23 @@ def check(file: str, crd: File | None = None, text: str | None = None) -> CheckR
             report.findings += checked.findings
             if checked.deployment is not None:
                 report.findings += deployment.lacking_here(document, checked.deployment.args)
-    services = [one for one in manifests if one.get("kind") == "RayService"]
+    services = [one for one in manifests if one.data.get("kind") == "RayService"]
     if services and len(manifests) > 1 and not policies:
         message = "no NetworkPolicy comes with it"
-        report.findings.append(finding(services[0], ("kind",), message, "note"))
+        report.findings.append(services[0].finding(("kind",), message, "note"))
     report.findings = list(dict.fromkeys(report.findings))
     return report
 
 
 def _manifest(
-    schemas: Schemas, document: Mapping, policies: list[Mapping], budgets: list[Mapping]
+    schemas: Schemas, document: Document, policies: list[Document], budgets: list[Document]
 ) -> list[Finding]:
-    findings = repeated_keys(document)
     for key in ("apiVersion", "kind"):
-        if not isinstance(document.get(key), str):
-            return [*findings, finding(document, (key,), "must be a string")]
+        if not isinstance(document.data.get(key), str):
+            return [document.finding((key,), "must be a string")]
     shape = schemas.check(document)
-    findings += shape
-    if document["kind"] == "RayService":
+    findings = list(shape)
+    if document.data["kind"] == "RayService":
         try:
             findings += cluster.check(document, policies, budgets)
         except (AttributeError, TypeError, ValueError, IndexError, KeyError):
@@ -98,8 +92,3 @@ def _text_of(file: File) -> str:
         return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _name(document: Mapping) -> str:
-    metadata = document.get("metadata")
-    return str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""

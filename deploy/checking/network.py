@@ -7,15 +7,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from deploy.checking import deployment as inner
-from deploy.checking.located_yaml import Finding, at, finding
-from deploy.checking.rayservice import HEAD, Path, groups
+from deploy.checking.documents import Document, Finding, Path, at
+from deploy.checking.rayservice import HEAD, groups
 from deploy.launch.deployment_file import Deployment
 
 _PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379}
 
 
 def check(
-    service: Any, policies: Sequence[Any], served: Any, deployment: Deployment
+    service: Document, policies: Sequence[Document], served: Document, deployment: Deployment
 ) -> list[Finding]:
     """Every address of the deployment whose port no policy lets Ray's pods out to.
 
@@ -27,22 +27,22 @@ def check(
     holding = [
         policy
         for policy in policies
-        if _holds_back(at(policy, ("spec",), {}))
-        and any(selects(at(policy, ("spec", "podSelector"), {}), own) for own in labels)
+        if _holds_back(policy.at(("spec",), {}))
+        and any(selects(policy.at(("spec", "podSelector"), {}), own) for own in labels)
     ]
     if not holding:
         return []
-    rules = [rule for policy in holding for rule in at(policy, ("spec", "egress"), [])]
+    rules = [rule for policy in holding for rule in policy.at(("spec", "egress"), [])]
     return [
-        finding(served, path, f"{url}: no NetworkPolicy lets Ray's pods out to port {port}")
+        served.finding(path, f"{url}: no NetworkPolicy lets Ray's pods out to port {port}")
         for path, url, port in _addresses(deployment)
         if not any(_lets(rule, port, labels) for rule in rules)
     ]
 
 
-def pod_labels(service: Any) -> list[dict[str, str]]:
+def pod_labels(service: Document) -> list[dict[str, str]]:
     """The labels of Ray's pods, of the head first and then of each group."""
-    pods = [at(service, HEAD, {}), *(group for _, group in groups(service))]
+    pods = [service.at(HEAD, {}), *(group for _, group in groups(service.data))]
     return [dict(at(pod, ("template", "metadata", "labels"), {})) for pod in pods]
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from deploy.checking.located_yaml import at
+from deploy.checking.documents import Path, at
 
 CLUSTER = ("spec", "rayClusterConfig")
 HEAD = (*CLUSTER, "headGroupSpec")
 
-Path = tuple[str | int, ...]
 
-
-def groups(service: Any) -> list[tuple[Path, Any]]:
+def groups(manifest: Any) -> list[tuple[Path, Any]]:
     """The worker groups, each with its path."""
     path = (*CLUSTER, "workerGroupSpecs")
-    return [((*path, index), group) for index, group in enumerate(at(service, path, []))]
+    return [((*path, index), group) for index, group in enumerate(at(manifest, path, []))]
 
 
 def environment(container: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from deploy.checking.located_yaml import Finding, finding
+from deploy.checking.documents import Document, Finding
 from orchestrator.errors import ConfigError
 from orchestrator.validation import unknown
 
@@ -36,14 +36,14 @@ class Schemas:
         _definitions()
         self._ray = strict(_crd_schema(crd)) if crd is not None else _own_schema()
 
-    def check(self, manifest: Any) -> list[Finding]:
+    def check(self, manifest: Document) -> list[Finding]:
         """What the manifest's schema says against it; a note where there is no schema."""
-        kind, version = str(manifest.get("kind")), str(manifest.get("apiVersion"))
+        kind, version = str(manifest.data.get("kind")), str(manifest.data.get("apiVersion"))
         if (kind, version.partition("/")[0]) == ("RayService", "ray.io"):
             return list(_findings(self._ray, manifest))
         schema = _kubernetes_schema(kind, version)
         if schema is None:
-            return [finding(manifest, ("kind",), f"{version} {kind}: no schema here", "note")]
+            return [manifest.finding(("kind",), f"{version} {kind}: no schema here", "note")]
         return list(_findings(schema, manifest))
 
 
@@ -136,7 +136,7 @@ def _kubernetes_schema(kind: str, version: str) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def _findings(schema: Any, manifest: Any) -> Iterator[Finding]:
+def _findings(schema: Any, manifest: Document) -> Iterator[Finding]:
     from jsonschema import Draft202012Validator
     from referencing import Registry, Resource
     from referencing.jsonschema import DRAFT202012
@@ -144,19 +144,19 @@ def _findings(schema: Any, manifest: Any) -> Iterator[Finding]:
     definitions = Resource.from_contents(_definitions(), default_specification=DRAFT202012)
     registry = Registry().with_resource("/api/_definitions.json", definitions)
     bare = {key: value for key, value in schema.items() if key != "$id"}
-    for error in Draft202012Validator(bare, registry=registry).iter_errors(manifest):
+    for error in Draft202012Validator(bare, registry=registry).iter_errors(manifest.data):
         path = tuple(error.absolute_path)
         if error.validator == "additionalProperties" and isinstance(error.instance, dict):
             known = list(error.schema.get("properties", ()))
             for key in error.instance:
                 if key not in known:
-                    yield finding(manifest, (*path, key), unknown("field", str(key), known))
+                    yield manifest.finding((*path, key), unknown("field", str(key), known))
         elif error.validator == "required":
             missing = [name for name in error.validator_value if name not in error.instance]
             if (name := error.message.split("'")[1]) in missing:
-                yield finding(manifest, (*path, name), "is missing")
+                yield manifest.finding((*path, name), "is missing")
         else:
             message = error.message
             if len(message) > _LONGEST:
                 message = f"must be {error.validator} {error.validator_value}"[:_LONGEST]
-            yield finding(manifest, path, message)
+            yield manifest.finding(path, message)

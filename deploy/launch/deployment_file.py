@@ -16,6 +16,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deploy.service.config import Args, explain
 from orchestrator.errors import ConfigError
+from orchestrator.validation import unknown
 
 DEFAULT_FILE = Path(__file__).parents[1] / "local.yaml"
 
@@ -57,9 +58,8 @@ def load(path: Path | str, *, port: int | None = None) -> Deployment:
 def _parse(data: Any, port: int | None) -> Deployment:
     if not isinstance(data, dict):
         raise ConfigError("not a mapping; see deploy/local.yaml for a deployment file")
-    for key in unknown_keys(ServeDeploySchema, data):
-        hint = "; it goes under applications[0].args" if key in Args.model_fields else ""
-        raise ConfigError(f"{key}: unknown field{hint}")
+    for path, message in unknown_keys(ServeDeploySchema, data):
+        raise ConfigError(f"{'.'.join(map(str, path))}: {message}")
     if port is not None:
         data = {**data, "http_options": {**(data.get("http_options") or {}), "port": port}}
     serve = ServeDeploySchema.model_validate(data)
@@ -73,26 +73,26 @@ def _parse(data: Any, port: int | None) -> Deployment:
     return Deployment(serve, args)
 
 
-def unknown_keys(model: type[BaseModel], data: Any, path: str = "") -> Iterator[str]:
-    """Dotted paths of keys that Ray Serve's schema would silently ignore."""
-    if not isinstance(data, dict):
-        return
-    for key, value in data.items():
-        field = model.model_fields.get(key)
-        if field is None:
-            yield f"{path}{key}"
-            continue
-        inner = model_of(field.annotation)
-        if inner is not None:
-            items = value if isinstance(value, list) else [value]
-            for index, item in enumerate(items):
-                where = f"{path}{key}.{index}." if isinstance(value, list) else f"{path}{key}."
-                yield from unknown_keys(inner, item, where)
+def unknown_keys(
+    model: type[BaseModel], data: Any, path: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Paths of keys that Ray Serve's schema would silently ignore, and what to say of each."""
+    if isinstance(data, list):
+        for index, item in enumerate(data):
+            yield from unknown_keys(model, item, (*path, index))
+    for key, value in data.items() if isinstance(data, dict) else ():
+        if (field := model.model_fields.get(key)) is None:
+            hint = unknown("field", str(key), list(model.model_fields))
+            if not path and key in Args.model_fields:
+                hint = "unknown field; it goes under applications[0].args"
+            yield (*path, key), hint
+        elif (inner := _model_of(field.annotation)) is not None:
+            yield from unknown_keys(inner, value, (*path, key))
 
 
-def model_of(annotation: Any) -> type[BaseModel] | None:
+def _model_of(annotation: Any) -> type[BaseModel] | None:
     """The model inside `X`, `X | None` or `list[X]`; none where a value may be anything else."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     inner = [arg for arg in getattr(annotation, "__args__", ()) if arg is not type(None)]
-    return model_of(inner[0]) if len(inner) == 1 else None
+    return _model_of(inner[0]) if len(inner) == 1 else None

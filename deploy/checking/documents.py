@@ -1,0 +1,162 @@
+"""YAML that remembers where it was written: every finding names a file and a line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import yaml
+
+from orchestrator.errors import ConfigError
+
+Path = tuple[str | int, ...]
+_OTHERWISE = re.compile(
+    r"[-+]?(?:0[0-7_]*[1-7][0-7_]*|[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)"
+)
+"""Numbers that YAML 1.1 takes for others than they look like: 010 is 8, and 8:00 is 480."""
+
+
+class SourceLocation(NamedTuple):
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: where, which field (dotted), and what about it.
+
+    A `note` is worth knowing and no reason to refuse.
+    """
+
+    location: SourceLocation
+    field: str
+    message: str
+    level: str = "error"
+
+    def __str__(self) -> str:
+        note = "note: " if self.level == "note" else ""
+        field = f"{self.field}: " if self.field else ""
+        return f"{self.location.file}:{self.location.line}: {note}{field}{self.message}"
+
+    def row(self) -> dict[str, Any]:
+        said = asdict(self)
+        return {**said.pop("location")._asdict(), **said}
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A YAML document.
+
+    lines: by path, the line of each key and item.
+    texts: by path, the first line of each text that begins below its key (`|` and `>`).
+    odd: keys that are written twice, and numbers that are not what they look like.
+    """
+
+    data: Any
+    file: str
+    lines: Mapping[Path, int]
+    texts: Mapping[Path, int]
+    odd: list[Finding]
+
+    @property
+    def is_manifest(self) -> bool:
+        return isinstance(self.data, dict) and "apiVersion" in self.data
+
+    def at(self, path: Path, default: Any = None) -> Any:
+        return at(self.data, path, default)
+
+    def location(self, path: Path) -> SourceLocation:
+        """Where the deepest entry of `path` that exists was written."""
+        while path not in self.lines:
+            path = path[:-1]
+        return SourceLocation(self.file, self.lines[path])
+
+    def finding(self, path: Path, message: str, level: str = "error") -> Finding:
+        """What is wrong with the entry at `path`."""
+        return Finding(self.location(path), _dotted(path), " ".join(message.split()), level)
+
+
+def read(source: str, start: SourceLocation) -> list[Document]:
+    """The documents of a YAML text whose first line is at `start`; empty ones are left out.
+
+    Raises:
+        ConfigError: it is no YAML.
+    """
+    loader = yaml.SafeLoader(source)
+    try:
+        documents = []
+        while loader.check_node():
+            node = loader.get_node()
+            assert node is not None  # check_node has seen it
+            places = _Places(loader, start)
+            places.visit(node, ())
+            data = loader.construct_document(node)
+            documents.append(Document(data, start.file, places.lines, places.texts, places.odd))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = start.line + (mark.line if mark is not None else 0)
+        problem = getattr(error, "problem", None) or error
+        message = " ".join(str(problem).split())
+        raise ConfigError(f"{start.file}:{line}: not YAML: {message}") from None
+    finally:
+        loader.dispose()
+    return [document for document in documents if document.data is not None]
+
+
+class _Places:
+    """Walks a document's nodes and notes where they are."""
+
+    def __init__(self, loader: yaml.SafeLoader, start: SourceLocation) -> None:
+        self._loader, self._start = loader, start
+        self.lines: dict[Path, int] = {}
+        self.texts: dict[Path, int] = {}
+        self.odd: list[Finding] = []
+
+    def visit(self, node: yaml.Node, path: Path) -> None:
+        line = self._start.line + node.start_mark.line
+        self.lines.setdefault(path, line)
+        if isinstance(node, yaml.MappingNode):
+            self._loader.flatten_mapping(node)  # `<<: *anchor`
+            seen: set[Any] = set()
+            for key_node, value_node in node.value:
+                key = self._loader.construct_object(key_node, deep=True)
+                if not isinstance(key_node, yaml.ScalarNode):
+                    raise yaml.MarkedYAMLError(
+                        problem="a key that is no scalar", problem_mark=key_node.start_mark
+                    )
+                self.lines[*path, key] = self._start.line + key_node.start_mark.line
+                if key in seen:
+                    self._note((*path, key), "written twice")
+                seen.add(key)
+                self.visit(value_node, (*path, key))
+        elif isinstance(node, yaml.SequenceNode):
+            for index, child in enumerate(node.value):
+                self.visit(child, (*path, index))
+        elif isinstance(node, yaml.ScalarNode):
+            if node.style in ("|", ">"):
+                self.texts[path] = line + 1
+            is_number = str(node.tag).rpartition(":")[2] in ("int", "float")
+            if node.style is None and is_number and _OTHERWISE.fullmatch(node.value):
+                value = self._loader.construct_object(node)
+                said = f"{node.value} is {value} to YAML: write that, or quotes around it"
+                self._note(path, said)
+
+    def _note(self, path: Path, message: str) -> None:
+        location = SourceLocation(self._start.file, self.lines[path])
+        self.odd.append(Finding(location, _dotted(path), message))
+
+
+def at(data: Any, path: Path, default: Any = None) -> Any:
+    """The entry at `path`, or `default` where there is none."""
+    for step in path:
+        try:
+            data = data[step]
+        except (KeyError, IndexError, TypeError):
+            return default
+    return default if data is None else data
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))
