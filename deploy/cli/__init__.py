@@ -3,7 +3,8 @@
 In reading order:
 
 - `main`: the entry point: commands, exit statuses, errors in one line.
-- `common`: options, clients, progress bars and tables that several commands share.
+- `common`: options, progress bars and tables that several commands share.
+- `pair`: who answers: a service, or both models in this process.
 - `administration`: what `policy` and `experiment` share: reading a service's state, changing it.
 - `serve`: run a deployment file.
 - `ask`: one question.

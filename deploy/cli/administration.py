@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
@@ -11,9 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.cli.common import wide_console
+from deploy.cli.common import dump, wide_console
 
-AsJson = Annotated[bool, typer.Option("--json", help="The service's answer as JSON.")]
 Note = Annotated[str, typer.Option(help="Why, for those who read it later.")]
 Reply = dict[str, Any]
 
@@ -40,11 +38,6 @@ def change(
     """
     reply = _call(url, method, path, {"author": default_author(), **body}, admin=True)
     dump(reply) if as_json else print(sentence(reply))
-
-
-def dump(reply: Any) -> None:
-    """One line of JSON."""
-    print(json.dumps(reply, ensure_ascii=False))
 
 
 def print_heading(title: str, details: Iterable[str | None]) -> None:

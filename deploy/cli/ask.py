@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import aclosing
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text as Styled
 
-from deploy.cli.common import Config, Url, line_of, lossy, open_client
+from deploy.cli.common import AsJson, Config, MaxTokens, Url, dump, line_of, lossy
+from deploy.cli.pair import Pair
 
 if TYPE_CHECKING:
     from deploy.evaluation.candidates import Candidate
@@ -28,12 +27,10 @@ def ask(
     ] = "baton",
     url: Url = None,
     config: Config = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Cap on thought and answer together.")
-    ] = None,
+    max_tokens: MaxTokens = None,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Makes a sampled answer repeatable.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Ask one question and watch who thinks what.
 
@@ -52,14 +49,13 @@ def ask(
     if not question.strip():
         raise InvalidRequest("the question is empty")
     options = RequestOptions(max_tokens, temperature, seed)
-    asyncio.run(_ask(question, Candidate.parse(policy), url, config, options, as_json))
+    asyncio.run(_ask(question, Candidate.parse(policy), Pair(url, config), options, as_json))
 
 
 async def _ask(
     question: str,
     candidate: Candidate,
-    url: str | None,
-    config: Path | None,
+    pair: Pair,
     options: RequestOptions,
     as_json: bool,
 ) -> None:
@@ -69,11 +65,11 @@ async def _ask(
     console = Console(highlight=False, quiet=as_json, soft_wrap=True)
     # A service names the authors of steps at the end; until then the text itself is shown.
     draft, shown = Styled(style="dim"), "answer"  # the phase whose steps are shared, so far
-    if url is None:
+    if pair.url is None:
         draft.append("Opening both workers ...")
     with Live(draft, console=console, transient=True) as live:
         async with (
-            open_client(url, config, options, [candidate]) as client,
+            pair.client(options, [candidate]) as client,
             aclosing(client.stream(question, candidate)) as items,
         ):
             draft.truncate(0)
@@ -87,19 +83,15 @@ async def _ask(
                     draft.truncate(0)
                     live.console.print(line_of(item.step))
                 elif isinstance(item, TextDelta):
-                    if url is not None:
+                    if pair.url is not None:
                         draft.append(item.text)
                 elif isinstance(item, CompletedAnswer):
                     completed = item
     if as_json:
-        print(json.dumps(_whole(completed), ensure_ascii=False))
+        steps = [asdict(step) for step in completed.answer.steps]
+        dump({"answer": completed.answer.text, "steps": steps, "metrics": completed.summary})
     else:
         _conclude(console, completed)
-
-
-def _whole(completed: CompletedAnswer) -> dict[str, Any]:
-    steps = [asdict(step) for step in completed.answer.steps]
-    return {"answer": completed.answer.text, "steps": steps, "metrics": completed.summary}
 
 
 def _conclude(console: Console, completed: CompletedAnswer) -> None:

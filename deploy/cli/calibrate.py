@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deploy.cli.common import Config, add_row, bar, wide_console, write
+from deploy.cli.common import AsJson, Config, MaxTokens, add_row, bar, dump, wide_console, write
 from orchestrator.errors import BatonError, InvalidRequest, Unsupported
 
 if TYPE_CHECKING:
@@ -99,12 +99,10 @@ def calibrate(
     plot: Annotated[
         Path | None, typer.Option(help="Draw every value that was tried, as PNG.")
     ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Cap on thought and answer together.")
-    ] = None,
+    max_tokens: MaxTokens = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions at once.")] = 4,
     config: Config = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the thresholds of a pair of models that meet a target; no answers need to be known.
 
@@ -150,7 +148,7 @@ def calibrate(
 
         draw_calibration(document, plot)
     if as_json:
-        print(json.dumps(document))
+        dump(document)
     else:
         _show(document)
     _want_met(document, searches, target, every=bool(policy))

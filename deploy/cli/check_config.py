@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from deploy.cli.common import AsJson, dump
 from orchestrator.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ def check_config(
         Path | None,
         typer.Option(envvar="KUBERAY_SCHEMA", help="Your operator's RayService CRD."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what is wrong with a deployment before anything is started.
 
@@ -59,7 +59,7 @@ def check_config(
             {"file": file, "line": 0, "field": "", "message": message, "level": "error"}
             for file, message in unread
         ]
-        print(json.dumps({"ok": not failed, "findings": rows}, indent=2))
+        dump({"ok": not failed, "findings": rows})
     else:
         for report in reports:
             for finding in report.findings:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from contextlib import AsyncExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -17,22 +18,22 @@ from rich.console import Console
 from deploy.cli.common import (
     Config,
     Limit,
+    MaxTokens,
     Problems,
     Seed,
     Url,
     bar,
-    large_speculation,
-    open_client,
     wide_console,
-    with_small,
     write,
 )
+from deploy.cli.pair import Pair, large_speculation, with_small
 from orchestrator.errors import BatonError, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from deploy.evaluation.candidates import Candidate
+    from deploy.evaluation.clients import RequestOptions
     from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Problem, Turn
     from deploy.evaluation.evaluation_log import EvaluationLog
     from deploy.service.config import Speculation
@@ -40,6 +41,20 @@ if TYPE_CHECKING:
 
 class Unanswered(BatonError):
     """Some requests of an evaluation failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What is asked of whom; `beside` is the folder of an earlier evaluation."""
+
+    pair: Pair
+    problems: Sequence[Problem]
+    candidates: Sequence[Candidate]
+    options: RequestOptions
+    concurrency: int
+    recording: bool = False
+    feedback: bool = False
+    beside: Path | None = None
 
 
 def evaluate(
@@ -63,9 +78,7 @@ def evaluate(
     concurrency: Annotated[
         int, typer.Option(min=1, help="Requests at once; speedups are meant at 1.")
     ] = 1,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Cap on thought and answer together.")
-    ] = None,
+    max_tokens: MaxTokens = None,
     small: Annotated[
         str | None, typer.Option(help="Another small model: a folder or a Hugging Face id.")
     ] = None,
@@ -124,6 +137,7 @@ def evaluate(
       baton eval --problems builtin:dev --policies baton --feedback --url http://127.0.0.1:8000
     """
     from deploy.evaluation.candidates import lineup
+    from deploy.evaluation.clients import RequestOptions
     from deploy.evaluation.evaluation_log import EvaluationLog
     from deploy.evaluation.problems import load_problems
     from deploy.evaluation.summary import rows as summarise
@@ -147,7 +161,8 @@ def evaluate(
         )
     chosen = load_problems(problems, limit, seed)
     candidates = lineup(_named(policies), _budgets(budget))
-    method, pair = _served_by(url, config, candidates, small, speculation, max_tokens)
+    pair = Pair(url, config, small, speculation, "vanilla")
+    method, served_by = _served_by(pair, candidates, max_tokens)
     about: dict[str, Any] = {
         "problems": problems,
         "seed": seed,
@@ -157,32 +172,23 @@ def evaluate(
         "speculation": method,
         "transport": "in-process" if url is None else "http",
     }
-    settings = {**about, "pair": pair}
+    settings = {**about, "pair": served_by}
     known = _beside(beside, settings, chosen, candidates)
     file = recordings / "rows.jsonl" if recordings is not None else rows
-    with rows_kept(file) as path:
-        turns = asyncio.run(
-            _run(
-                chosen,
-                candidates,
-                EvaluationLog(path, settings, candidates, recordings=recordings is not None),
-                known,
-                about,
-                url,
-                config,
-                speculation,
-                recording=recordings is not None,
-                feedback=feedback,
-                beside=beside,
-            )
-        )
-    table = summarise(
+    evaluation = Evaluation(
+        pair,
         chosen,
         candidates,
-        turns,
-        speculation=about["speculation"],
-        transport=about["transport"],
+        RequestOptions(max_tokens, seed=seed),  # of what a policy draws
+        concurrency,
+        recording=recordings is not None,
+        feedback=feedback,
+        beside=beside,
     )
+    with rows_kept(file) as path:
+        log = EvaluationLog(path, settings, candidates, recordings=evaluation.recording)
+        turns = asyncio.run(_run(evaluation, log, known))
+    table = summarise(chosen, candidates, turns, speculation=method, transport=about["transport"])
     about["n"] = len(chosen)
     if as_json is not None:
         write(as_json, json.dumps({"rows": table, **about}, indent=2) + "\n")
@@ -195,30 +201,22 @@ def evaluate(
     show(table, WORK, console)
     if any(row["levels"] for row in table):
         show(table, by_level(table), console, "accuracy % (speedup)")
-    console.print(notes(concurrency, about["speculation"]), style="dim")
+    console.print(notes(concurrency, method), style="dim")
     errors = [result.error for turn in turns for result in turn if result.error is not None]
     if errors:
         raise Unanswered(f"{len(errors)} requests failed; the first: {errors[0]}")
 
 
 async def _run(
-    problems: Sequence[Problem],
-    candidates: Sequence[Candidate],
+    evaluation: Evaluation,
     log: EvaluationLog,
     known: Mapping[tuple[int, Candidate], EvaluationResult],
-    about: dict[str, Any],
-    url: str | None,
-    config: Path | None,
-    speculation: str | None,
-    *,
-    recording: bool,
-    feedback: bool,
-    beside: Path | None,
 ) -> list[Turn]:
-    from deploy.evaluation.clients import HttpClient, RequestOptions, ask
+    from deploy.evaluation.clients import HttpClient, ask
     from deploy.evaluation.evaluate import RunOptions, run
     from deploy.evaluation.grading import Grader
 
+    problems, candidates = evaluation.problems, evaluation.candidates
     done = log.resume(problems)
     lots = len(problems) * len(candidates)
     past = min(len(done), len(problems)) * len(candidates)
@@ -227,27 +225,20 @@ async def _run(
         stack.enter_context(closing(log))
         if len(done) >= len(problems):
             return list(done[: len(problems)])
-        client = await stack.enter_async_context(
-            open_client(
-                url,
-                config,
-                RequestOptions(about["max_tokens"], seed=about["seed"]),  # of what a policy draws
-                candidates,
-                speculation,
-                "vanilla",
-                small=about["small"],
-                recording=recording,
-                beside=beside,
-            )
+        opened = evaluation.pair.client(
+            evaluation.options,
+            candidates,
+            recording=evaluation.recording,
+            beside=evaluation.beside,
         )
-
+        client = await stack.enter_async_context(opened)
         shown = stack.enter_context(bar(Console(stderr=True, highlight=False)))
         shown.total(lots, past)
         unsent: list[EvaluationResult] = []  # whose feedback the service does not have yet
 
         def keep(index: int, turn: Sequence[EvaluationResult]) -> None:
             log.add(index, problems[index], turn)
-            if feedback:
+            if evaluation.feedback:
                 # One that an earlier run has asked for has no trace that is known here.
                 unsent.extend(one for one in turn if one.error is None and one.answer.trace_id)
 
@@ -262,7 +253,7 @@ async def _run(
             """Where times count, who comes second must not find the prompt in the prefix cache."""
             if unsent:
                 await send_feedback()
-            if about["concurrency"] == 1:
+            if evaluation.concurrency == 1:
                 client.reset_prefix_cache()
             return await ask(client, question, candidate)
 
@@ -272,7 +263,7 @@ async def _run(
             fairly,
             grader.right,
             RunOptions(
-                concurrency=about["concurrency"],
+                concurrency=evaluation.concurrency,
                 done=done,
                 known={**known, **log.known},
                 keep=keep,
@@ -325,12 +316,7 @@ def rows_kept(file: Path | None) -> Iterator[Path]:
 
 
 def _served_by(
-    url: str | None,
-    config: Path | None,
-    candidates: Sequence[Candidate],
-    small: str | None,
-    speculation: str | None,
-    max_tokens: int | None,
+    pair: Pair, candidates: Sequence[Candidate], max_tokens: int | None
 ) -> tuple[str, dict[str, Any]]:
     """What the large worker decodes with, and who answers: different pairs share no file.
 
@@ -339,36 +325,36 @@ def _served_by(
     from deploy.evaluation.summary import SERVICE
     from orchestrator.worker import SERVER_METHOD
 
-    if url is not None:
-        return SERVICE, {"url": url}
+    if pair.url is not None:
+        return SERVICE, {"url": pair.url}
     from deploy.evaluation.candidates import policy_of
     from deploy.launch.deployment_file import DEFAULT_FILE, load
     from deploy.service.calibration import fingerprint
     from workers.embedded.checkpoints import place_of
 
-    args = load(config or DEFAULT_FILE).args
+    args = load(pair.config or DEFAULT_FILE).args
     for candidate in candidates:
         policy_of(args, candidate)
-    workers = with_small(args.workers, small)
+    workers = with_small(args.workers, pair.small)
     own, large = workers.small, workers.large
-    pair = {
+    found: dict[str, Any] = {
         "small": fingerprint(place_of(own.source), str(own.model)),
         "large": large.checkpoint(),
         "params": args.policy.params,
     }
     if answering := args.workers.answering():
-        pair["answering"] = answering
+        found["answering"] = answering
     # What else answers depend on is said only where it is not the default, as earlier versions did
     # not say it.
     if any(candidate.policy == "baton" for candidate in candidates):
-        pair |= args.policy.model_dump(include={"default"}, exclude_defaults=True)
+        found |= args.policy.model_dump(include={"default"}, exclude_defaults=True)
     if max_tokens is None:
-        pair |= args.limits.model_dump(include={"max_tokens"}, exclude_defaults=True)
+        found |= args.limits.model_dump(include={"max_tokens"}, exclude_defaults=True)
     drafting = own.speculation.model_dump(include={"method", "params"}, exclude_defaults=True)
     if drafting:
-        pair["small_speculation"] = drafting
-    method = large_speculation(workers, speculation, "vanilla")
-    return SERVER_METHOD if method is None else _written(method, own.model), pair
+        found["small_speculation"] = drafting
+    method = large_speculation(workers, pair.speculation, pair.default_speculation)
+    return SERVER_METHOD if method is None else _written(method, own.model), found
 
 
 def _written(method: Speculation, small: str | None) -> str:

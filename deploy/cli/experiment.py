@@ -12,7 +12,6 @@ import typer
 from rich.table import Table
 
 from deploy.cli.administration import (
-    AsJson,
     Note,
     Reply,
     change,
@@ -20,7 +19,7 @@ from deploy.cli.administration import (
     print_heading,
     show_reply,
 )
-from deploy.cli.common import DEFAULT_URL, ServiceUrl, add_row, wide_console
+from deploy.cli.common import DEFAULT_URL, AsJson, ServiceUrl, add_row, wide_console
 
 experiment = typer.Typer(help="Compare policies in production: start, watch, read, stop.")
 

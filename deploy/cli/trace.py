@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from deploy.cli.common import DEFAULT_URL, ServiceUrl, line_of, lossy
+from deploy.cli.common import DEFAULT_URL, AsJson, ServiceUrl, dump, line_of, lossy
 from orchestrator.types import Step, chain_steps
 
 trace = typer.Typer(help="Look at what happened to a request, and replay it.")
@@ -19,7 +19,7 @@ trace = typer.Typer(help="Look at what happened to a request, and replay it.")
 def show(
     which: Annotated[str, typer.Argument(metavar="ID|FILE", help="Trace id, or a saved trace.")],
     url: ServiceUrl = DEFAULT_URL,
-    as_json: Annotated[bool, typer.Option("--json", help="The record as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show one request, step by step: who wrote what, with which score.
 
@@ -33,7 +33,7 @@ def show(
     """
     record = _read(Path(which)) if Path(which).is_file() else _fetch(which, url)
     if as_json:
-        print(json.dumps(record, ensure_ascii=False))
+        dump(record)
         return
     from deploy.evaluation.evaluation_log import from_json
 
@@ -64,7 +64,7 @@ def replay(
             help="Another policy, or the recorded one with other parameters.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Replay a recording through the policies' code as it is today, with no model.
 
@@ -102,7 +102,7 @@ def replay(
             "ended": found.ended,
             "steps": [asdict(step) for step in found.steps],
         }
-        print(json.dumps(data, ensure_ascii=False))
+        dump(data)
     else:
         console = Console(highlight=False, soft_wrap=True)
         console.print(recorded.messages[-1].content, style="bold", markup=False)

@@ -9,15 +9,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deploy.cli.administration import AsJson, Reply, dump, show_reply
+from deploy.cli.administration import Reply, show_reply
 from deploy.cli.common import (
     DEFAULT_URL,
+    AsJson,
     Limit,
     Problems,
     Seed,
     ServiceUrl,
     add_row,
     bar,
+    dump,
     wide_console,
 )
 from orchestrator.errors import WorkerUnavailable

@@ -13,6 +13,7 @@ import yaml
 
 from deploy.cli import serve
 from deploy.cli.eval import _served_by, rows_kept
+from deploy.cli.pair import Pair
 from deploy.evaluation import cached_worker
 from deploy.evaluation import recording as record
 from deploy.evaluation.calibration_file import notes, pair_of
@@ -557,7 +558,7 @@ def test_rows_over_vllm_and_over_our_engine_share_no_file(tmp_path: Path) -> Non
     data["applications"][0]["args"]["workers"]["large"]["engine"] = "vllm"
     (tmp_path / "vllm.yaml").write_text(yaml.safe_dump(data))
     (_, ours), (_, theirs) = (
-        _served_by(None, file, [], None, None, None) for file in (None, tmp_path / "vllm.yaml")
+        _served_by(Pair(config=file), [], None) for file in (None, tmp_path / "vllm.yaml")
     )
     assert theirs == ours | {"answering": {"large": {"engine": "vllm"}}}
 
@@ -577,7 +578,7 @@ def test_rows_are_of_one_deployment_file_where_it_counts(tmp_path: Path) -> None
         (small, 12, {}),
     ):
         (_, usual), (_, changed) = (
-            _served_by(None, file, chosen, None, None, cap) for file in (None, other)
+            _served_by(Pair(config=file), chosen, cap) for file in (None, other)
         )
         drafting = {"small_speculation": {"method": "lookup", "params": {"gamma": 3}}}
         assert changed == usual | drafting | more
@@ -609,6 +610,7 @@ def test_a_method_that_the_file_has_parameters_for_is_named_with_them(
     small = data["applications"][0]["args"]["workers"]["small"]["model"]
     large = data["applications"][0]["args"]["workers"]["large"]
     large["speculation"] = {"method": "chain", "params": {"draft": small, "gamma": 2}}
-    (tmp_path / "chain.yaml").write_text(yaml.safe_dump(data))
-    assert _served_by(None, tmp_path / "chain.yaml", [], None, "chain", None)[0] == "chain:gamma=2"
-    assert _served_by(None, tmp_path / "chain.yaml", [], None, None, None)[0] == "vanilla"
+    chain = tmp_path / "chain.yaml"
+    chain.write_text(yaml.safe_dump(data))
+    assert _served_by(Pair(None, chain, None, "chain"), [], None)[0] == "chain:gamma=2"
+    assert _served_by(Pair(None, chain, default_speculation="vanilla"), [], None)[0] == "vanilla"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.cli import main as cli
-from deploy.cli.common import large_speculation, with_small
+from deploy.cli.pair import large_speculation, with_small
 from deploy.launch import workers
 from deploy.launch.deployment_file import load
 from deploy.service import workers as service_workers

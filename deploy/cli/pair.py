@@ -1,0 +1,150 @@
+"""Who answers a command's questions: a running service, or both models in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import ConfigError, InvalidRequest
+
+if TYPE_CHECKING:
+    from deploy.evaluation.candidates import Candidate
+    from deploy.evaluation.clients import Client, RequestOptions
+    from deploy.service.config import Speculation, Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A service by its `url`, else the two models of a deployment file.
+
+    In this process `small` is another small model, and `speculation` the large worker's method;
+    `default_speculation` replaces the file's, but is ignored if the large worker is a server.
+    """
+
+    url: str | None = None
+    config: Path | None = None
+    small: str | None = None
+    speculation: str | None = None
+    default_speculation: str | None = None
+
+    @asynccontextmanager
+    async def client(
+        self,
+        options: RequestOptions,
+        candidates: Sequence[Candidate],
+        *,
+        recording: bool = False,
+        beside: Path | None = None,
+    ) -> AsyncGenerator[Client, None]:
+        """A client of it; a wrong policy or parameter is an error before a model is loaded.
+
+        In this process `recording` keeps every answer's recording, and calls that the recordings
+        in `beside` have are answered from there.
+        """
+        from deploy.evaluation.candidates import policy_of
+        from deploy.evaluation.clients import HttpClient, LocalClient
+
+        if self.url is not None:
+            remote = HttpClient(self.url, options)
+            try:
+                yield remote
+            finally:
+                await remote.aclose()
+            return
+        from deploy.launch.deployment_file import DEFAULT_FILE, load
+        from deploy.launch.workers import close, load_pair
+
+        args = load(self.config or DEFAULT_FILE).args
+        for candidate in candidates:
+            policy_of(args, candidate)
+        workers = with_small(args.workers, self.small)
+        if self.small is not None:  # the gate knows the other model
+            args.policy.params.get("learned-gate", {}).pop("gate", None)
+        chosen = large_speculation(workers, self.speculation, self.default_speculation)
+        if chosen is not None:  # one method alone: no request here can name another
+            large = workers.large.model_copy(update={"speculation": chosen})
+            workers = workers.model_copy(update={"large": large})
+        changed = args.model_copy(update={"workers": workers})
+        if beside is not None:
+            from deploy.evaluation.cached_worker import load_recordings, opened_pair
+
+            async with opened_pair(workers, {}) as cached:
+                load_recordings(cached, beside, workers)
+                yield LocalClient(changed, cached, options, recording=recording)
+            return
+        pair = load_pair(workers)
+        try:
+            yield LocalClient(changed, pair, options, recording=recording)
+        finally:
+            await close(pair.values())
+
+
+def with_small(workers: Workers, small: str | None) -> Workers:
+    """The workers with another small model, if one is named.
+
+    Raises:
+        ConfigError: the small worker is a server.
+    """
+    if small is None:
+        return workers
+    if workers.small.url is not None:
+        raise ConfigError("--small: the small worker is a server; name a model there")
+    chosen = workers.small.model_copy(update={"model": small})
+    return workers.model_copy(update={"small": chosen})
+
+
+def large_speculation(
+    workers: Workers, text: str | None, default: str | None = None
+) -> Speculation | None:
+    """What the large worker decodes with; None where its server decides.
+
+    Args:
+        text: NAME or NAME:KEY=VALUE; what it leaves out is as in the file, where the file offers
+            the method, else the method's own default, and the small model drafts.
+        default: instead of the file's method, where there is no text.
+
+    Raises:
+        ConfigError, InvalidRequest: no such method or parameter, or nobody who drafts.
+    """
+    from deploy.evaluation.candidates import Candidate
+    from deploy.service.config import Speculation
+
+    if workers.large.url is not None:
+        if text is not None:
+            raise ConfigError("--speculation: the large worker's server decides; leave it out")
+        return None
+    chosen = Candidate.parse(text or default or workers.large.speculation.method)
+    offered = {one.method: one.params for one in workers.large.speculation.offered}
+    drafter = _drafter(chosen, workers)
+    params = {**offered.get(chosen.policy, {}), **chosen.params}
+    if drafter is not None and drafter not in params:
+        if workers.small.url is not None:
+            raise ConfigError(
+                f"--speculation {chosen.policy} needs a draft model, and the small is a server"
+            )
+        params[drafter] = workers.small.model
+    return Speculation(method=chosen.policy, params=params)
+
+
+def _drafter(chosen: Candidate, workers: Workers) -> str | None:
+    """Which of a method's parameters names its draft model; None where nothing does."""
+    method = chosen.policy
+    if workers.large.runs_vllm:
+        return "model" if method == "draft_model" else None
+    from workers.speculation import METHODS
+
+    if method not in METHODS:
+        raise InvalidRequest(f"no speculation method {method!r}; there are {', '.join(METHODS)}")
+    _, _, *known = signature(METHODS[method]).parameters.values()  # target and loader come first
+    names = [one.name for one in known]
+    others = any(one.kind is one.VAR_KEYWORD for one in known)  # another method's
+    if wrong := next((key for key in chosen.params if not others and key not in names), None):
+        raise InvalidRequest(
+            f"--speculation {chosen.label}: {method} has no parameter {wrong!r}; "
+            f"there are {', '.join(names) or 'none'}"
+        )
+    return "draft" if "draft" in names else None
