@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from deploy.cli.common import AsJson, Config, MaxTokens, add_row, bar, dump, wide_console, write
+from deploy.cli.common import AsJson, Config, MaxTokens, bar, dump, print_table, wide_console, write
 from orchestrator.errors import BatonError, InvalidRequest, Unsupported
 
 if TYPE_CHECKING:
@@ -340,21 +339,20 @@ def _show(document: dict[str, Any]) -> None:
     console = wide_console()
     known = document["large_only"]["accuracy"] is not None
     columns = ["policy", "calibrated", "large tokens %", "agreement % [95 %]", "a coin's"]
-    rows = {**document["policies"], **document["unmet"]}
-    table = Table(*columns, *(["accuracy %"] if known else []), box=None)
+    columns += ["accuracy %"] * known
+    found, rows = {**document["policies"], **document["unmet"]}, []
     for name in ("small_only", "large_only"):
         end = document[name]
         cells = [name.replace("_", "-"), "", _percent(end["large_share"])]
-        cells += [_percent(end["agreement"]), ""]
-        add_row(table, *cells, *([_percent(end["accuracy"])] if known else []))
+        rows.append([*cells, _percent(end["agreement"]), "", _percent(end["accuracy"])])
     for name in document["searched"]:
-        row = rows[name]
+        row = found[name]
         between = f"[{100 * row['agreement_low']:.0f}, {100 * row['agreement_high']:.0f}]"
         setting = f"{row['parameter']}={row['value']:g}" if row["met"] else "misses the target"
         cells = [name, setting, _percent(row["large_share"])]
         cells += [f"{_percent(row['agreement'])} {between}", _percent(row["coin"])]
-        add_row(table, *cells, *([_percent(row["accuracy"])] if known else []))
-    console.print(table)
+        rows.append([*cells, _percent(row["accuracy"])])
+    print_table(columns, (cells[: len(columns)] for cells in rows))
     for judge in document["judge"]:
         console.print(f"judge by {judge['scoring']}: {judge['verdict']}", style="dim")
     target = document["target"]

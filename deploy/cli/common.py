@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -133,6 +133,10 @@ def line_of(step: Step) -> Styled:
     return line.append(text, style="" if step.accepted else "dim strike")
 
 
-def add_row(table: Table, *cells: object) -> None:
-    """Cells as they are, never as markup: people wrote them."""
-    table.add_row(*(Styled(str(cell)) for cell in cells))
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """Print cells as they are, never as markup, since users wrote them; no columns: no heads."""
+    heads = list(columns)
+    table = Table(*heads, box=None, show_header=bool(heads))
+    for cells in rows:
+        table.add_row(*(Styled(str(cell)) for cell in cells))
+    wide_console().print(table)

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich.table import Table
 
 from deploy.cli.administration import (
     Note,
@@ -19,7 +18,7 @@ from deploy.cli.administration import (
     print_heading,
     show_reply,
 )
-from deploy.cli.common import DEFAULT_URL, AsJson, ServiceUrl, add_row, wide_console
+from deploy.cli.common import DEFAULT_URL, AsJson, ServiceUrl, print_table, wide_console
 
 experiment = typer.Typer(help="Compare policies in production: start, watch, read, stop.")
 
@@ -133,20 +132,14 @@ def _path(name: str) -> str:
 
 
 def _print_all(reply: Reply) -> None:
-    table = Table("experiment", "status", "since", "coverage", "arms", "stopped", box=None)
+    rows = []
     for row in reply["data"]:
-        arms = ", ".join(f"{name} {share:.0%}" for name, share in row["weights"].items())
         state = row["state"] or {"started": None, "stopped": {}}
-        add_row(
-            table,
-            row["id"],
-            f"{row['status']}, not in effect" if row["trouble"] else row["status"],
-            moment(state["started"]),
-            f"{row['coverage']:.0%}",
-            arms,
-            ", ".join(state["stopped"]),
-        )
-    wide_console().print(table)
+        status = f"{row['status']}, not in effect" if row["trouble"] else row["status"]
+        arms = ", ".join(f"{name} {share:.0%}" for name, share in row["weights"].items())
+        when, stopped = moment(state["started"]), ", ".join(state["stopped"])
+        rows.append((row["id"], status, when, f"{row['coverage']:.0%}", arms, stopped))
+    print_table(("experiment", "status", "since", "coverage", "arms", "stopped"), rows)
     for row in reply["data"]:
         if row["trouble"]:
             print(f"{row['id']} is not in effect: {row['trouble']}")
@@ -161,19 +154,13 @@ def _print_report(reply: Reply) -> None:
         console.print(f"sample ratio {sound}: {counts} (p {ratio['p']:.2g})", markup=False)
     if 0 < reply["coverage"] < 1:
         console.print(f"{reply['coverage']:.0%} of the units take part by now", markup=False)
-    table = Table("arm", "metric", "value", "against", "difference", "always valid", box=None)
+    rows = []
     for row in reply["comparisons"]:
         value = reply["arms"].get(row["arm"], {}).get(row["metric"], {}).get("mean")
-        add_row(
-            table,
-            row["arm"],
-            row["metric"],
-            _number(value),
-            row["against"],
-            _number(row["always_valid"]["estimate"]),
-            _interval(row["always_valid"]),
-        )
-    console.print(table)
+        found = row["always_valid"]
+        difference = _number(found["estimate"]), _interval(found)
+        rows.append((row["arm"], row["metric"], _number(value), row["against"], *difference))
+    print_table(("arm", "metric", "value", "against", "difference", "always valid"), rows)
     for row in reply["bounds"]:
         sure = "kept" if row["surely"] else "broken" if row["broken"] else "not sure yet"
         bound = f"{row['arm']}: {row['metric']} at most {row['by']:g} worse than {row['than']}"
@@ -188,15 +175,15 @@ def _print_one(reply: Reply) -> None:
     document, state = reply["experiment"], reply["state"]
     details = (moment(state["started"]), document["author"], document["note"])
     print_heading(f"{reply['id']}, {reply['status']}", details)
-    table = Table("arm", "weight", "policy", "parameters", "stopped", box=None)
+    rows = []
     for name, arm in reply["arms"].items():
         policy = f"{arm['policy']}@{arm['version']}" if arm["version"] else arm["policy"]
         share = f"{reply['weights'][name]:.1%}" if name in reply["weights"] else "shadow"
         if arm["speculation"] is not None:
             policy += f", {arm['speculation']}"
         why = state["stopped"].get(name, {}).get("why", "")
-        add_row(table, name, share, policy, json.dumps(arm["params"], ensure_ascii=False), why)
-    wide_console().print(table)
+        rows.append((name, share, policy, json.dumps(arm["params"], ensure_ascii=False), why))
+    print_table(("arm", "weight", "policy", "parameters", "stopped"), rows)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from deploy.cli.common import Config, add_row, bar, lossy, wide_console, write
+from deploy.cli.common import Config, bar, lossy, print_table, wide_console, write
 from orchestrator.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -200,7 +199,8 @@ def _show(report: LearnedGateReport, failures: Sequence[str]) -> None:
         )
     for name, model in (("before reading", report.draft), ("after reading", report.reading)):
         console.print(f"{name}: AUC {model.auc:.3f}, Brier score {model.brier:.4f}")
-        table = Table("said %", "helped %", "drafts", box=None)
-        for said, helped, count in reliability(model, report.outcomes):
-            add_row(table, f"{100 * said:.1f}", f"{100 * helped:.1f}", str(count))
-        console.print(table)
+        rows = (
+            (f"{100 * said:.1f}", f"{100 * helped:.1f}", count)
+            for said, helped, count in reliability(model, report.outcomes)
+        )
+        print_table(("said %", "helped %", "drafts"), rows)

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich.table import Table
 
 from deploy.cli.administration import (
     Note,
@@ -19,7 +18,7 @@ from deploy.cli.administration import (
     print_heading,
     show_reply,
 )
-from deploy.cli.common import DEFAULT_URL, AsJson, ServiceUrl, add_row, wide_console
+from deploy.cli.common import DEFAULT_URL, AsJson, ServiceUrl, print_table
 from orchestrator.errors import ConfigError
 
 policy = typer.Typer(help="Publish policies, see which is active, roll back.")
@@ -134,7 +133,8 @@ def activate(
 
       baton policy activate default
     """
-    _activate(which, url, note, as_json)
+    body = {"version": None if which == DEFAULT else which, "note": note}
+    change(url, "PUT", "/v1/policies/active", body, as_json, _is_active)
 
 
 @policy.command("rollback")
@@ -170,51 +170,40 @@ def history(url: ServiceUrl = DEFAULT_URL, count: Count = 20, as_json: AsJson = 
     show_reply(url, "/v1/policies/history", as_json, _print_history, count=count)
 
 
-def _activate(which: str, url: str, note: str, as_json: bool) -> None:
-    version = None if which == DEFAULT else which
-    body = {"version": version, "note": note}
-    change(url, "PUT", "/v1/policies/active", body, as_json, _is_active)
-
-
 def _print_policies(reply: Reply) -> None:
-    table = Table("policy", "versions", "active", box=None)
     active = reply["active"] or f"{reply['default']} (the deployment file's)"
     if reply["answering"] != reply["active"]:
         answering = reply["answering"] or f"{reply['default']}, the deployment file's,"
         active += f", not in effect: {answering} answers"
-    for row in reply["data"]:
-        mine = active if active.partition("@")[0].partition(" ")[0] == row["policy"] else ""
-        add_row(table, row["policy"], row["latest"] or "-", mine)
-    wide_console().print(table)
+    name = active.partition("@")[0].partition(" ")[0]
+    rows = (
+        (row["policy"], row["latest"] or "-", active if row["policy"] == name else "")
+        for row in reply["data"]
+    )
+    print_table(("policy", "versions", "active"), rows)
     if reply["degraded"]:
         print(f"not everything is in order: {reply['degraded']}")
 
 
 def _print_versions(reply: Reply) -> None:
-    table = Table("version", "when", "author", "note", "", box=None)
-    for row in reply["data"]:
-        cells = (row["id"], moment(row["created"]), row["author"], row["note"], _trouble(row))
-        add_row(table, *cells)
-    wide_console().print(table)
+    rows = (
+        (row["id"], moment(row["created"]), row["author"], row["note"], _trouble(row))
+        for row in reply["data"]
+    )
+    print_table(("version", "when", "author", "note", ""), rows)
 
 
 def _print_history(reply: Reply) -> None:
-    table = Table("when", "what", "version", "before", "author", "key", "note", box=None)
-    for row in reply["data"]:
-        cells = (
-            row.get(key) or "" for key in ("action", "what", "before", "author", "key", "note")
-        )
-        add_row(table, moment(row.get("at")), *cells)
-    wide_console().print(table)
+    keys = ("action", "what", "before", "author", "key", "note")
+    rows = ((moment(row.get("at")), *(row.get(key) or "" for key in keys)) for row in reply["data"])
+    print_table(("when", "what", "version", *keys[2:]), rows)
 
 
 def _print_version(reply: Reply) -> None:
     details = (moment(reply["created"]), reply["author"], reply["note"], _trouble(reply))
     print_heading(_name(reply), details)
-    table = Table(box=None, show_header=False)
-    for key, value in reply["params"].items():
-        add_row(table, key, json.dumps(value, ensure_ascii=False))
-    wide_console().print(table)
+    params = reply["params"].items()
+    print_table((), ((key, json.dumps(value, ensure_ascii=False)) for key, value in params))
 
 
 def _is_active(reply: Reply) -> str:

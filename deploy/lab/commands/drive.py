@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from deploy.cli.administration import Reply, show_reply
 from deploy.cli.common import (
@@ -17,10 +16,9 @@ from deploy.cli.common import (
     Problems,
     Seed,
     ServiceUrl,
-    add_row,
     bar,
     dump,
-    wide_console,
+    print_table,
 )
 from orchestrator.errors import WorkerUnavailable
 
@@ -78,14 +76,14 @@ def drive(
         dump({"lots": batches})
     else:
         names = sorted({name for batch in batches for name in batch["arms"]})
-        table = Table("answers until", *names, box=None)
+        rows = []
         for batch in batches:
             count = sum(arm["requests"] for arm in batch["arms"].values())
             shares = (
                 batch["arms"].get(name, {}).get("requests", 0) / max(1, count) for name in names
             )
-            add_row(table, batch["until"], *(f"{share:.0%}" for share in shares))
-        wide_console().print(table)
+            rows.append((batch["until"], *(f"{share:.0%}" for share in shares)))
+        print_table(("answers until", *names), rows)
         if all(answer.arm == NOBODY and answer.error is None for answer in answers):
             show_reply(url, "/v1/experiments", False, lambda reply: print(_why_nobody(reply)))
     if failed := [answer.error for answer in answers if answer.error is not None]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from deploy.cli.common import add_row, wide_console
+from deploy.cli.common import AsJson, dump, print_table
 
 
 def tally(
     folders: Annotated[list[Path], typer.Argument(help="Folders of baton eval --recordings.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare policies with `large-only` and with a coin at the same share of large tokens.
 
@@ -30,18 +28,21 @@ def tally(
 
     found = rows(tally_of(folders))
     if as_json:
-        print(json.dumps({"rows": found}, indent=2))
+        dump({"rows": found})
         return
-    table = Table(
-        "policy", "problems", "right %", "large tokens %", "points to large-only",
-        "points above a coin", box=None,
-    )  # fmt: skip
-    for row in found:
-        add_row(
-            table, row["policy"], row["problems"], _points(row["accuracy"], ""),
-            f"{row['large_share']:.0%}", _points(row["to_large"]), _points(row["above_coin"]),
-        )  # fmt: skip
-    wide_console().print(table)
+    columns = ["policy", "problems", "right %", "large tokens %", "points to large-only"]
+    cells = (
+        (
+            row["policy"],
+            row["problems"],
+            _points(row["accuracy"], ""),
+            f"{row['large_share']:.0%}",
+            _points(row["to_large"]),
+            _points(row["above_coin"]),
+        )
+        for row in found
+    )
+    print_table([*columns, "points above a coin"], cells)
 
 
 def _points(values: list[float] | None, sign: str = "+") -> str:
