@@ -28,6 +28,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import uvicorn.config
@@ -74,12 +75,12 @@ class ProxyMiddleware:
     """ASGI middleware around the proxy of Ray Serve."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app, self._origins, self._refusals = app, AllowedOrigins(), RecentRefusals()
+        self.app, self.origins, self.refusals = app, AllowedOrigins(), RecentRefusals()
         self._large, self._room = asyncio.Lock(), BodyRoom()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         share = BodyShare(self._room)
         try:
@@ -92,25 +93,26 @@ class ProxyMiddleware:
             _check_headers(scope["headers"])
             body = await _gather(receive, share)
             if body is not None:
-                self._refusals.check(scope, body)
+                self.refusals.check(scope, body)
         except (InvalidRequest, HttpError) as error:
-            refusal = self._origins.readable(http_error(error), scope)
+            refusal = self.origins.readable(http_error(error), scope)
             await refusal.response()(scope, receive, send)
             return
         if body is None:
             return
-        attempt = self._attempt(scope, body, receive, send)
+        begin = partial(_Attempt, self, scope, body, receive, send)
+        attempt = begin()
         whole = not body[-1]["more_body"]
         if await self._carry(attempt, share) and whole and _may_be_repeated(scope):
             log.warning("%s %r was lost: made again", scope["method"], scope["path"])
             await asyncio.sleep(PAUSE_S)
-            attempt = self._attempt(scope, body, receive, send)
+            attempt = begin()
             await self._carry(attempt, share)
         for pause_s in READ_AGAIN_S:
             if not attempt.found_no_room or scope["method"] not in READ_METHODS or not whole:
                 break
             await asyncio.sleep(pause_s)
-            attempt = self._attempt(scope, body, receive, send)
+            attempt = begin()
             await self._carry(attempt, share)
         await attempt.finish()
 
@@ -118,19 +120,14 @@ class ProxyMiddleware:
         """Whether a request was lost; one with a large body has its turn first, after which the
         application knows of it."""
         if attempt.body_bytes <= LARGE_BYTES:
-            return await attempt.was_lost(self._app)
+            return await attempt.was_lost(self.app)
         await self._large.acquire()
         with ExitStack() as turn:
             turn.callback(self._large.release)
             turn.callback(share.leave)
             later = asyncio.get_running_loop().call_later(TURN_S, turn.close)
             turn.callback(later.cancel)
-            return await attempt.was_lost(self._app)
-
-    def _attempt(
-        self, scope: Scope, body: Sequence[Message], receive: Receive, send: Send
-    ) -> _Attempt:
-        return _Attempt(scope, body, receive, send, self._origins, self._refusals)
+            return await attempt.was_lost(self.app)
 
 
 class AllowedOrigins:
@@ -174,20 +171,19 @@ class _Attempt:
 
     def __init__(
         self,
+        middleware: ProxyMiddleware,
         scope: Scope,
         body: Sequence[Message],
         receive: Receive,
         send: Send,
-        origins: AllowedOrigins,
-        refusals: RecentRefusals,
     ) -> None:
+        self._origins, self._refusals = middleware.origins, middleware.refusals
         self._given = body
         self.body_bytes = sum(len(message.get("body", b"")) for message in body)
         # Serve puts headers of its own into a request.
         headers = [header for header in scope["headers"] if header[0] not in TO_SERVE]
         self._scope, self._body = {**scope, "headers": headers}, list(body)
         self._receive, self._send = receive, send
-        self._origins, self._refusals = origins, refusals
         self._whole = not body[-1]["more_body"]
         self._gone = self._ended = self._streams = self._bodiless = False
         self._started: Message | None = None

@@ -87,7 +87,7 @@ async def breaks_off(scope: Scope, receive: Receive, send: Send) -> None:
 @contextmanager
 def serving(app: Any, clock: Callable[[], float] = time.monotonic) -> Iterator[str]:
     middleware = ProxyMiddleware(app)
-    middleware._refusals = RecentRefusals(clock)
+    middleware.refusals = RecentRefusals(clock)
     config = uvicorn.Config(
         middleware, port=0, log_level="critical", lifespan="off", http=BoundedProtocol
     )
