@@ -561,28 +561,29 @@ class Args(StrictModel):
         return prices
 
     @model_validator(mode="after")
-    def _judge_of_the_checkpoint(self) -> Args:
-        """A checkpoint may say how it judges; what the deployment file says goes before it."""
+    def _of_the_checkpoint(self) -> Args:
+        """A checkpoint may say how it judges, and bring the gate for one small model.
+
+        Parameters of the deployment file come before it.
+        """
         folder = self.workers.large.folder()
-        if folder is not None and (folder / JUDGE_FILE).is_file():
+        if folder is None:
+            return self
+        if (folder / JUDGE_FILE).is_file():
             judge = json.loads((folder / JUDGE_FILE).read_text())["policy"]
             for name, policy in POLICIES.items():
                 if issubclass(policy, Judging):
-                    own = {key: judge[key] for key in judge.keys() & policy.model_fields.keys()}
-                    self.policy.params[name] = own | self.policy.params.get(name, {})
-        return self
-
-    @model_validator(mode="after")
-    def _gate_of_the_checkpoint(self) -> Args:
-        """It may also bring a gate, for the small model that the gate was learned with."""
-        folder = self.workers.large.folder()
-        if folder is not None and (folder / GATE_FILE).is_file():
+                    own = judge.keys() & policy.model_fields.keys()
+                    self._complete(name, {key: judge[key] for key in own})
+        if (folder / GATE_FILE).is_file():
             learned = read_calibration(folder / GATE_FILE)
             if same_checkpoint(self.workers.small.checkpoint(), learned.pair["small"]):
                 for name in learned.policies:
-                    own = learned.params(name)
-                    self.policy.params[name] = own | self.policy.params.get(name, {})
+                    self._complete(name, learned.params(name))
         return self
+
+    def _complete(self, policy: str, params: dict[str, Any]) -> None:
+        self.policy.params[policy] = params | self.policy.params.get(policy, {})
 
     @field_validator("store", mode="before")
     @classmethod
