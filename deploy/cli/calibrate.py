@@ -18,10 +18,10 @@ from orchestrator.errors import BatonError, InvalidRequest, Unsupported
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deploy.evaluation.calibration import CalibrationTarget, Range
     from deploy.evaluation.calibrator import JudgeCalibration
     from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.evaluate import Problem
+    from deploy.evaluation.threshold_search import CalibrationTarget, Range
     from deploy.service.config import Args
 
 VERSION = 1
@@ -181,7 +181,7 @@ def _want_met(
 def _target(
     large_share: float | None, agreement: float | None, accuracy: float | None
 ) -> CalibrationTarget:
-    from deploy.evaluation.calibration import CalibrationTarget, Measure
+    from deploy.evaluation.threshold_search import CalibrationTarget, Measure
 
     measures: dict[Measure, float | None] = {
         "large_share": large_share,
@@ -202,8 +202,8 @@ def _searches(
     args: Args, names: Sequence[str] | None, parameter: str | None, bounds: str | None
 ) -> list[tuple[Candidate, Range]]:
     """The candidates with the range of each."""
-    from deploy.evaluation.calibration import Range
     from deploy.evaluation.candidates import Candidate, policy_of
+    from deploy.evaluation.threshold_search import Range
     from policies import POLICIES
 
     if (parameter is not None or bounds is not None) and len(names or ()) != 1:

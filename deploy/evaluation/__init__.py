@@ -22,7 +22,7 @@ In reading order:
 - `call_log`: answers by their call, in a file.
 - `cached_worker`: a worker that answers repeated calls from a cache.
 - `judging`: whether a judge's scores tell anything on a pair, and the curve of its likelihoods.
-- `calibration`: the value of a threshold that meets a target, by bisection.
+- `threshold_search`: the value of a threshold that meets a target, by bisection.
 - `calibrator`: both for a pair of models and any questions.
 - `calibration_file`: the file they are written to, held against the pair that is served.
 - `gate_learning`: a gate learned from recordings: what a rewrite of each draft would have changed.

@@ -13,14 +13,6 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from deploy.evaluation.calibration import (
-    DIGITS,
-    CalibrationResult,
-    CalibrationTarget,
-    Point,
-    Range,
-    search,
-)
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.concurrency import map_concurrently
 from deploy.evaluation.evaluate import EvaluatedAnswer, Problem
@@ -33,6 +25,14 @@ from deploy.evaluation.judging import (
     log_probability,
     report,
     score_at,
+)
+from deploy.evaluation.threshold_search import (
+    DIGITS,
+    CalibrationResult,
+    CalibrationTarget,
+    Point,
+    Range,
+    search,
 )
 from orchestrator.errors import BatonError, Unsupported
 from orchestrator.experiments.answer_equality import final

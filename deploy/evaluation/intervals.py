@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 Z: Final = 1.959964  # of a 95 % interval
 RESAMPLES: Final = 2000
+Places = NDArray[np.int64]
 
 
 def mean(values: Sequence[float]) -> float:
@@ -20,13 +21,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Linear between the two neighbours, as numpy does it."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    at = share * (len(ordered) - 1)
-    low, high = ordered[math.floor(at)], ordered[math.ceil(at)]
-    return low + (high - low) * (at - math.floor(at))
+    return float(np.quantile(values, share)) if values else 0.0
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
@@ -80,7 +75,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     if not values:
         return -1.0, 1.0
     drawn = np.array([*values, -1.0, 1.0])
-    return _middle(drawn[_resampled(len(drawn))].mean(axis=1))
+    return bootstrap(len(drawn), lambda picks: drawn[picks].mean(axis=1))
 
 
 def mcnemar(won: int, lost: int) -> float:
@@ -93,23 +88,23 @@ def mcnemar(won: int, lost: int) -> float:
 def ratio_of_sums(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
     """95 % interval of sum(ours) / sum(theirs) over paired measurements of at least 0.
 
-    The percentile bootstrap over pairs, with a seed of its own: the same numbers give the same
-    interval. (0, 0) without measurements.
+    (0, 0) without measurements.
     """
     if not sum(theirs):
         return 0.0, 0.0
-    pairs = np.array([ours, theirs], dtype=float)
-    picks = _resampled(pairs.shape[1])
-    above, below = (column[picks].sum(axis=1) for column in pairs)
-    return _middle(above / np.maximum(below, 1e-12))
+    above, below = np.array(ours, float), np.array(theirs, float)
+    return bootstrap(
+        len(above), lambda picks: above[picks].sum(-1) / np.maximum(below[picks].sum(-1), 1e-12)
+    )
 
 
-def _resampled(count: int) -> NDArray[np.int64]:
-    """Of `RESAMPLES` samples with replacement the places of each; always the same ones."""
-    return np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
+def bootstrap(count: int, figure: Callable[[Places], Any]) -> tuple[float, float]:
+    """95 % interval of a figure over `count` measurements: the percentile bootstrap.
 
-
-def _middle(found: NDArray[np.float64]) -> tuple[float, float]:
-    """The bounds of the middle 95 %."""
-    low, high = np.quantile(found, (0.025, 0.975))
+    Args:
+        figure: gets the places of the measurements of each sample, [samples, count], and returns
+            the figure of each. They are always the same ones: so is the interval.
+    """
+    picks = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
+    low, high = np.quantile(figure(picks), (0.025, 0.975))
     return float(low), float(high)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log, log1p, sqrt
+from statistics import pstdev
 from typing import Any
 
 from deploy.evaluation.intervals import Z, quantile
@@ -89,7 +90,14 @@ def report(scoring: str, answers: Sequence[JudgedAnswer]) -> JudgeReport:
         )
         low, high = max(0.0, auc - half), min(1.0, auc + half)
     return JudgeReport(
-        scoring, len(scores), len(good), len(others), _deviation(scores), auc, low, high
+        scoring,
+        len(scores),
+        len(good),
+        len(others),
+        pstdev(scores) if scores else 0.0,
+        auc,
+        low,
+        high,
     )
 
 
@@ -164,10 +172,3 @@ def _logistic(rows: Sequence[tuple[float, bool]]) -> tuple[float, float]:
 def _auc(good: Sequence[float], others: Sequence[float]) -> float:
     won = sum((g > o) + 0.5 * (g == o) for g in good for o in others)
     return won / (len(good) * len(others))
-
-
-def _deviation(values: Sequence[float]) -> float:
-    if not values:
-        return 0.0
-    middle = sum(values) / len(values)
-    return sqrt(sum((value - middle) ** 2 for value in values) / len(values))

@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from deploy.evaluation.intervals import Places, bootstrap
 from deploy.lab.bench.candidates import BASELINE, DecodingCandidate, TurnResult
 from deploy.lab.bench.turn_log import TurnLog
 
-RESAMPLES: Final = 2000
 MOST_WARM: Final = 40
 Numbers = NDArray[np.float64]
 Row = dict[str, Any]
@@ -109,16 +109,14 @@ def estimate(
 ) -> Estimate:
     """Ratio of two sums over groups, or of two such ratios."""
     size = len(above[0])
-    drawn = np.random.default_rng(0).integers(0, size, (RESAMPLES, size))
 
-    def ratio(pair: tuple[Numbers, Numbers], chosen: NDArray[np.int64]) -> Any:
+    def ratio(pair: tuple[Numbers, Numbers], chosen: Places) -> Any:
         return pair[0][chosen].sum(-1) / np.maximum(pair[1][chosen].sum(-1), 1e-12)
 
-    def figure(chosen: NDArray[np.int64]) -> Any:
+    def figure(chosen: Places) -> Any:
         return ratio(above, chosen) / (1.0 if below is None else ratio(below, chosen))
 
-    low, high = np.quantile(figure(drawn), (0.025, 0.975))
-    return Estimate(float(figure(np.arange(size))), float(low), float(high))
+    return Estimate(float(figure(np.arange(size))), *bootstrap(size, figure))
 
 
 def speed(turns: Turns) -> tuple[Numbers, Numbers]:

@@ -9,29 +9,6 @@ import typer
 
 from orchestrator.errors import InvalidRequest
 
-EXAMPLES = """
-
-[bold]Stages[/] (all of them in this order unless some are named)
-
-  tokenizer   learn the merges from training texts
-  novice      a first small model, whose mistakes teach error detection
-  harvest     its wrong steps and reflections on training problems, marked by the exact checker
-  small       the small model, with reflections on such mistakes
-  rehearse    the small model's wrong steps and reflections, likewise
-  large       the large model, with reflections and the judge's turn on both harvests
-  draft       a weak draft model (embedded:draft)
-  kangaroo    the adapter by which the large model drafts for itself
-  fspad       a feature drafter for the large model
-  eagle2      the same without what FSPAD adds
-  publish     copy them to the folder that embedded: names
-
-[bold]Examples[/]
-
-  baton lab train                            everything, into runs/ (hours)
-  baton lab train large --init runs/large    start from weights and warm up again
-  baton lab train kangaroo fspad             two drafters of the published large model
-"""
-
 
 def train(
     stages: Annotated[list[str] | None, typer.Argument(help="Stages to run, in order.")] = None,
@@ -39,17 +16,23 @@ def train(
     tokens: Annotated[
         int | None, typer.Option(min=10_000, help="Length of a training stage.")
     ] = None,
-    init: Annotated[
-        Path | None, typer.Option(help="Start a model from this checkpoint.", exists=True)
-    ] = None,
 ) -> None:
-    """Train the embedded pair and its drafters on generated problems, stage by stage."""
+    """Train the embedded pair and its drafters on generated problems, stage by stage.
+
+    The stages: tokenizer; novice, a first small model whose mistakes (harvest) teach error
+    detection; small, and its own mistakes (rehearse); large, with the judge's turn; draft, a weak
+    draft model; the drafters kangaroo, fspad and eagle2 of the large model; publish, which copies
+    all to the folder that embedded: names.
+
+    [bold]Examples[/]
+
+      baton lab train                            everything, into runs/ (hours)
+
+      baton lab train kangaroo fspad             two drafters of the published large model
+    """
     from deploy.lab.pair import recipe
 
     if unknown := set(stages or ()) - set(recipe.STAGES):
         raise InvalidRequest(f"no such stage: {', '.join(sorted(unknown))}", param="stages")
     for stage in stages or recipe.STAGES:
-        recipe.run(stage, runs, tokens=tokens, init_from=init)
-
-
-train.__doc__ = f"{train.__doc__}{EXAMPLES}"
+        recipe.run(stage, runs, tokens=tokens)

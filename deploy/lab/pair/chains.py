@@ -35,15 +35,13 @@ def written(large: Path, runs: Path, kind: str, log: Callable[[str], None]) -> P
     """The file of a kind of chains; written if it does not exist."""
     out = runs / f"{kind}.jsonl.gz"
     if not out.exists():
-        seed, temperature = KINDS[kind]
-        write_chains(large, out, CHAINS, seed, temperature=temperature, log=log)
+        write_chains(large, out, CHAINS, *KINDS[kind], log)
     return out
 
 
 def write_chains(
-    large: Path, out: Path, count: int, seed: int, *, temperature: float = 0.0,
-    log: Callable[[str], None] = print,
-) -> Path:  # fmt: skip
+    large: Path, out: Path, count: int, seed: int, temperature: float, log: Callable[[str], None]
+) -> None:
     """Write the large model's answers to `count` training problems.
 
     A line is `[prompt ids, reply ids]`; the reply ends with the end of the turn.
@@ -68,7 +66,6 @@ def write_chains(
                 if reply[-1:] == [author.end]:
                     file.write(json.dumps([prompt, reply]) + "\n")
     growing.replace(out)
-    return out
 
 
 def in_turn(paths: Sequence[Path], seed: int) -> Iterator[TrainingDocument]:

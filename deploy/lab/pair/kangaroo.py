@@ -119,7 +119,4 @@ def fingerprint(checkpoint: Path) -> str:
 
 def belongs(adapter: Path, checkpoint: Path) -> bool:
     """Whether the folder `adapter` holds an adapter that was trained on these weights."""
-    config = adapter / CONFIG
-    if not config.is_file() or not (adapter / WEIGHTS).is_file():
-        return False
-    return bool(json.loads(config.read_text()).get("target") == fingerprint(checkpoint))
+    return bool(json.loads((adapter / CONFIG).read_text())["target"] == fingerprint(checkpoint))

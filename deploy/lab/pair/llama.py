@@ -169,7 +169,7 @@ class Llama:
         return head(x, self.norms[-1], self.embed, self.dtype)
 
     def names(self) -> dict[str, Tensor]:
-        """Hugging Face's parameter names, as views of `flat`: the map for export and import."""
+        """Hugging Face's parameter names, as views of `flat`."""
         out = {"model.embed_tokens.weight": self.embed, "model.norm.weight": self.norms[-1]}
         for i in range(self.recipe.layers):
             at = f"model.layers.{i}."
@@ -208,20 +208,9 @@ class Llama:
         )
         config.save_pretrained(out)
         state = {k: v.to(torch.bfloat16).contiguous() for k, v in self.names().items()}
-        save_file(state, out / "model.safetensors.new", {"format": "pt"})
-        os.replace(out / "model.safetensors.new", out / "model.safetensors")
+        save_file(state, out / "model.safetensors", {"format": "pt"})
         for path in sorted(tokenizer_dir.glob("*token*")) if tokenizer_dir else []:
-            if path.parent != out:
-                shutil.copy(path, out)
-
-    def load(self, checkpoint: Path) -> None:
-        """Start from an exported checkpoint of the same shape."""
-        from safetensors.torch import load_file
-
-        state = load_file(checkpoint / "model.safetensors")
-        for name, view in self.names().items():
-            view.copy_(state[name])
-        self.refresh()
+            shutil.copy(path, out)
 
 
 def _control_ids(tokenizer_dir: Path | None) -> dict[str, int]:

@@ -40,8 +40,6 @@ RECIPES = {
     "large": Recipe(layers=12, width=128, tokens=90_000_000, seed=2, flag_layer=9),
     "draft": Recipe(layers=1, width=32, tokens=3_000_000, seed=4),
 }
-WARM_RATE = 0.6
-"""Factor of the learning rates when a run starts from weights."""
 SCHEDULES = {
     "kangaroo": kangaroo.SCHEDULE, "fspad": features.SCHEDULE, "eagle2": features.SCHEDULE,
 }  # fmt: skip
@@ -52,14 +50,12 @@ def run(
     runs: Path,
     *,
     tokens: int | None = None,
-    init_from: Path | None = None,
     log: Callable[[str], None] = print,
 ) -> None:
     """Run one stage in the folder `runs`.
 
     Args:
         tokens: length of a training stage; None: the recipe's.
-        init_from: a checkpoint that a model starts from, with a warm-up to a lower learning rate.
 
     Raises:
         ConfigError: an earlier stage has not run.
@@ -71,11 +67,7 @@ def run(
         harvest(runs / author, _harvested(runs, stage), HARVESTED_PROBLEMS, seed, log)
     elif stage in RECIPES:
         recipe = RECIPES[stage]
-        if init_from is not None:
-            recipe = replace(
-                recipe, muon_lr=WARM_RATE * recipe.muon_lr, adam_lr=WARM_RATE * recipe.adam_lr
-            )
-        _train_model(stage, runs, replace(recipe, tokens=tokens or recipe.tokens), init_from, log)
+        _train_model(stage, runs, replace(recipe, tokens=tokens or recipe.tokens), log)
     elif stage in SCHEDULES:
         schedule = SCHEDULES[stage]
         _train_drafter(stage, runs, replace(schedule, tokens=tokens or schedule.tokens), log)
@@ -87,9 +79,7 @@ def _harvested(runs: Path, stage: str) -> Path:
     return runs / f"{stage}.jsonl.gz"
 
 
-def _train_model(
-    stage: str, runs: Path, recipe: Recipe, init_from: Path | None, log: Callable[[str], None]
-) -> None:
+def _train_model(stage: str, runs: Path, recipe: Recipe, log: Callable[[str], None]) -> None:
     mistakes = {name: _harvested(runs, name) for name in LEARNS_FROM[stage]}
     needed = {"tokenizer": runs / "tokenizer"} | mistakes
     if missing := [name for name, path in needed.items() if not path.exists()]:
@@ -98,9 +88,7 @@ def _train_model(
     documents = generated_documents(
         tokenizer, judge=stage == "large", mistakes=list(mistakes.values()), seed=recipe.seed
     )
-    train(
-        recipe, documents, runs / stage, tokenizer_dir=tokenizer, init_from=init_from, log=log
-    )  # fmt: skip
+    train(recipe, documents, runs / stage, tokenizer_dir=tokenizer, log=log)
 
 
 def _train_drafter(stage: str, runs: Path, schedule: Schedule, log: Callable[[str], None]) -> None:

@@ -18,7 +18,6 @@ Llama, https://arxiv.org/abs/2302.13971.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,9 +28,6 @@ from deploy.lab.pair.llama import Llama, Recipe
 from deploy.lab.pair.muon import Optimizer
 from deploy.lab.pair.progress import Progress
 
-EXPORT_SECONDS = 180.0
-"""Seconds between two exports of a run; `init_from` continues from one."""
-
 
 def train(
     recipe: Recipe,
@@ -39,16 +35,12 @@ def train(
     out: Path,
     *,
     tokenizer_dir: Path | None = None,
-    init_from: Path | None = None,
     log: Callable[[str], None] = print,
 ) -> None:
-    """Train a model from scratch or from a checkpoint, and export it to `out`."""
+    """Train a model and export it to `out`."""
     torch.manual_seed(recipe.seed)
     model, progress = Llama(recipe, torch.bfloat16), Progress(recipe, log)
-    if init_from is not None:
-        model.load(init_from)
     optimizer, buckets = Optimizer(model), Buckets(documents, recipe.batch_tokens)
-    exported = time.monotonic()
     while progress.share < 1:
         batch = collate(*buckets.take(), torch.bfloat16)
         lm, flag = model.losses(batch)
@@ -58,7 +50,4 @@ def train(
         gradient = torch.cat([leaf.flatten().float() for leaf in leaves])
         optimizer.step(gradient, progress.advance(batch.count))
         progress.report(lm.item())
-        if time.monotonic() - exported > EXPORT_SECONDS:
-            model.export(out, tokenizer_dir)
-            exported = time.monotonic()
     model.export(out, tokenizer_dir)

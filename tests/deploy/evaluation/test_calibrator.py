@@ -10,12 +10,12 @@ import pytest
 
 from deploy.evaluation.builtin.problems import draw
 from deploy.evaluation.cached_worker import CachedWorker
-from deploy.evaluation.calibration import CalibrationTarget, Point, Range
 from deploy.evaluation.calibrator import Calibrator, as_json, coin
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.clients import LocalClient, RequestOptions, ask
 from deploy.evaluation.evaluate import Question
 from deploy.evaluation.grading import Grader
+from deploy.evaluation.threshold_search import CalibrationTarget, Point, Range
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.launch.workers import load_pair
 from policies.specreason import SpecReason

@@ -26,7 +26,6 @@ def test_the_pair_is_trained_and_published(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setitem(recipe.RECIPES, name, replace(tiny, layers=2))
     for stage in ("tokenizer", "novice", "harvest", "small", "rehearse", "large", "draft"):
         recipe.run(stage, tmp_path, tokens=10_000, log=quiet)
-    recipe.run("large", tmp_path, tokens=2_000, init_from=tmp_path / "large", log=quiet)
     assert len(load_mistakes(tmp_path / "harvest.jsonl.gz")) == 64
     recipe.run("publish", tmp_path)
     vocabularies = set()

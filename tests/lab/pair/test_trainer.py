@@ -55,10 +55,6 @@ def test_logits_equal_hugging_face(tmp_path: Path) -> None:
     with torch.no_grad():
         theirs = reference(torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    other = model()
-    other.flat.zero_()
-    other.load(tmp_path)
-    assert torch.equal(other.flat[:-65], twin.flat[:-65])  # all but the flag head
 
 
 def test_a_branch_sees_the_chain_before_it_and_itself() -> None:
@@ -117,16 +113,9 @@ def test_the_step_is_torch_muon() -> None:
     assert (twin.mlp[1, 0] - big).norm() < 0.02 * moved
 
 
-def test_training_learns_exports_and_continues(tmp_path: Path) -> None:
+def test_training_learns_and_exports(tmp_path: Path) -> None:
     lines: list[str] = []
     recipe = replace(RECIPE, batch_tokens=1024)
     train(recipe, counting(), tmp_path, log=lines.append)
-    loss = _loss(lines[-1])
-    assert loss < 3  # at the end; uniform: 4.85
+    assert float(lines[-1].split("loss ")[1].split()[0]) < 3  # at the end; uniform: 4.85
     assert LlamaForCausalLM.from_pretrained(tmp_path).dtype == torch.bfloat16
-    train(replace(recipe, tokens=3_000), counting(), tmp_path, init_from=tmp_path, log=lines.append)
-    assert _loss(lines[-1]) < loss + 0.5
-
-
-def _loss(line: str) -> float:
-    return float(line.split("loss ")[1].split()[0])

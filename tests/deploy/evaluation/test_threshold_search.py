@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 from pydantic import Field
 
-from deploy.evaluation.calibration import (
+from deploy.evaluation.threshold_search import (
     NEAR,
     ROUNDS,
     CalibrationTarget,
