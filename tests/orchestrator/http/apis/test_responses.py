@@ -323,35 +323,6 @@ def test_what_the_clients_own_helpers_give_back_can_be_sent_again(streamed: bool
     assert second.output_text == "It is 5."
 
 
-def test_a_call_that_was_cut_off_may_come_back() -> None:
-    large = scripted()
-    with serving(service(large=large)) as url:
-        create(url, model="large-only", **items({**CALLED, "arguments": '{"a": 1, "b'}, GIVEN_BACK))
-    heard = large.calls[-1].call.transcript.messages
-    assert [call.arguments for call in heard[1].calls] == ['{"a": 1, "b']
-
-
-def test_earlier_calls_without_arguments() -> None:
-    large = scripted()
-    with serving(service(large=large)) as url:
-        for blank in ("", " "):
-            create(url, model="large-only", **items({**CALLED, "arguments": blank}, GIVEN_BACK))
-            heard = large.calls[-1].call.transcript.messages
-            assert [call.arguments for call in heard[1].calls] == ["{}"]
-
-
-def test_text_behind_a_call_belongs_to_the_same_turn() -> None:
-    large = tool_worker()
-    before, behind = ({"role": "assistant", "content": text} for text in ("Let me see.", "Wait."))
-    with serving(service(tool_worker(), large)) as url:
-        given = items(before, CALLED, behind, GIVEN_BACK)
-        create(url, model="large-only", tools=[FUNCTION], **given)
-    turns = large.calls[-1].call.transcript.messages
-    assert [turn.role for turn in turns] == ["tools", "user", "assistant", "tool"]
-    assert turns[2].content == "Let me see.\nWait."
-    assert [call.id for call in turns[2].calls] == ["c"]
-
-
 def test_a_model_reads_of_tools_what_it_reads_in_chat_completions() -> None:
     large = tool_worker()
     with serving(service(tool_worker(), large)) as url, client(url) as api:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from orchestrator.http.apis.responses import ResponsesRequest
 from orchestrator.types import Message
 
 QUESTION = {"role": "user", "content": "2 + 3?"}
 ANSWER = {"type": "message", "role": "assistant", "content": "5"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "5"}
 
 
 def reasoning(text: str) -> dict[str, Any]:
@@ -33,6 +36,23 @@ def test_reasoning_goes_with_the_calls_after_it() -> None:
     assert (calling.reasoning, calling.calls[0].name) == ("Add.", "add")
     (both,) = turns(reasoning("Add."), ANSWER, reasoning("Or call."), CALL)
     assert (both.content, both.reasoning) == ("5", "Add.\nOr call.")
+
+
+def test_text_after_a_call_belongs_to_the_same_turn() -> None:
+    before, after = ({"role": "assistant", "content": text} for text in ("Let me see.", "Wait."))
+    (calling, result) = turns(before, CALL, after, RESULT)
+    assert (calling.content, [call.id for call in calling.calls]) == ("Let me see.\nWait.", ["c1"])
+    assert (result.role, result.content, result.name) == ("tool", "5", "add")
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [('{"a": 1, "b', '{"a": 1, "b'), ("", "{}"), (" ", "{}")]
+)
+def test_a_call_that_was_cut_off_comes_back_and_a_blank_one_has_no_arguments(
+    written: str, read: str
+) -> None:
+    calling, _ = turns({**CALL, "arguments": written}, RESULT)
+    assert [call.arguments for call in calling.calls] == [read]
 
 
 def test_no_reasoning_is_lost() -> None:
