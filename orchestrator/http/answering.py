@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -128,7 +128,7 @@ class Answer:
     """Makes, counts and records one answer."""
 
     def __init__(self, service: Service, choice: Choice, place: Place) -> None:
-        self._service, self._choice, self._place = service, choice, place
+        self._service, self.choice, self._place = service, choice, place
         self.response = ResponseAccumulator()
         self.response.find_calls = partial(calls_at_end, choice, self.response)
         self.encoder = choice.ask.encoder(choice, self.response)
@@ -145,13 +145,9 @@ class Answer:
             asyncio.get_running_loop().time(),
         )
 
-    @property
-    def policy(self) -> str:
-        return self._choice.plan.name
-
     async def events(self) -> AsyncGenerator[Event, None]:
         """Run the step loop, observed by metrics and spans; yields its events."""
-        service, choice, response = self._service, self._choice, self.response
+        service, choice, response = self._service, self.choice, self.response
         plan, workers = choice.plan, service.pools.workers
         if plan.enrollment is not None:
             service.shared.recorder.exposure(plan.enrollment, choice.trace_id)
@@ -186,7 +182,7 @@ class Answer:
         if self._recorded:
             return
         self._recorded = True
-        shared, choice, response = self._service.shared, self._choice, self.response
+        shared, choice, response = self._service.shared, self.choice, self.response
         incoming, enrollment = choice.incoming, choice.plan.enrollment
         data = dump(record(choice, response, status, error))
         ttl_s = self._service.settings.trace_ttl_s
@@ -268,7 +264,7 @@ class AnswerResponse(Response):
             self._record("cancelled")
         except Exception as error:
             if isinstance(error, Unsupported):
-                error.policy = self._answers[0].policy
+                error.policy = self._answers[0].choice.plan.name
             elif isinstance(error, InvalidRequest) and error.param == "messages":
                 error.param = self._ask.api.question  # workers know only messages
             body = http_error(error).body
@@ -301,7 +297,11 @@ class AnswerResponse(Response):
             if not self._started:
                 await self._start(send, STREAM_HEADERS)
                 await self._send(send, b"".join(one.encoder.begin() for one in self._answers))
-            batches = list(self._by_answer(batch))
+            batches = [
+                (answer, news)
+                for index, answer in enumerate(self._answers)
+                if (news := [event for of, event in batch if of == index])
+            ]
             if data := b"".join(answer.encoder.more(news) for answer, news in batches):
                 await self._send(send, data)
             elif self._silent_s >= times.ping_s:  # also while new text cannot be shown yet
@@ -314,11 +314,6 @@ class AnswerResponse(Response):
                 if not writing:
                     data += ended[0].encoder.end([one.response for one in self._answers])
                 await self._send(send, data, more=writing > 0)
-
-    def _by_answer(self, batch: list[tuple[int, Event]]) -> Iterator[tuple[Answer, list[Event]]]:
-        for index, answer in enumerate(self._answers):
-            if news := [event for of, event in batch if of == index]:
-                yield answer, news
 
     async def _start(self, send: Send, headers: dict[str, str]) -> None:
         self._started = True

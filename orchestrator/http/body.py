@@ -201,13 +201,9 @@ def _check_values(root: dict[str, Any]) -> None:
             for key, inner in value.items():
                 _check_text(key, loc)
                 todo.append((inner, (*loc, key)))
-        elif isinstance(value, list) and not _are_ids(value):
+        # A list of token ids alone is checked as a whole, and counts as one value.
+        elif isinstance(value, list) and not all(type(one) is int for one in value):
             todo.extend((inner, (*loc, index)) for index, inner in enumerate(value))
-
-
-def _are_ids(values: list[object]) -> bool:
-    """Whether a list holds token ids alone: checked as a whole, it counts as one value."""
-    return all(type(value) is int for value in values)
 
 
 def _check_text(text: str, loc: tuple[int | str, ...]) -> None:
@@ -239,7 +235,9 @@ def parse_request(
         name
         for name, harmless in kind.unsupported.items()
         if name not in fields and given.get(name) is not None
-        if not any(_same(given[name], one) for one in (*harmless, *_as_many(name, given)))
+        if not any(_same(given[name], one) for one in harmless)
+        # As many as are shown are all of them.
+        if name != "best_of" or not _same(given[name], given.get("n"))
     ]
     unknown = sorted(given.keys() - fields - kind.unsupported.keys() - kind.hints)
     given = {name: value for name, value in given.items() if value is not None and name in fields}
@@ -252,11 +250,6 @@ def parse_request(
         refusal = _refusal(refused, [*unknown, *within], False)
         return request, (f"{refusal.message}, and left out",)
     return request, ()
-
-
-def _as_many(name: str, given: Mapping[str, Any]) -> tuple[object, ...]:
-    """Values that are harmless beside another parameter: `best_of` equal to `n`."""
-    return (given["n"],) if name == "best_of" and "n" in given else ()
 
 
 def _validated(

@@ -41,15 +41,12 @@ class RequestMiddleware:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await self._serve(scope, receive, send)
+            given = Headers(scope=scope).get("x-request-id", "")
+            request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+            with about(request_id=request_id):
+                await self._answer(scope, receive, send, request_id)
         else:  # there are no websockets here
             await send({"type": "websocket.close", "code": 1008})
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
-        with about(request_id=request_id):
-            await self._answer(scope, receive, send, request_id)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         headers, began, status = Headers(scope=scope), perf_counter(), 0

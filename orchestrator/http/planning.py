@@ -131,6 +131,9 @@ class Planner:
                 param=wanted.alone,
                 code="unsupported_parameter",
             )
+        cap = wanted.thought_cap
+        if cap is not None and (policy.budget is None or policy.budget > cap):
+            policy = policy.model_copy(update={"budget": cap})
         asked = ask.sampling
         needs_default = asked.temperature != 0 and not asked.is_complete
         default = await self._default_sampling(policy) if needs_default else GREEDY
@@ -140,7 +143,7 @@ class Planner:
             decoding = {**decoding, "large": self.catalog.methods[speculation]}
         return RequestPlan(
             name,
-            _capped(policy, wanted.thought_cap),
+            policy,
             replace(asked.over(default), seed=seed),
             version,
             overrides,
@@ -228,12 +231,6 @@ class Planner:
             return self.catalog.build(name, self.catalog.params.get(name, {}))
         except InvalidRequest as error:
             raise ConfigError(f"the defaults of {name}: {error.message}") from None
-
-
-def _capped(policy: Policy, cap: int | None) -> Policy:
-    if cap is None or (policy.budget is not None and policy.budget <= cap):
-        return policy
-    return policy.model_copy(update={"budget": cap})
 
 
 def no_model(name: str) -> UnknownPolicy:

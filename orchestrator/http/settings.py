@@ -77,7 +77,3 @@ class HttpSettings:
     trace_ttl_s: float = 24 * 3600.0
     prices: TokenPrices | None = None
     patience: Patience = Patience()
-
-    @property
-    def reasoning_fields(self) -> tuple[str, ...]:
-        return REASONING_FIELDS[self.reasoning_field]

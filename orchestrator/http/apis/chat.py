@@ -35,7 +35,7 @@ from orchestrator.http.ask import CHAT, Ask, Choice
 from orchestrator.http.body import Given, Json, contradiction, parse_request
 from orchestrator.http.records import call_json, step_json
 from orchestrator.http.rendering import Baton, Stripped, TokenUsage, planned
-from orchestrator.http.settings import HttpSettings
+from orchestrator.http.settings import REASONING_FIELDS, HttpSettings
 from orchestrator.http.tools.call_reader import AnswerReader, CallPiece, Piece, read_answer
 from orchestrator.http.tools.offered import (
     MAX_TOOLS,
@@ -179,10 +179,6 @@ class ChatRequest(AnswerForm, TextRequest):
         self.tool_use  # noqa: B018 (refuses a choice of a tool that is missing)
         return self
 
-    @property
-    def wants_events(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_events
-
     def _check_turns(self) -> None:
         """Every turn has content, and a tool's result answers an earlier call."""
         called: set[str] = set()
@@ -316,7 +312,7 @@ def parse(given: bytes, settings: HttpSettings) -> Ask:
         body.policy_choice(thought_cap=body.thought_cap(limits.max_tokens)),
         body.sampling,
         limits,
-        partial(ChatEncoder, body, settings.reasoning_fields),
+        partial(ChatEncoder, body, REASONING_FIELDS[settings.reasoning_field]),
         choices=body.n,
         tools=tools,
         seed=body.seed,
@@ -341,7 +337,8 @@ class ChatEncoder(ChunkEncoder):
         self._body, self._thought_in = body, thought_in
         self._strip = Stripped(begun=body.continue_final_message)
         self._answer = AnswerReader(choice, response)
-        self._events = StreamEvents(response) if body.wants_events else None
+        options = body.stream_options
+        self._events = StreamEvents(response) if options and options.include_events else None
         self._logprobs: Json | None = None  # if they are asked for
 
     async def before(self, workers: Mapping[WorkerName, Worker]) -> None:
