@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from orchestrator.types import Finish
 from orchestrator.worker import Delta
 from workers.text.boundaries import StepEnd
-from workers.text.second_close import SecondClose
+from workers.text.second_close import SecondClose, begun_mark
 
 Stop = tuple[str, Finish]
 """A string that ends a text and is cut off, and the reason to report."""
@@ -22,13 +22,7 @@ Stop = tuple[str, Finish]
 
 def held_back(text: str, stops: Sequence[Stop]) -> int:
     """Length of the longest end of a text that may turn out to begin a stop string."""
-    held = 0
-    for stop, _ in stops:
-        for size in range(min(len(stop) - 1, len(text)), held, -1):
-            if text.endswith(stop[:size]):
-                held = size
-                break
-    return held
+    return max((begun_mark(text, stop) for stop, _ in stops), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +44,16 @@ class Ends:
     min_tokens: int = 0
     second_close: SecondClose | None = None
 
+    def held(self, text: str) -> int:
+        """Length of the longest end of a text that may turn out to begin what is cut off."""
+        held = held_back(text, self.stops)
+        return held if self.second_close is None else max(held, self.second_close.held)
+
+    def closed_at(self) -> int | None:
+        """Where the text ends the thought, once nothing more comes; its marker begins there."""
+        found = None if self.second_close is None else self.second_close.end()
+        return None if found is None else found[0]
+
 
 class Detokenizer:
     """One generation's text.
@@ -68,8 +72,7 @@ class Detokenizer:
         ends: Ends | None = None,
         unfinished_bytes: bytes = b"",
     ) -> None:
-        ends = ends or Ends()
-        self._second_close, self._until = ends.second_close, ends.until
+        self._ends = ends = ends or Ends()
         self._pieces, self._encode, self._min_tokens = pieces, encode, ends.min_tokens
         self._stops = tuple(stop for stop in ends.stops if stop[0])
         self._longest = max((len(stop) for stop, _ in self._stops), default=0)
@@ -117,8 +120,8 @@ class Detokenizer:
             for stop, finish in self._stops
             if (at := window.find(stop, max(0, self._first_of(finish) - start))) >= 0
         ]
-        again = None if self._second_close is None else self._second_close.feed(new)
-        if again is not None:
+        second = self._ends.second_close
+        if second is not None and (again := second.feed(new)) is not None:
             begin, end = again
             matches.append((end - start, begin - start, "think_end"))
         if matches:
@@ -126,7 +129,7 @@ class Detokenizer:
             self._cut(start + at)
             return finish
         self._tail = window[max(0, len(window) - self._longest + 1) :]
-        self._ending = self._ending or self._until.feed(new) is not None
+        self._ending = self._ending or self._ends.until.feed(new) is not None
         return "until" if self._ending and whole else None
 
     def _first_of(self, finish: Finish) -> int:
@@ -135,10 +138,7 @@ class Detokenizer:
 
     def take(self) -> Delta | None:
         """What has become final since the last time, if anything."""
-        held = held_back(self._tail, self._stops)
-        if self._second_close is not None:
-            held = max(held, self._second_close.held)
-        return self._give(self._length - held)
+        return self._give(self._length - self._ends.held(self._tail))
 
     @property
     def given(self) -> Delta:
@@ -150,9 +150,9 @@ class Detokenizer:
 
     def closed(self) -> bool:
         """Whether a thought ends with the text; its marker is cut off."""
-        at = None if self._second_close is None else self._second_close.end()
+        at = self._ends.closed_at()
         if at is not None:
-            self._cut(at[0])
+            self._cut(at)
         return at is not None
 
     def end(self) -> Delta | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.types import Finish
 from orchestrator.worker import Delta
-from workers.text.detokenizer import Ends, held_back
+from workers.text.detokenizer import Ends
 
 # A word, the space before it and the newlines after it (tokenizers take those together with
 # punctuation), once something follows; or a word too long to wait for its end.
@@ -28,9 +28,8 @@ class Retokenizer:
     """
 
     def __init__(self, encode: Callable[[str], tuple[int, ...]], ends: Ends | None = None) -> None:
-        ends = ends or Ends()
-        self._second_close, self._until = ends.second_close, ends.until
-        self._encode, self._begins_answer = encode, ends.begins_answer
+        self._ends = ends = ends or Ends()
+        self._encode = encode
         self._stops = tuple(stop for stop in ends.stops if stop[0])
         self._given: list[str] = []  # what was encoded,
         self._rest = ""  # and what follows it
@@ -45,16 +44,18 @@ class Retokenizer:
         before = len(self._rest)
         self._rest += text
         begin = 0
-        if self._begins_answer and not self._given:  # white space is encoded with what follows it
+        if (
+            self._ends.begins_answer and not self._given
+        ):  # white space is encoded with what follows it
             begin = len(self._rest) - len(self._rest.lstrip())
         ends: list[tuple[int, int, Finish]] = []  # (where seen, where to cut, why)
         for stop, finish in self._stops:
             if (at := self._rest.find(stop, begin)) >= 0:
                 ends.append((at + len(stop), at, finish))
-        if (end := self._until.feed(text)) is not None:
+        if (end := self._ends.until.feed(text)) is not None:
             ends.append((before + end, before + end, "until"))
-        again = None if self._second_close is None else self._second_close.feed(text)
-        if again is not None:
+        second = self._ends.second_close
+        if second is not None and (again := second.feed(text)) is not None:
             start, end = again
             ends.append((end - self._encoded, start - self._encoded, "think_end"))
         if not ends:
@@ -65,10 +66,7 @@ class Retokenizer:
 
     def take(self) -> Delta | None:
         """The words that are whole since the last time, if any."""
-        held = held_back(self._rest, self._stops)
-        if self._second_close is not None:
-            held = max(held, self._second_close.held)
-        final = len(self._rest) - held
+        final = len(self._rest) - self._ends.held(self._rest)
         words, done = list[str](), 0
         while (word := _WORD.match(self._rest, done)) and word.end() <= final:
             words.append(word[0])
@@ -88,9 +86,9 @@ class Retokenizer:
 
     def closed(self) -> bool:
         """Whether a thought ends with the text; its marker is cut off."""
-        at = None if self._second_close is None else self._second_close.end()
+        at = self._ends.closed_at()
         if at is not None:
-            self._rest = self._rest[: at[0] - self._encoded]
+            self._rest = self._rest[: at - self._encoded]
         return at is not None
 
     @property

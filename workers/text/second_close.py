@@ -25,6 +25,12 @@ _SENTENCE_ENDS = ".!?\u2026\u3002\uff01\uff1f"
 _BLANK = re.compile(r"[^\S\n]*")
 
 
+def begun_mark(text: str, mark: str) -> int:
+    """Length of the longest end of a text that may turn out to begin a mark."""
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(mark[:size])), 0)
+
+
 class SecondClose:
     """Finds that end in a text that comes in pieces, in a time that is linear in the text.
 
@@ -68,8 +74,7 @@ class SecondClose:
             if self._ends_thought(text[end : end + 1], text[rest.end() : rest.end() + 1]):
                 return at + self._start, end + self._start
             self._searched = end
-        sizes = range(min(len(closing) - 1, len(text) - self._searched), 0, -1)
-        self.held = next((size for size in sizes if text.endswith(closing[:size])), 0)
+        self.held = begun_mark(text[self._searched :], closing)
         self._searched = max(self._searched, len(text) - len(closing) + 1)
         self._read_to(self._searched)
         self._forget(self._searched - self._overlap)

@@ -64,12 +64,8 @@ def finish_token_ids(
     """
     stop_token_ids = prompts.ends(stop_token_ids, transcript)
     closes = set() if transcript.closed else {prompts.tokenizer.close_id} - {None}
-    finish = None if segment is None else segment.finish
-    if finish == "think_end":
-        return frozenset(i for i in stop_token_ids if i in closes)
-    return (
-        frozenset(i for i in stop_token_ids if i not in closes) if finish == "eos" else frozenset()
-    )
+    meaning = {"think_end": stop_token_ids & closes, "eos": stop_token_ids - closes}
+    return meaning.get(segment.finish, frozenset()) if segment else frozenset()
 
 
 def verification(
