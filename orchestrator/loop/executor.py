@@ -272,10 +272,10 @@ class Executor:
         )
 
     def _seed_of(self, action: Generate | Write | Classify | Verify) -> int:
-        """The seed of a call: that of the worker's last text if this one goes on behind it.
+        """The seed of a call: that of the worker's last text if this one continues it.
 
         Workers draw by seed and position, so one seed draws no number twice; and a worker may run
-        ahead of a call. A text that takes the place of another is drawn by numbers of its own.
+        ahead of a call. A text that takes the place of another is drawn by other numbers.
         """
         if isinstance(action, Generate | Write) and action.worker in self._drawn:
             text, seed = self._drawn[action.worker]

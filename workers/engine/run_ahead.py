@@ -1,7 +1,7 @@
-"""Rows that decode on after their call has ended, for the call that goes on from there.
+"""Rows that decode on after their call has ended, for the call that continues there.
 
 A policy ends a call at a step's end, before a doubtful token, or at a cap, and often asks the same
-model to go on from exactly that text. A row that ran ahead holds what that call would write: a
+model to continue exactly that text. A row that ran ahead holds what that call would write: a
 token depends on the ids before it and, if it is drawn, on the seed and its position.
 """
 
@@ -91,7 +91,7 @@ class RunAhead:
         return self._rows.pop(found.row.slot) if found else None
 
     def rivals(self, request: GenerateRequest) -> list[Row]:
-        """The rows that ran ahead for a request, which goes on from another text."""
+        """The rows that ran ahead for a request, which continues another text."""
         call = (request.name, request.owner)
         return [one.row for one in self._rows.values() if one.call == call]
 

@@ -37,7 +37,7 @@ from orchestrator.types import Constraint, Limits, PartialSampling
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _SHARES: Final[dict[str, float]] = {"minimal": 1 / 8, "low": 1 / 4, "medium": 1 / 2}
-"""Of `max_tokens`, by effort; with others only the policy's cap holds."""
+"""The share of `max_tokens`, by effort; with others only the policy's cap holds."""
 HINTS: Final = frozenset({
     "parallel_tool_calls",  # without tools there are none
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "request_id",

@@ -1,6 +1,6 @@
 """Dialects of OpenAI's API, one file each: what a request says and how its answer is read.
 
-To add one, subclass `openai.OpenAI` in a file of its own, and name it here: in `RETURN_IDS` if its
+To add one, subclass `openai.OpenAI` in a separate file, and name it here: in `RETURN_IDS` if its
 servers return ids of tokens, in `SCORING` if they give log-probabilities of a prompt. By that, and
 never by a server's name, the probe recognizes it.
 """
