@@ -5,14 +5,12 @@
 - `peers`: Baton beside transformers, vLLM and llama.cpp (`make bench`).
 - `pair`: the recipe that trained the embedded pair and its drafters.
 - `torture`: attacks on a running service.
-- `call_costs`: what recorded calls cost on another pair of models (`costs/*.yaml`).
-- `prediction`: a recorded evaluation at such costs.
+- `call_costs`: what calls cost on another pair of models (`costs/*.yaml`).
+- `reenact`: recorded dialogues through the step loop, at such costs.
 - `load`: requests a second by policy.
 - `tally`: what policies did over several recorded evaluations, each beside a coin.
 - `fetch`: downloads the pretrained pair (`make real-pair`).
 - `traffic`: sends problems and rewards to a running experiment.
 
-Beside them: `experiments/` (what `baton lab run` takes), `costs/`, `results/` (dated tables), and
-`dialogues.json.xz`: 48 questions under five policies, the calls of the pretrained pair with their
-tokens, as recorded.
+Beside them: `experiments/` (what `baton lab run` takes), `costs/`, `results/` (dated tables).
 """

@@ -5,7 +5,7 @@
 - `bench_decode`: token-level methods side by side.
 - `bench_weights`: types of weights side by side.
 - `drive`: problems for a running experiment.
-- `predict`: recorded requests at the costs of another pair.
+- `reenact`: recorded dialogues through the step loop, at the costs of another pair.
 - `run`: the commands of an experiment file.
 - `tally`: policies over several recorded evaluations, each beside a coin.
 - `torture`: attacks on a service.
@@ -20,7 +20,7 @@ from deploy.lab.commands.bench_calls import bench_calls
 from deploy.lab.commands.bench_decode import bench_decode
 from deploy.lab.commands.bench_weights import bench_weights
 from deploy.lab.commands.drive import drive
-from deploy.lab.commands.predict import predict
+from deploy.lab.commands.reenact import reenact
 from deploy.lab.commands.run import run
 from deploy.lab.commands.tally import tally
 from deploy.lab.commands.torture import torture
@@ -34,7 +34,7 @@ lab.command("bench-calls")(bench_calls)
 lab.command("bench-decode")(bench_decode)
 lab.command("bench-weights")(bench_weights)
 lab.command("drive")(drive)
-lab.command("predict")(predict)
+lab.command("reenact")(reenact)
 lab.command("run")(run)
 lab.command("tally")(tally)
 lab.command("torture")(torture)

@@ -32,7 +32,7 @@ OLD = str(Path(__file__).parents[1] / "evaluation" / "recordings" / "specreason.
     "command",
     [
         *((), ("serve",), ("ask",), ("eval",), ("calibrate",)),
-        *(("lab", name) for name in ("bench-decode", "drive", "predict", "torture")),
+        *(("lab", name) for name in ("bench-decode", "drive", "reenact", "torture")),
         *(("experiment", name) for name in ("list", "show", "start", "stop", "report")),
         *(
             ("trace",),
@@ -134,18 +134,9 @@ DEAD = "http://127.0.0.1:9"
             2,
             "nothing is tuned on held-out problems",
         ),
-        (("lab", "predict", "/nowhere"), 1, "/nowhere/rows.jsonl: No such file"),
-        (
-            ("lab", "predict", "/nowhere", "--streams", "1,x"),
-            2,
-            "--streams 1,x: expected numbers",
-        ),
-        (
-            ("lab", "predict", "/nowhere", "--gpu-hour", "0"),
-            2,
-            "--gpu-hour 0: want a price",
-        ),
-        (("lab", "predict", "/nowhere", "--costs", "nope"), 1, "nope: No such file"),
+        (("lab", "reenact", "/nowhere"), 1, "/nowhere/rows.jsonl: No such file"),
+        (("lab", "reenact", "--clients", "1,x"), 2, "--clients 1,x: expected numbers"),
+        (("lab", "reenact", "--costs", "nope"), 1, "nope: No such file"),
         (("trace", "show", "abc", "--url", DEAD), 1, DEAD),
         (("trace", "show", __file__), 1, "line 1: cannot be read"),
         (("trace", "replay", __file__), 1, "line 1: cannot be read"),
@@ -260,7 +251,7 @@ def test_lossy_speculation_shows_wherever_it_serves(
     assert "large worker: reflective (lossy)" in shown.out
 
 
-def test_an_evaluation_from_rows_to_a_prediction(
+def test_an_evaluation_from_rows_to_other_costs(
     baton: Any, tiny_file: Path, tmp_path: Path
 ) -> None:
     config = ("--config", str(tiny_file), "--max-tokens", "40")
@@ -279,14 +270,15 @@ def test_an_evaluation_from_rows_to_a_prediction(
     assert refused.status == 1
     assert "its concurrency is 1, now 2" in refused.err
 
-    guessed = tmp_path / "predicted.json"
-    ran = baton("lab", "predict", str(recordings), "--json", str(guessed))
-    assert ran.status == 0
-    assert "PREDICTION, not a measurement" in ran.out
-    told = json.loads(guessed.read_text())
-    assert told["predicted"] is True
-    assert [row["policy"] for row in told["rows"]] == ["large-only", "small-only", "specreason"]
-    large, small, _ = (row["speedup"] for row in told["rows"])
+    played = tmp_path / "reenacted.json"
+    ran = baton("lab", "reenact", str(recordings), "--json", str(played), "--clients", "1")
+    assert ran.status == 0, ran.err
+    assert "Stand-ins at the costs of Qwen2.5 1.5B + 32B" in ran.out
+    told = json.loads(played.read_text())
+    assert [row["policy"] for row in told["rows"]] == [
+        "large-only", "small-only", "specreason", "large-only:speculating",
+    ]  # fmt: skip
+    large, small, *_ = (row["ratio"] for row in told["rows"])
     assert large == 1.0 < small
 
 

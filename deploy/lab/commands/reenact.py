@@ -1,0 +1,61 @@
+"""`baton lab reenact`: recorded dialogues through the real loop, at the costs of another pair."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from deploy.cli.common import bar, wide_console, write
+from deploy.lab.commands.options import JsonFile, counts
+
+
+def reenact(
+    recordings: Annotated[
+        Path | None,
+        typer.Argument(help="What `baton eval --recordings` left; else the pretrained pair's."),
+    ] = None,
+    costs: Annotated[
+        str, typer.Option(help="A file of costs, or the name of one in deploy/lab/costs.")
+    ] = "measured-1.5b-32b-h100",
+    clients: Annotated[
+        str | None, typer.Option(help="Clients at once; by default those of 1,8,32 with figures.")
+    ] = None,
+    as_json: JsonFile = None,
+) -> None:
+    """Play recorded dialogues through the step loop and the policies, over stand-ins for models.
+
+    A stand-in gives the recorded answer after the time that a file of costs says, in virtual time.
+    Beside each row that was measured on the hardware itself, the error is shown.
+
+    [bold]Examples[/]
+
+      baton lab reenact
+
+      baton lab reenact --costs r1-1.5b-32b-h100 --clients 1 --json reenacted.json
+
+      baton lab reenact build/results/run --costs mine.yaml
+    """
+    from deploy.evaluation.tables import show
+    from deploy.lab.call_costs import load_costs
+    from deploy.lab.reenact import dialogues, rows
+
+    pair = load_costs(costs)
+    usual = ",".join(str(count) for count in (1, 8, 32) if count <= pair.most)
+    at_once = counts("--clients", clients or usual)
+    played = dialogues.recorded(recordings) if recordings else dialogues.shipped()
+    with bar(Console(stderr=True)) as shown:
+        found = rows.table(played, pair, at_once, shown.tell)
+    measured = [] if recordings else rows.against_measured(played, pair)
+    if as_json is not None:
+        data = {"rows": found, "measured": measured, "costs": pair.model_dump(mode="json")}
+        write(as_json, json.dumps(data, indent=2) + "\n")
+    console = wide_console()
+    show(found, rows.COLUMNS, console, f"Stand-ins at the costs of {pair.name}")
+    if measured:
+        show(measured, rows.MEASURED_COLUMNS, console, "Beside what was measured")
+    for line in (*pair.sources, *pair.assumptions):
+        console.print(f"- {line}", style="dim", markup=False)

@@ -1,0 +1,127 @@
+"""Recorded dialogues, those that ship or one's own, and their answers by the call they answer."""
+
+from __future__ import annotations
+
+import lzma
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from deploy.evaluation import evaluation_log
+from deploy.evaluation.candidates import build_policy
+from deploy.evaluation.recorded_answers import answered_calls
+from deploy.evaluation.recording import Recording, load, loads
+from orchestrator.errors import BatonError, ConfigError
+from orchestrator.loop.actions import Classify, Verify, WorkerName
+from orchestrator.loop.budget import Budget
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Request
+from orchestrator.types import LabelQuery, Segment, StopCriteria, Transcript
+from policies import POLICIES
+
+SHIPPED: Final = Path(__file__).parent / "dialogues.jsonl.xz"
+About: TypeAlias = StopCriteria | LabelQuery | Segment
+"""What a call asks: to generate, to classify, or to verify a segment."""
+
+
+class CallMissing(BatonError):
+    """The loop made a call that the recording has no answer to."""
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A recorded request under a policy; `question` is the same under each."""
+
+    policy: str
+    question: Any
+    recording: Recording
+
+    def request(self) -> Request:
+        asked = self.recording.request
+        return Request(asked.request_id, asked.messages, asked.sampling, asked.limits)
+
+    def build_policy(self) -> Policy:
+        return build_policy(self.recording.request.policy, self.recording.request.parameters)
+
+
+@dataclass
+class Answers:
+    """The answers of a recorded request, each of which is given once."""
+
+    recording: Recording
+    _known: dict[Any, deque[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        asked = self.recording.request
+        reserve = asked.parameters.get("answer_reserve", 0)
+        budget = Budget.of(asked.limits, asked.parameters.get("budget"), reserve)
+        for called in answered_calls(self.recording.events):
+            action: Any = called.action
+            about: About
+            if isinstance(action, Classify):
+                about = action.query
+            elif isinstance(action, Verify):
+                about = action.segment
+            else:
+                about = budget.clip(action.transcript, action.criteria)
+            key = _key(action.worker, action.transcript, about)
+            self._known.setdefault(key, deque()).append(called.answer)
+
+    def take(self, worker: WorkerName, transcript: Transcript, about: About) -> Any:
+        """The answer to a call.
+
+        Raises:
+            CallMissing: the recording has none, or none any more.
+        """
+        known = self._known.get(_key(worker, transcript, about))
+        if not known:
+            raise CallMissing(
+                f"{self.recording.request.request_id}: {self.recording.request.policy} made a call "
+                f"that is not on record: {worker}, after {transcript.text[-60:]!r}, {about}"
+            )
+        answer = known.popleft()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def _key(worker: WorkerName, transcript: Transcript, about: About) -> Any:
+    """A generation is the same under every cap that leaves it room."""
+    if isinstance(about, StopCriteria):
+        about = replace(about, max_tokens=min(about.max_tokens, 1))
+    return worker, transcript, about
+
+
+@cache
+def shipped() -> tuple[Dialogue, ...]:
+    """48 questions under five policies, as the pretrained pair answered them."""
+    text = lzma.decompress(SHIPPED.read_bytes()).decode()
+    each = map(loads, re.split(r"\n(?={\"baton\")", text))
+    return tuple(Dialogue(one.request.policy, one.request.request_id, one) for one in each)
+
+
+def recorded(folder: Path) -> Sequence[Dialogue]:
+    """What `baton eval --recordings` left: the questions that every policy answered.
+
+    Raises:
+        ConfigError: no recordings, or they were made with speculation.
+    """
+    settings, rows = evaluation_log.read(folder / "rows.jsonl")
+    if (method := settings.get("speculation")) != "vanilla":
+        raise ConfigError(f"{folder}: recorded with {method!r} in the large worker, not vanilla")
+    found: dict[str, dict[int, Dialogue]] = {}
+    for row in rows:
+        label = row["policy"] if row["budget"] is None else f"{row['policy']} @{row['budget']}"
+        if row["policy"].partition(":")[0] in POLICIES:  # else it is of an earlier version
+            of_policy = found.setdefault(label, {})
+            if "recording" in row:
+                recording = load(folder / row["recording"])
+                of_policy[row["problem"]] = Dialogue(label, row["problem"], recording)
+    asked = set.intersection(*map(set, found.values())) if found else set()
+    if not asked:
+        raise ConfigError(f"{folder}: no question that every policy answered is on record")
+    return [of_policy[problem] for of_policy in found.values() for problem in sorted(asked)]

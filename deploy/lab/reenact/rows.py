@@ -1,0 +1,152 @@
+"""Rows of dialogues through the real loop, over stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+from deploy.evaluation.candidates import BASELINE
+from deploy.evaluation.intervals import mean
+from deploy.evaluation.tables import Column
+from deploy.lab.call_costs import Costs
+from deploy.lab.reenact import clock
+from deploy.lab.reenact.dialogues import Answers, Dialogue
+from deploy.lab.reenact.engine import Device, VirtualEngine
+from deploy.lab.reenact.stand_in import StandIn
+from orchestrator.errors import ConfigError
+from orchestrator.loop.actions import WorkerName
+from orchestrator.loop.solve import solve
+
+REQUESTS_A_CLIENT: Final = 4
+"""At least so many: the end of a row, when clients run out of questions, is a small part of it."""
+SPECULATING: Final = f"{BASELINE}:speculating"
+Row: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """seconds: of each request; wall: from the first question to the last answer."""
+
+    seconds: list[float]
+    wall: float
+
+    @property
+    def per_s(self) -> float:
+        return len(self.seconds) / self.wall
+
+
+def table(
+    dialogues: Sequence[Dialogue],
+    costs: Costs,
+    counts: Sequence[int],
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Row]:
+    """A row for each policy at each number of clients, and one for a large model that speculates.
+
+    Ratios are of requests a second.
+
+    Raises:
+        ConfigError: no dialogues of large-only, or the costs have no figures for so many clients.
+    """
+    by_policy: dict[str, list[Dialogue]] = {}
+    for one in dialogues:
+        by_policy.setdefault(one.policy, []).append(one)
+    if BASELINE not in by_policy:
+        raise ConfigError(f"no recordings of {BASELINE}, to which all others are compared")
+    if max(counts) > costs.most:
+        raise ConfigError(
+            f"{costs.name}: has figures up to {costs.most} requests at once, not for {max(counts)}"
+        )
+    rows = []
+    for clients in counts:
+        found = {}
+        for policy, mine in [*by_policy.items(), (SPECULATING, by_policy[BASELINE])]:
+            rounds = -(-REQUESTS_A_CLIENT * clients // len(mine))
+            tell(f"{policy}, {clients} at once")
+            found[policy] = clock.run(play(mine * rounds, costs, clients, policy == SPECULATING))
+        rows += [
+            {
+                "policy": policy,
+                "clients": clients,
+                "seconds": mean(one.seconds),
+                "requests_per_s": one.per_s,
+                "ratio": one.per_s / found[BASELINE].per_s,
+                "ratio_speculating": one.per_s / found[SPECULATING].per_s,
+            }
+            for policy, one in found.items()
+        ]
+    return rows
+
+
+def against_measured(dialogues: Sequence[Dialogue], costs: Costs) -> list[Row]:
+    """What was measured on the hardware of the costs, beside what the shipped dialogues take here.
+
+    `error` is a fraction of what was measured.
+    """
+    rows = []
+    for one in costs.measured:
+        mine = [
+            dialogue
+            for dialogue in dialogues
+            if dialogue.policy == one.policy
+            and int(str(dialogue.question).rpartition("-")[2]) < one.questions_a_set
+        ]
+        played = clock.run(play(mine, costs, one.clients))
+        ours = mean(played.seconds) if one.unit == "seconds" else played.per_s
+        rows.append({**one.model_dump(), "ours": ours, "error": ours / one.measured - 1})
+    return rows
+
+
+async def play(
+    dialogues: Sequence[Dialogue], costs: Costs, clients: int, speculates: bool = False
+) -> Played:
+    """So many clients take the dialogues in their order, each one after the other."""
+    answers: dict[str, Answers] = {}
+    pair = stand_ins(costs, answers, speculates)
+    seconds: list[float] = []
+    waiting = enumerate(dialogues)
+    time = asyncio.get_running_loop().time
+
+    async def client() -> None:
+        for number, dialogue in waiting:
+            began, name = time(), str(number)
+            answers[name] = Answers(dialogue.recording)
+            request = replace(dialogue.request(), id=name)
+            async for _ in solve(dialogue.build_policy(), request, pair):
+                pass
+            seconds.append(time() - began)
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return Played(seconds, time())
+
+
+def stand_ins(
+    costs: Costs, answers: Mapping[str, Answers], speculates: bool = False
+) -> dict[WorkerName, StandIn]:
+    """Both models, which answer from the record by request."""
+    device = Device()
+    large = VirtualEngine(
+        costs.large, device, (costs.small, costs.speculation) if speculates else None
+    )
+    small = VirtualEngine(costs.small, device if costs.shared_device else Device())
+    return {"small": StandIn("small", small, answers), "large": StandIn("large", large, answers)}
+
+
+COLUMNS: Final[list[Column]] = [
+    ("policy", lambda row: str(row["policy"])),
+    ("clients", lambda row: str(row["clients"])),
+    ("seconds a request", lambda row: f"{row['seconds']:.2f}"),
+    ("requests a second", lambda row: f"{row['requests_per_s']:.2f}"),
+    ("to large-only", lambda row: f"{row['ratio']:.2f}x"),
+    ("to large-only, speculating", lambda row: f"{row['ratio_speculating']:.2f}x"),
+]
+MEASURED_COLUMNS: Final[list[Column]] = [
+    ("policy", lambda row: str(row["policy"])),
+    ("clients", lambda row: str(row["clients"])),
+    ("unit", lambda row: str(row["unit"]).replace("_per_s", " a second")),
+    ("ours", lambda row: f"{row['ours']:.2f}"),
+    ("measured", lambda row: f"{row['measured']:.2f}"),
+    ("error", lambda row: f"{row['error']:+.1%}"),
+]
