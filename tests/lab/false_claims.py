@@ -1,6 +1,6 @@
 """How often experiments claim what is not so, by simulation.
 
-    python -m tests.lab.false_claims [--experiments 2000] [--out build/false-claims.md]
+    python -m tests.lab.false_claims [--experiments 2000]
 
 Every cell simulates experiments in which nothing is to be claimed (arms that are alike, or an arm
 at the very limit of its guardrail), looks all along, and counts those in which anything was claimed
@@ -13,15 +13,17 @@ of the reports, is tested in tests/lab/test_false_claims.py.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 from scipy.stats import binomtest
 
+from deploy.cli.common import wide_console
+from deploy.evaluation.summary import Row
+from deploy.evaluation.tables import show
 from orchestrator.experiments.samples import EQUAL, Moments, Sample
 from orchestrator.experiments.sequential import (
     difference_bounds,
@@ -395,14 +397,14 @@ def power(law: Law, share: float, relative: float) -> Any:
 def cells() -> list[Cell]:
     """Every cell of the table."""
     made = []
+    shares = {"50/50": 0.5, "5/95": 0.05}
     two = "two arms that are alike"
     for name, law in LAWS.items():
-        for words, share in (("50/50", 0.5), ("5/95", 0.05)):
+        for words, share in shares.items():
+            few = alike(law, share, 10, 4000)
             made.append(Cell(two, f"{name}, {words}", ALPHA, alike(law, share)))
-            made.append(
-                Cell(two, f"{name}, {words}, from ten units", ALPHA, alike(law, share, 10, 4000))
-            )
-    for words, share in (("50/50", 0.5), ("5/95", 0.05)):
+            made.append(Cell(two, f"{name}, {words}, from ten units", ALPHA, few))
+    for words, share in shares.items():
         made.append(Cell(two, f"correlated users, {words}", ALPHA, correlated(share)))
         made.append(Cell(two, f"impatient clients, {words}", ALPHA, impatient(share)))
     hanging = impatient(0.5, faster=0.9, hanging=0.15)
@@ -416,92 +418,45 @@ def cells() -> list[Cell]:
         Cell(rail, f"share at_most {100 * limit:g} %", RAIL, share_rail(limit))
         for limit in (0.05, 0.005)
     ]
-    made += [
-        Cell(
-            rail,
-            f"p95 of correlated users (correlation {spread:g})",
-            RAIL,
-            correlated_quantile_rail(spread),
-        )
-        for spread in (0.05, 0.5, 0.95)
-    ]
+    for spread in (0.05, 0.5, 0.95):
+        name = f"p95 of correlated users (correlation {spread:g})"
+        made.append(Cell(rail, name, RAIL, correlated_quantile_rail(spread)))
     for name in ("lognormal, sigma 1", "events, 95 %"):
-        for words, share in (("50/50", 0.5), ("5/95", 0.05)):
-            made.append(
-                Cell(
-                    rail,
-                    f"worse_than_control_by 0, {name}, {words}",
-                    RAIL,
-                    relative_rail(LAWS[name], share),
-                )
-            )
-    shares = {"a": 0.9, "b": 0.05, "c": 0.05}
-    made.append(Cell("sample ratio", "90/5/5", 0.001, ratio_mismatch(shares)))
+        for words, share in shares.items():
+            title = f"worse_than_control_by 0, {name}, {words}"
+            made.append(Cell(rail, title, RAIL, relative_rail(LAWS[name], share)))
+    thirds = {"a": 0.9, "b": 0.05, "c": 0.05}
+    made.append(Cell("sample ratio", "90/5/5", 0.001, ratio_mismatch(thirds)))
+    needed = "power at needed.always_valid"
     for name, relative in (("normal", 0.02), ("lognormal, sigma 0.6", 0.05)):
         for words, share in (("50/50", 0.5), ("10/90", 0.1)):
-            made.append(
-                Cell(
-                    "power at needed.always_valid",
-                    f"{name}, {100 * relative:g} %, {words}",
-                    0.8,
-                    power(LAWS[name], share, relative),
-                    above=True,
-                )
-            )
+            title = f"{name}, {100 * relative:g} %, {words}"
+            made.append(Cell(needed, title, 0.8, power(LAWS[name], share, relative), above=True))
     return made
 
 
-def table(rates: list[Rate]) -> str:
-    """The rates as Markdown."""
-    rows = [
-        "| what | cell | promised | seen [95 %] | kept |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for rate in rates:
-        cell, (low, high) = rate.cell, rate.interval
-        promised = f"at {'least' if cell.above else 'most'} {100 * cell.promise:g} %"
-        seen = f"{100 * rate.claims / rate.experiments:.2f} % [{100 * low:.2f}, {100 * high:.2f}]"
-        rows.append(f"| {cell.group} | {cell.name} | {promised} | {seen} | {rate.kept} |")
-    return "\n".join(rows)
-
-
-PAGE: Final = """# How often experiments claim what is not so
-
-Simulated experiments in which nothing is to be claimed, {experiments} a cell, looked at all along:
-the share of them in which anything was claimed at any look, with its interval (Clopper and
-Pearson), beside what is promised. The last group is the reverse: experiments with a difference, and
-how many tell it by the number of units that the report says are needed. `make
-experiments-calibration` writes this page; the service's own functions decide
-([how](../tests/lab/false_claims.py)).
-
-{table}
-
-Looks come after every 50 requests (two arms; 200 where users are correlated), 20 (guardrails; 100
-there), 100 (sample ratio). Two arms have 8,000 requests, or 4,000 where they are compared
-from ten units of the smaller arm on; the default of `min_units` is 100. Where users are
-correlated the unit is the user: with `unit: request` their requests count as independent, which an
-absolute limit of an arm then does not allow for. Most rates are well below what is promised; the
-price is units. "Cannot be told" would be more than is promised, by no more than chance does.
-"""
+def row_of(rate: Rate) -> Row:
+    """A rate as a row of the table."""
+    cell, (low, high) = rate.cell, rate.interval
+    return {
+        "what": cell.group,
+        "cell": cell.name,
+        "promised": f"at {'least' if cell.above else 'most'} {100 * cell.promise:g} %",
+        "seen [95 %]": f"{100 * rate.claims / rate.experiments:.2f} % "
+        f"[{100 * low:.2f}, {100 * high:.2f}]",
+        "kept": rate.kept,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How often experiments claim what is not so.")
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--experiments", type=int, default=2000)
-    parser.add_argument("--only", default="", help="cells whose names hold this")
-    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    rates = []
+    rows = []
     for cell in cells():
-        if given.only not in f"{cell.group}, {cell.name}":
-            continue
-        began = time.monotonic()
-        rates.append(run(cell, given.experiments))
-        seconds = time.monotonic() - began
-        print(table(rates[-1:]).splitlines()[-1], f"{seconds:.0f} s", flush=True)
-    if given.out is not None:
-        page = PAGE.format(experiments=f"{given.experiments:,}", table=table(rates))
-        given.out.write_text(page, encoding="utf-8")
+        rows.append(row_of(run(cell, given.experiments)))
+        print(*rows[-1].values(), sep=", ", flush=True)
+    show(rows, [(name, itemgetter(name)) for name in rows[0]], wide_console())
 
 
 if __name__ == "__main__":
