@@ -2,7 +2,7 @@
 
 A call whose sampling is greedy (or has a seed) is a pure function of what it carries: the prefix
 and the stop criteria, turns or segment. So its answer serves every equal call: of the same policy
-at another threshold, or of another policy with the same prefix. Where another decision makes
+at another threshold, or of another policy with the same prefix. If another decision makes
 another prefix, the model is called. Every answer is therefore the one of a live run; only times
 differ, which are not measured here.
 
@@ -233,7 +233,7 @@ def cached_pair(
 ) -> dict[WorkerName, CachedWorker]:
     """Both workers, made by `opened` before the first call that a model must answer.
 
-    Both at once: while one loads the event loop stands still, which renews the leases of calls to
+    Both at once: while one loads the event loop does not run, which renews the leases of calls to
     the other; and no two models are read side by side, which transformers does not allow.
     """
     loaded: dict[WorkerName, Worker] = {}
@@ -268,7 +268,7 @@ def load_recordings(
 
 
 def _sampling_key(sampling: Sampling) -> Hashable | None:
-    """What of the sampling an answer depends on; None where it depends on chance."""
+    """What of the sampling an answer depends on; None if it depends on chance."""
     if sampling.temperature <= 0:
         return ()
     if sampling.seed is None:

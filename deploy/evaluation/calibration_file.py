@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def document_of(path: Path, pair: dict[str, str]) -> dict[str, Any]:
-    """The whole file, to be added to; an empty one where there is none yet.
+    """The whole file, to be added to; an empty one if there is none yet.
 
     Raises:
         ConfigError: it is not a calibration file, or belongs to another pair.
@@ -50,8 +50,8 @@ def notes(args: Args) -> list[str]:
             ]
     if all((spec.model or "").startswith(EMBEDDED) for spec in workers.by_name().values()):
         return []  # the defaults are theirs
-    # A file of this pair leaves out whom nobody asked for, or the pair cannot run: what is served
-    # unless a request says otherwise must be in it.
+    # A file of this pair leaves out what no run asked for, or what the pair cannot run; the policy
+    # that is served by default must be in it.
     asked = POLICIES if chosen is None else (args.policy.default,)
     guessed = [
         name

@@ -43,7 +43,7 @@ LARGE, SMALL = Candidate("large-only", "large-only"), Candidate("small-only", "s
 UNIT = (4.0, 1.0)
 """A curve by which scores of likelihood are turned back into log-probabilities."""
 BETTER = 0.05
-"""A scoring replaces another where its AUC is better by so much."""
+"""A scoring replaces another if its AUC is better by so much."""
 
 
 @dataclass(frozen=True, slots=True)

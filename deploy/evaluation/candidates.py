@@ -34,7 +34,7 @@ class Candidate:
         Raises:
             InvalidRequest: a parameter without `=`.
         """
-        # A value may have colons of its own, as JSON does: the next parameter is a name and "=".
+        # A value may have colons, as JSON does: the next parameter is a name and "=".
         name, *pairs = re.split(r":(?=\w+=)", text.strip())
         if ":" in name:
             raise InvalidRequest(f"{text}: write parameters as NAME:KEY=VALUE", param="policy")
@@ -53,7 +53,7 @@ class Candidate:
         return budget
 
     def within(self, budget: int | None) -> Candidate:
-        """The same with a cap on thinking tokens, unless it has one of its own."""
+        """The same with a cap on thinking tokens, unless it has one."""
         if budget is None or "budget" in self.params:
             return self
         return replace(self, params={**self.params, "budget": budget})
@@ -82,7 +82,7 @@ def policy_of(args: Args, candidate: Candidate) -> Policy:
 
 
 def policy_name(args: Args, candidate: Candidate) -> str:
-    """Its policy in `POLICIES`: the model `baton` stands for the file's default."""
+    """Its policy in `POLICIES`: the model `baton` is the file's default."""
     return args.policy.default if candidate.policy == "baton" else candidate.policy
 
 

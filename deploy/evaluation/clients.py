@@ -71,7 +71,7 @@ class Client(Protocol):
         ...
 
     def reset_prefix_cache(self) -> None:
-        """Empty the workers' prefix caches, where they are in this process."""
+        """Empty the workers' prefix caches if they are in this process."""
         ...
 
 
@@ -160,8 +160,7 @@ def base_address(url: str) -> str:
 
 
 API_KEYS: Final = ("BATON_API_KEY",)
-"""Where the key of whoever asks is looked for: in variables of the environment, the first that is
-set."""
+"""Variables of the environment that may hold a client's key; the first that is set counts."""
 
 
 def authorization(names: Sequence[str]) -> dict[str, str]:
@@ -275,7 +274,7 @@ class HttpClient:
 
 
 def error_of(response: httpx.Response, names: Sequence[str] = API_KEYS) -> BatonError:
-    """An error response as the exception it stands for; `names` of where the caller's key is."""
+    """An error response as an exception; `names` are the variables that may hold the key."""
     try:
         error = response.json()["error"]
         message, param, code = error["message"], error.get("param"), error.get("code")

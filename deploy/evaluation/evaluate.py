@@ -35,7 +35,7 @@ class Problem(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A problem from a file; `level` is its difficulty, where the file tells one."""
+    """A problem from a file; `level` is its difficulty, if the file has one."""
 
     question: str
     answer: str
@@ -46,8 +46,8 @@ class Question:
 class EvaluatedAnswer:
     """The answer to one request; `output_tokens` are those OpenAI would bill.
 
-    `recording`: of the request, where its client keeps one. `trace_id`: of the request, where a
-    service answered.
+    `recording`: of the request, if its client keeps one. `trace_id`: of the request, if a service
+    answered.
     """
 
     text: str

@@ -100,7 +100,7 @@ class EvaluationLog:
             self._file.close()
 
     def _of_candidates(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings without the parameters of policies that nobody asks; `baton` may be any."""
+        """Settings without the parameters of other policies; `baton` may be any."""
         names = {candidate.policy for candidate in self._candidates}
         pair = settings.get("pair")
         if not isinstance(pair, Mapping) or "params" not in pair or "baton" in names:

@@ -2,9 +2,9 @@
 
 A recording holds the drafts of the small model and the transcripts that they continue. From each,
 two branches are run to their answers: the draft kept, and the step written by the large model
-instead; the small model goes on alone behind both. Where only the second comes to what the large
-model alone answers, the large model's step was worth its tokens. Where neither does, nothing is
-learned, so the probabilities are those where one of the two leads there. No right answers are
+instead; the small model goes on alone after both. If only the second comes to what the large
+model alone answers, the large model's step was worth its tokens. If neither does, nothing is
+learned, so the probabilities hold if one of the two leads there. No right answers are
 needed; all calls are greedy and cached, so branches share what they have in common.
 
 Both models are logistic regressions (scikit-learn) with a curve that calibrates them: what their
@@ -149,7 +149,7 @@ def drafts(recording: Recording) -> Iterator[RecordedDraft]:
     """The small model's drafts of a chain's steps.
 
     None of a request that was not greedy, or that continued an answer: its branches would differ.
-    Nor where a worker speculated with loss: the steps are not the models' own.
+    Nor if a worker speculated with loss: the steps are not the models' own.
     """
     request = recording.request
     if not request.sampling.is_greedy or request.messages[-1].role in ("assistant", "prompt"):
@@ -262,7 +262,7 @@ async def _example(
 async def _answer(
     policy: Policy, recorded: RecordedDraft, workers: Mapping[WorkerName, Worker]
 ) -> str:
-    """The answer that a policy comes to; empty where it was cut."""
+    """The answer that a policy comes to; empty if it was cut."""
     request = Request("learn", recorded.messages, limits=recorded.limits)
     events = solve(policy, request, workers)
     async for event in events:
@@ -379,7 +379,7 @@ def calibration_curve(logits: Floats, outcomes: NDArray[np.bool_]) -> Curve:
 
 
 def _folds(requests: NDArray[Any]) -> Any:
-    """Folds by request: fewer where a fold of few requests is split once more."""
+    """Folds by request: fewer if a fold of few requests is split once more."""
     from sklearn.model_selection import StratifiedGroupKFold
 
     return StratifiedGroupKFold(min(FOLDS, len(np.unique(requests))))

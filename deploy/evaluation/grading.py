@@ -26,7 +26,7 @@ LONGEST = 2000  # characters of an answer that algebra is tried on
 
 @runtime_checkable
 class Scored(Protocol):
-    """A problem that knows its right answers, where no value describes them."""
+    """A problem that knows its right answers, which no value describes."""
 
     def accepts(self, answer: str) -> bool: ...
 

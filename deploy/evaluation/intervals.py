@@ -39,7 +39,7 @@ class Paired:
     """Two candidates on the same problems: accuracy minus the other's, as a fraction.
 
     `won` problems were right for the first alone, `lost` for the other alone; `p` is McNemar's
-    exact two-sided probability of a split at least as uneven where neither is better.
+    exact two-sided probability of a split at least as uneven if neither is better.
     """
 
     difference: float
@@ -54,7 +54,7 @@ def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> Paired:
     """Compare answer by answer; the interval is of 95 %.
 
     Bonett and Price (2012): one problem is added to each kind of disagreement, which holds the
-    interval's promise also where nearly all problems agree.
+    interval's promise also if nearly all problems agree.
     """
     count = len(ours)
     won = sum(a and not b for a, b in zip(ours, theirs, strict=True))

@@ -35,7 +35,7 @@ class JudgedAnswer:
 class JudgeReport:
     """What the scores of one scoring tell.
 
-    auc: of the weakest step's score, with its 95 % interval; None where all answers are alike.
+    auc: of the weakest step's score, with its 95 % interval; None if all answers are alike.
     spread: standard deviation of all steps' scores.
     """
 
@@ -106,9 +106,9 @@ def curve(
 ) -> tuple[float, float] | None:
     """a, b of 9 * sigmoid(a + b * m), m a step's least log-probability; None without spread.
 
-    Where both kinds of answer are there, the likelihood of a good answer given its weakest step
+    If both kinds of answer are there, the likelihood of a good answer given its weakest step
     (logistic regression; b has a prior of mean 1 and deviation 1, so that few answers do not make
-    a wall of the curve). Where they are not, or the fit finds no rise, the scores of four steps in
+    a wall of the curve). If they are not, or the fit finds no rise, the scores of four steps in
     five are spread over the middle of the scale.
 
     Args:

@@ -134,7 +134,7 @@ def figure_of(width: float, height: float) -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure as PNG; ConfigError where that cannot be."""
+    """Write a figure as PNG; ConfigError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, format="png")

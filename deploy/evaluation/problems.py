@@ -10,12 +10,12 @@ from typing import Literal, cast
 from deploy.evaluation.evaluate import Problem, Question
 from orchestrator.errors import ConfigError
 
-DEFAULT_LIMIT = 50  # problems of a builtin set, where nobody says how many
+DEFAULT_LIMIT = 50  # problems of a builtin set, unless --limit says how many
 BUILTIN = ("heldout", "dev", "train", "strangers")
 FOR_FIGURES = ("builtin:heldout", "builtin:strangers")
 """Sets that nothing is learned from or tuned on."""
 EXTERNAL = Path(__file__).parent / "external.jsonl"
-"""The external evaluation set: every family of question, by somebody who had not seen the
+"""The external evaluation set: every family of question, by an author who had not seen the
 generator."""
 
 

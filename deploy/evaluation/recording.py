@@ -255,7 +255,7 @@ class _Encoder:
         }
 
     def _trace(self, transcript: Transcript) -> dict[str, Any]:
-        """Flags, messages where they changed, and per phase: segments kept, then those added."""
+        """Flags, messages if they changed, and per phase: segments kept, then those added."""
         last, self._last = self._last, transcript
         data: dict[str, Any] = {"$": "Trace"}
         if transcript.messages != last.messages:

@@ -40,7 +40,7 @@ class AnswerMissing(ReplayMismatch):
 class ReplayResult:
     """What a policy makes of a recording.
 
-    difference: the first action that differs from the recorded one; None where none does.
+    difference: the first action that differs from the recorded one; None if none does.
     steps: the policy's own, as far as the recording has the workers' answers.
     ended: whether that is up to the end of the answer.
     """
@@ -51,7 +51,7 @@ class ReplayResult:
 
 
 def compare(recording: Recording, policy: Policy) -> ReplayResult:
-    """Replay with `policy`; where it decides otherwise, go on with the answers there are."""
+    """Replay with `policy`; if it decides otherwise, go on with the answers there are."""
     difference, events = _until_mismatch(replay(recording, policy))
     if difference is not None:
         _, events = _until_mismatch(replay_other_policy(recording, policy))
@@ -138,7 +138,7 @@ def _drive(
 
 
 def marks_thought(prefilled: Sequence[ActionCompleted]) -> bool:
-    """Whether a model of the recorded prefills marks a thought of its own, as far as is known."""
+    """Whether a model of the recorded prefills marks its thought, as far as is known."""
     answers = [result.answer for result in prefilled if isinstance(result.answer, Generation)]
     return any(answer.thinks for answer in answers) or not answers
 

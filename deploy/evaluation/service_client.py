@@ -18,9 +18,9 @@ from orchestrator.errors import WorkerUnavailable
 
 PATIENCE_S = 15.0
 ADMIN_KEYS = ("BATON_ADMIN_KEY", *API_KEYS)
-"""Where the key of whoever changes something is looked for (`clients.API_KEYS`)."""
+"""Variables that may hold the key of a caller who changes something."""
 READ_KEYS = ("BATON_OBSERVER_KEY", *ADMIN_KEYS)
-"""The same of whoever reads."""
+"""The same of a caller who reads."""
 
 
 def call(

@@ -39,10 +39,11 @@ def rows(
 
     `accepted_steps` counts thinking steps of the small model that stayed, `large_share` is the
     large model's part of all tokens generated. `difference` is the accuracy minus the baseline's:
-    at the same budget, or as it runs first where the budget is a parameter of the candidate alone;
-    `gain` the accuracy minus `small-only`'s at the same budget, where that was measured.
-    `ms` says where a problem's mean time went; `rest` is what no worker was waited for (`overlap`
-    what workers did side by side). `levels` holds the same by difficulty, where problems have one.
+    at the same budget, or as it runs first if the budget is a parameter of the candidate alone;
+    `gain` the accuracy minus `small-only`'s at the same budget, if that was measured.
+    `ms` is a problem's mean time by worker; `rest` is time in which no worker was waited for,
+    `overlap` what workers did side by side. `levels` holds the same by difficulty, if
+    problems have one.
     """
     columns: list[list[EvaluationResult]] = [
         [turn[i] for turn in turns] for i in range(len(candidates))

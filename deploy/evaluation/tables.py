@@ -18,7 +18,7 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def label(row: Row) -> str:
-    """The policy, with its budget where it has one."""
+    """The policy, with its budget if it has one."""
     budget = row["budget"]
     return str(row["policy"]) + ("" if budget is None else f" @{budget}")
 
@@ -48,7 +48,7 @@ def probability(row: Row) -> str:
 
 
 def speedup(row: Row) -> str:
-    """Over large-only, with its interval where one was measured."""
+    """Over large-only, with its interval if one was measured."""
     if row["policy"] == BASELINE or "speedup_low" not in row:
         return f"{row['speedup']:.2f}x"
     return f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
@@ -94,7 +94,7 @@ def by_level(table: Sequence[Row]) -> list[Column]:
 
 
 def notes(concurrency: int, speculation: str) -> str:
-    """What stands under the tables."""
+    """The text under the tables."""
     text = (
         "Speedup: summed wall time of large-only over the policy's. Tokens, calls, passes and "
         "milliseconds of the breakdown are means per problem; overlap is work done side by side."
@@ -109,7 +109,7 @@ def notes(concurrency: int, speculation: str) -> str:
 def show(
     table: Sequence[Row], columns: Sequence[Column], console: Console, title: str = ""
 ) -> None:
-    """Print rows to a terminal: as a table or, where that is too wide, a block of lines each."""
+    """Print rows to a terminal: as a table or, if that is too wide, a block of lines each."""
     title_text = Text(title)  # as everything here: text, never markup
     grid = Table(box=SIMPLE_HEAD, title=title_text if title else None, title_justify="left")
     for index, (head, _) in enumerate(columns):

@@ -55,7 +55,7 @@ class Point:
     """What one value of the parameter came to on the problems, as fractions of 1.
 
     large_share: tokens that the large model generated, thrown away or not, over those that it
-    generates alone. agreement: answers that equal the large model's alone. accuracy: None where no
+    generates alone. agreement: answers that equal the large model's alone. accuracy: None if no
     question has an answer.
     """
 
@@ -127,7 +127,7 @@ class Range:
         return cls(name, low, high, kind is int)
 
     def middle(self, a: float, b: float) -> float | None:
-        """A value between two others; None where there is none left to try."""
+        """A value between two others; None if there is none left to try."""
         if self.whole:
             between, near = float(round((a + b) / 2)), False
         else:
@@ -150,7 +150,7 @@ def _check(
 
 
 def _number(annotation: Any) -> type[int] | type[float] | None:
-    """`int` or `float` where a field is one, or may be one (`float | None`)."""
+    """`int` or `float` if a field is one, or may be one (`float | None`)."""
     if annotation is int or annotation is float:
         return annotation
     inner = [one for one in get_args(annotation) if _number(one) is not None]

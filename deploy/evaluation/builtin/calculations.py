@@ -113,7 +113,7 @@ _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "": 3}
 
 
 def _expression(sketch: Sketch, count: int) -> tuple[str, int, str] | None:
-    """Text, value and outermost operation of `count` numbers; None where it does not come out."""
+    """Text, value and outermost operation of `count` numbers; None if it does not come out."""
     rng = sketch.rng
     if count == 1:
         n = sketch.between((2, 12), (2, 30), (2, 40), (2, 99), (2, 250))

@@ -40,7 +40,7 @@ FAMILIES: dict[str, Callable[[Sketch], GeneratedProblem | None]] = {
     "word-left": word_left,
     "word-share": word_share,
 }
-"""Each draws numbers of the sketch's level and works them out; None where they do not fit."""
+"""Each draws numbers of the sketch's level and works them out; None if they do not fit."""
 
 __all__ = [
     "FAMILIES", "LEVELS", "Fact", "GeneratedProblem", "Part", "apply", "draw", "part_of", "stream",

@@ -81,7 +81,7 @@ class Story:
 
 
 def _with_pronoun(sentence: str, name: str, pronoun: str) -> str:
-    """The sentence without the name, where it is the one who does something."""
+    """The sentence without the name, if it is the one who does something."""
     if sentence.startswith(f"{name} "):
         return pronoun.capitalize() + sentence[len(name) :]
     return re.sub(rf"(does|did|will|has) {name}\b", rf"\1 {pronoun}", sentence)
