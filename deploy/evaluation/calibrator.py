@@ -35,7 +35,7 @@ from deploy.evaluation.threshold_search import (
     search,
 )
 from orchestrator.errors import BatonError, Unsupported
-from orchestrator.experiments.answer_equality import final
+from orchestrator.experiments.answer_text import final
 from policies import POLICIES
 from policies.judge import Judging
 

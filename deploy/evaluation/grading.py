@@ -14,7 +14,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from orchestrator.experiments.answer_equality import compare, equal, expected, final
+from orchestrator.experiments.answer_equality import compare, equal
+from orchestrator.experiments.answer_text import expected, final
 
 if TYPE_CHECKING:
     from pebble import ProcessPool

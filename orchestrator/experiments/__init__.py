@@ -25,9 +25,10 @@ Decisions:
 - `decisions`: when a decision is due, and the state that follows.
 - `experimenter`: a replica's task that reads the log, decides and keeps readouts.
 
-Answers:
+Answers, in the order of a comparison:
+- `answer_text`: reads the answer out of a text.
 - `answer_spelling`: one spelling for what LaTeX and Unicode have several for.
-- `answer_numbers`: numbers, with units, in any base, times and dates.
-- `answer_values`: the value that an answer writes.
-- `answer_equality`: whether two answers have the same value.
+- `answer_numbers`: parses numbers, with units, in any base, times and dates.
+- `answer_values`: parses the other values: sequences, words, expressions.
+- `answer_equality`: compares two values.
 """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.experiments.answer_equality import compare, expected, final
+from orchestrator.experiments.answer_equality import compare
+from orchestrator.experiments.answer_text import expected, final
 
 
 @pytest.mark.parametrize(
