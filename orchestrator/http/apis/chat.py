@@ -166,7 +166,7 @@ class ChatRequest(AnswerForm, TextRequest):
                 "add_generation_prompt", "must be the opposite of continue_final_message"
             )
         if self.top_logprobs and not self.logprobs:
-            raise contradiction("top_logprobs", "only allowed where logprobs is true")
+            raise contradiction("top_logprobs", "only allowed if logprobs is true")
         for name, given in (("stop", self.stop), ("tools", self.tools)):
             if self.logprobs and given:
                 raise contradiction("logprobs", f"only allowed without {name}")

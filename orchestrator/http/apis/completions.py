@@ -94,7 +94,7 @@ class CompletionRequest(AnswerForm, TextRequest):
             if given and self.stream:
                 raise contradiction(name, "only allowed when stream is false")
         if not (self.max_tokens or self.echo):
-            raise contradiction("max_tokens", "must be at least 1, or 0 where echo is true")
+            raise contradiction("max_tokens", "must be at least 1, or 0 if echo is true")
         if self.logprobs is not None and self.stop:
             raise contradiction("logprobs", "only allowed without stop")
         return self
@@ -250,7 +250,7 @@ def _logprobs(scored: Sequence[ScoredSegment], echo: bool, unwritten: bool) -> J
         tokens.append("")
         widths.append(0)
         values.append(value)
-        top.append(_by_name([*scored[-1].behind(), TokenScore("", "", value)]))
+        top.append(_by_name([*scored[-1].likely_after(), TokenScore("", "", value)]))
     if echo and values:
         values[0] = top[0] = None
     offsets = list(accumulate(widths, initial=0))[:-1]

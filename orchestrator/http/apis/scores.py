@@ -55,7 +55,7 @@ class ScoredSegment:
             ]
             yield TokenScore(name, piece, -nll), likely
 
-    def behind(self) -> list[TokenScore]:
+    def likely_after(self) -> list[TokenScore]:
         """The most likely tokens after the segment that would continue the text."""
         likely = self.scores.top[-1] if self.scores.top else ()
         return [_named(one) for one in likely if not one.ends]

@@ -46,7 +46,7 @@ class ConsoleFiles(StaticFiles):
 
 
 def add_console(app: FastAPI) -> None:
-    """Add the page; all its links are relative, so it works behind any prefix."""
+    """Add the page; all its links are relative, so it works under any prefix."""
     files = ConsoleFiles(directory=FILES)
 
     @app.get("/", include_in_schema=False)

@@ -44,12 +44,12 @@ _BROKEN_OFF = re.compile(
     r'[^"{]{0,80}\{\{?\s{0,64}"name"\s{0,64}:\s{0,64}"([\w.:/-]{1,64})'
     r'("\s{0,64}(?:,\s{0,64}(?:"\w{0,16}(?:"\s{0,64}:?)?)?)?)?\s{0,64}'
 )
-_ANEW = re.compile(
+_AGAIN = re.compile(
     r"(?:```[a-zA-Z_]{0,64}\s{0,64}|<[^<>\s]{1,64}>\s{0,64})?"
     r'\{\{?\s{0,64}"name"\s{0,64}:\s{0,64}"([\w.:/-]{1,64})"'
 )
 _MOST_AT_END = 32  # calls at the end of a thought
-_MOST_ANEW = 512
+_MOST_AGAIN = 512
 """The longest beginning of a call that is written again, after one that broke off before its
 arguments."""
 
@@ -189,7 +189,7 @@ class CallReader:
         self._parallel = parallel
         self._held, self._blank = "", True
         self._state: Literal[
-            "text", "call", "loose", "code", "name", "arguments", "behind", "tag"
+            "text", "call", "loose", "code", "name", "arguments", "after", "tag"
         ] = "text"
         self._object = _JsonEnd()
         self._begin = ""  # of a call, before its name
@@ -281,7 +281,7 @@ class CallReader:
                 return self._in_other_arguments(begin, ended)
         end = self._object.feed(self._held)
         if end is not None:
-            self._state = "behind"
+            self._state = "after"
         text, self._held = self._held[:end], self._held[len(self._held) if end is None else end :]
         return self._argue(text)
 
@@ -296,7 +296,7 @@ class CallReader:
             self._held = held
             return []
         size = size or len(held)
-        value, self._held, self._state = held[:size], held[size:], "behind"
+        value, self._held, self._state = held[:size], held[size:], "after"
         with suppress(ValueError, RecursionError):
             text = FINITE_JSON.decode(value)
             if text is None:
@@ -318,7 +318,7 @@ class CallReader:
         self._held = self._held[end:]
         if member:
             return self._argue((", " if self._begun else "{") + member)
-        self._state = "behind"
+        self._state = "after"
         return self._argue("}" if self._begun else "{}")
 
     @property
@@ -334,7 +334,7 @@ class CallReader:
         self._found[index] = ToolCall(call.id, call.name, call.arguments + text)
         return [CallPiece(index, call.id, None, text)]
 
-    def _in_behind(self, ended: bool) -> list[Piece]:
+    def _in_after(self, ended: bool) -> list[Piece]:
         """After the arguments: another call, or the end of the calls; white space may differ, and
         the first tags may be missing."""
         held, afters = self._held.lstrip(), last_tags(self._format.after)
@@ -399,17 +399,17 @@ class CallReader:
         held, found = self._held, _BROKEN_OFF.match(self._held)
         if self._named or not found or not any(n.startswith(found[1]) for n in self._names):
             return self._give_up(size)
-        anew = _ANEW.match(held, end := found.end())
-        if anew is None:
-            if held.startswith(FENCE, end) and len(held) < end + _MOST_ANEW and not ended:
+        again = _AGAIN.match(held, end := found.end())
+        if again is None:
+            if held.startswith(FENCE, end) and len(held) < end + _MOST_AGAIN and not ended:
                 self._searched = end  # what ends the block may begin another
                 return []
             return self._give_up(size)
-        if anew[1] != found[1] if found[2] else not anew[1].startswith(found[1]):
+        if again[1] != found[1] if found[2] else not again[1].startswith(found[1]):
             another = bool(self._format.trigger) and held.startswith(self._format.trigger, end)
             return self._give_up(end if another else size)
-        self._broken_off, self._named = held[:end], anew[1]
-        self._in_fence = held.startswith(FENCE) and not anew[0].startswith(FENCE)
+        self._broken_off, self._named = held[:end], again[1]
+        self._in_fence = held.startswith(FENCE) and not again[0].startswith(FENCE)
         self._held, self._state = held[end:], "call"
         return []
 

@@ -36,14 +36,14 @@ class TaggedArguments:
         self._schemas = properties_of(schema)
         self._given: set[str] = set()
         self._tools = "|".join(map(re.escape, sorted(tools)))
-        # Where in the text the end of the value was searched, and where there is none.
+        # How far the end of the value was searched, and the last end that is none.
         self._searched = self._past = 0
         self._tries = 0
 
     def next(self, text: str, *, ended: bool) -> tuple[str, int] | None:
-        """The next member of the JSON object and where the text behind it begins; None: not yet.
+        """The next member of the JSON object and where the text after it begins; None: not yet.
 
-        The member is empty, and nothing more is to be read, where there are no more arguments. An
+        The member is empty, and nothing more is to be read, if there are no more arguments. An
         answer that ends in the middle of one is never certain of it.
         """
         begin = self._form.before.strip()

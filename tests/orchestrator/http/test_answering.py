@@ -13,7 +13,7 @@ from orchestrator.http.answering import EventQueue
 
 
 async def test_an_answer_waits_for_its_own_prompt_alone() -> None:
-    """Of two prompts with two answers each, the first is read when the second one has been."""
+    """Two prompts have two answers each; the first is read when the second one has been."""
     begun, second_read = list[int](), asyncio.Event()
 
     async def choice(index: int) -> AsyncGenerator[Any, None]:

@@ -50,7 +50,7 @@ def url() -> Iterator[str]:
 
 
 def test_a_request_that_names_no_cap_has_none_above_the_most() -> None:
-    """Of a service that lowered the most that may be named, and not the usual."""
+    """The service lowered the most that may be named, and not the usual."""
     made = service(scripted(), limits=ServiceLimits(max_tokens_cap=2))
     with serving(made) as url:
         body = {"model": "small-only", "messages": ASKED}
