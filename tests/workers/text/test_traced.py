@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from workers.text.chat_template import ChatTemplate, _environment
 from workers.text.traced import Traced, has_twins, pieces, plain, traced, twins
 
-PROPERTY = settings(deadline=None, derandomize=True)
+PROPERTY = settings(deadline=None, derandomize=True, max_examples=50)
 ALPHABET = 'ab </think>\n\t|"\\é漢🙂ß\U000e0041\U00050000\U00100001'
+compiled = cache(lambda source: ChatTemplate(source, {}))
 TEXTS = st.text(st.sampled_from(ALPHABET), max_size=12) | st.sampled_from(
     ["<think>a</think>b", " a ", "a\n\nb\n", "</think>", "aaa", "a</think>b</think>c"]
 )
@@ -117,7 +119,7 @@ WRITTEN = (
 @PROPERTY
 @given(text=TEXTS.map(common))
 def test_templates_write_the_same(source: str, text: str) -> None:
-    template = ChatTemplate(source, {})
+    template = compiled(source)
     written = template.render([], {"text": traced(text)})
     assert plain(written) == template.render([], {"text": text})
 
@@ -126,7 +128,7 @@ def test_templates_write_the_same(source: str, text: str) -> None:
 @PROPERTY
 @given(text=st.text("xyz<\n é", min_size=1))
 def test_templates_take_nothing_of_a_content_for_their_own(source: str, text: str) -> None:
-    written = ChatTemplate(source, {}).render([], {"text": traced(text)})
+    written = compiled(source).render([], {"text": traced(text)})
     for piece, is_content in pieces(written):
         assert is_content or not set("xyzXYZ") & set(piece)
 
@@ -148,7 +150,7 @@ def test_every_filter_writes_the_same(name: str, text: str) -> None:
     for value in VALUES:
         source = f"{{% set it = ({value}) | {name}{GIVEN.get(name, '')} %}}"
         shown = "{{ it if it is string or it is number or it is mapping else it | list }}"
-        template = ChatTemplate(source + shown, {})
+        template = compiled(source + shown)
 
         def written(given: str, template: ChatTemplate = template) -> str:
             try:
@@ -164,19 +166,19 @@ def test_every_filter_writes_the_same(name: str, text: str) -> None:
 @PROPERTY
 @given(text=TEXTS.map(common))
 def test_every_method_writes_the_same(call: str, text: str) -> None:
-    template = ChatTemplate(f"{{{{ text.{call} }}}}", {})
+    template = compiled(f"{{{{ text.{call} }}}}")
     assert plain(template.render([], {"text": traced(text)})) == template.render([], {"text": text})
 
 
 @pytest.mark.parametrize("name", ["urlencode", "escape", "forceescape", "wordwrap(3)"])
 def test_what_a_filter_makes_of_a_content_is_a_content(name: str) -> None:
-    template = ChatTemplate(f"<b>{{{{ text | {name} }}}}</b>", {})
+    template = compiled(f"<b>{{{{ text | {name} }}}}</b>")
     made = list(pieces(template.render([], {"text": traced("</think> x y")})))
     assert [is_content for _, is_content in made] == [False, True, False]
     assert (made[0][0], made[2][0]) == ("<b>", "</b>")
 
 
 def test_an_error_of_the_template_shows_the_text() -> None:
-    template = ChatTemplate("{{ raise_exception('not ' ~ text) }}", {})
+    template = compiled("{{ raise_exception('not ' ~ text) }}")
     with pytest.raises(Exception, match="not that"):
         template.render([], {"text": traced("that")})
