@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict
 
-from workers.text.thinking import ThinkingFormat
+from workers.text.thinking import AUTO, ThinkingFormat
 
 
 class LoadOptions(TypedDict, total=False):
     """What every engine has.
 
     Attributes:
-        device: a torch device ("cpu"); for vLLM "cuda", or "cpu" if it is its build for CPUs.
+        device: a torch device; for vLLM "cuda", or "cpu" if it is its build for CPUs.
         speculation: `{"method": NAME, **parameters}`; None or vanilla: plain decoding.
-        rows: most calls served at once (8); `queue` more (64) may wait, then `Overloaded`.
+        rows: most calls served at once; `queue` more may wait, then `Overloaded`.
         max_len: longest sequence, in tokens (None: the checkpoint's own).
         threads: of the CPU (None: the engine's choice).
-        share: of the GPU's memory, which the process keeps to (1).
+        share: of the GPU's memory, which the process keeps to.
         thinking: how the model marks its thought; see `workers.text.tokenizer.Tokenizer`.
     """
 
@@ -29,3 +29,15 @@ class LoadOptions(TypedDict, total=False):
     threads: int | None
     share: float
     thinking: ThinkingFormat | str
+
+
+DEFAULTS: Final[LoadOptions] = {
+    "device": "cpu",
+    "speculation": None,
+    "rows": 8,
+    "max_len": None,
+    "queue": 64,
+    "threads": None,
+    "share": 1.0,
+    "thinking": AUTO,
+}

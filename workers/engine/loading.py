@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
@@ -24,7 +24,7 @@ from workers.engine.memory import fitting_len, machine_memory, memory_need, rese
 from workers.model.families import Computation, check_family, longest_text
 from workers.model.packed import Packing, can_pack, computes_in_bfloat16, pack, parameter_count
 from workers.model.target import Target
-from workers.options import LoadOptions
+from workers.options import DEFAULTS, LoadOptions
 from workers.reporting import first_line
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder
@@ -61,6 +61,15 @@ class BuiltinOptions(LoadOptions, total=False):
     run_ahead: int
 
 
+BUILTIN: Final[BuiltinOptions] = {
+    **DEFAULTS,
+    "dtype": None,
+    "also": (),
+    "slots": None,
+    "run_ahead": 0,
+}
+
+
 def load(model: str | Path, **options: Unpack[BuiltinOptions]) -> EngineWorker[BuiltinBackend]:
     """A worker over a checkpoint, its engine running; `worker.close()` stops it.
 
@@ -71,29 +80,21 @@ def load(model: str | Path, **options: Unpack[BuiltinOptions]) -> EngineWorker[B
     Raises:
         ConfigError: the checkpoint or a parameter cannot be used; the message says why.
     """
-    rows, slots = options.get("rows", 8), options.get("slots")
-    device, threads = options.get("device", "cpu"), options.get("threads")
+    chosen: BuiltinOptions = {**BUILTIN, **options}
+    rows, slots, threads = chosen["rows"], chosen["slots"], chosen["threads"]
     if rows < 1 or (slots is not None and slots < rows):
         raise ConfigError(f"rows must be at least 1, and slots at least rows: {rows=}, {slots=}")
-    loaded = open_target(
-        model,
-        device=device,
-        dtype=options.get("dtype"),
-        slots=slots or 2 * rows,
-        max_len=options.get("max_len"),
-        share=options.get("share", 1.0),
-        thinking=options.get("thinking", AUTO),
-    )
-    methods = _build_methods(loaded, options.get("speculation") or {}, *options.get("also", ()))
+    loaded = open_target(model, **chosen)
+    methods = _build_methods(loaded, chosen["speculation"] or {}, *chosen["also"])
     decoder = Decoder(loaded.target, next(iter(methods.values())), methods)
-    if threads is None and device == "cpu" and loaded.is_small:
+    if threads is None and chosen["device"] == "cpu" and loaded.is_small:
         threads = 1
     engine = Engine(
         decoder,
         rows=rows,
-        queue=options.get("queue", 64),
+        queue=chosen["queue"],
         threads=threads,
-        run_ahead=options.get("run_ahead", 0),
+        run_ahead=chosen["run_ahead"],
     )
     sampling = sampling_defaults(resolve(model))
     backend = BuiltinBackend(engine, loaded.tokenizer, loaded.stop_token_ids, sampling)
@@ -136,24 +137,23 @@ class LoadedTarget:
         return parameter_count(self.target.model) < _SMALL_MODEL
 
 
-def open_target(
-    model: str | Path,
-    *,
-    device: str = "cpu",
-    dtype: str | torch.dtype | None = None,
-    slots: int,
-    max_len: int | None = None,
-    share: float = 1.0,
-    thinking: ThinkingFormat | str = AUTO,
-) -> LoadedTarget:
-    """A checkpoint ready for a speculation method; see `BuiltinOptions` for the arguments.
+def open_target(model: str | Path, **options: Unpack[BuiltinOptions]) -> LoadedTarget:
+    """A checkpoint ready for a speculation method, without an engine.
 
     Raises:
         ConfigError: the checkpoint or a parameter cannot be used.
     """
+    chosen: BuiltinOptions = {**BUILTIN, **options}
+    device, dtype, share, max_len = (
+        chosen["device"],
+        chosen["dtype"],
+        chosen["share"],
+        chosen["max_len"],
+    )
+    slots = chosen["slots"] or 2 * chosen["rows"]
     path = str(resolve(model))
-    tokenizer = load_tokenizer(path, thinking)
-    config, chosen = load_config(path), choose_dtype(device, dtype)
+    tokenizer = load_tokenizer(path, chosen["thinking"])
+    config, stored = load_config(path), choose_dtype(device, dtype)
     longest = longest_text(config)
     cached = cache_dtype(device, dtype)
     length = max_len or _default_len(config, longest, device, cached, slots, share)
@@ -163,7 +163,7 @@ def open_target(
             f"not {length}"
         )
     if torch.device(device).type == "cuda":
-        need = memory_need(config, dtype=chosen, slots=slots, max_len=length)
+        need = memory_need(config, dtype=stored, slots=slots, max_len=length)
         reserve(need, device=device, share=share)
     network = load_model(path, device=device, dtype=dtype)
     try:
@@ -188,7 +188,7 @@ def open_target(
         packed = packing_of(device, dtype) is not None and can_pack()
         return load_model(folder, device=device, dtype=INT8 if packed else dtype)
 
-    name = INT8 if dtype == INT8 else str(chosen).removeprefix("torch.")
+    name = INT8 if dtype == INT8 else str(stored).removeprefix("torch.")
     return LoadedTarget(tokenizer, target, load_draft, stop_token_ids(network, tokenizer), name)
 
 

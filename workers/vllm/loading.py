@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 from pydantic import ValidationError
 from transformers import GenerationConfig
@@ -23,10 +23,9 @@ from vllm.v1.executor import Executor
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load_tokenizer
-from workers.options import LoadOptions
+from workers.options import DEFAULTS, LoadOptions
 from workers.text.generation_config import sampling_defaults
 from workers.text.prompt import PromptRenderer
-from workers.text.thinking import AUTO
 from workers.text.tokenizer import Tokenizer
 from workers.vllm import is_lossy
 from workers.vllm.arguments import check_engine_args, check_speculation
@@ -63,24 +62,35 @@ class VllmOptions(LoadOptions, total=False):
     engine_args: Mapping[str, Any]
 
 
+VLLM: Final[VllmOptions] = {
+    **DEFAULTS,
+    "device": "cuda",
+    "dtype": None,
+    "tensor_parallel": 1,
+    "pipeline_parallel": 1,
+    "engine_args": {},
+}
+
+
 def load(model: str | Path, **options: Unpack[VllmOptions]) -> EngineWorker[VllmBackend]:
     """A worker over a checkpoint, its engine running; `worker.close()` stops it.
 
-    `model` is a folder, a Hugging Face id, or `embedded:NAME`; `device` is "cuda" if left out.
+    `model` is a folder, a Hugging Face id, or `embedded:NAME`.
 
     Raises:
         ConfigError: the checkpoint or a parameter cannot be used; the message says why.
     """
     check_version(vllm_version)
-    rows, method = options.get("rows", 8), dict(options.get("speculation") or {})
-    device, threads = options.get("device", "cuda"), options.get("threads")
-    extra = check_engine_args(options.get("engine_args") or {})
+    chosen: VllmOptions = {**VLLM, **options}
+    rows, method = chosen["rows"], dict(chosen["speculation"] or {})
+    device, threads = chosen["device"], chosen["threads"]
+    extra = check_engine_args(chosen["engine_args"])
     check_speculation(method)
     path = str(resolve(model))
-    tokenizer = load_tokenizer(path, options.get("thinking", AUTO))
+    tokenizer = load_tokenizer(path, chosen["thinking"])
     sampling = sampling_defaults(path)
     _prepare_environment(device)
-    arguments = _engine_arguments(path, device, rows, options)
+    arguments = _engine_arguments(path, chosen)
     output = EngineOutput()
     try:
         with _threads(device, threads):
@@ -116,7 +126,7 @@ def load(model: str | Path, **options: Unpack[VllmOptions]) -> EngineWorker[Vllm
         engine,
         PromptRenderer(tokenizer, vocabulary),
         frozenset(token for token in ends if token < vocabulary),
-        Capacity(rows, options.get("queue", 64), tokens, context),
+        Capacity(rows, chosen["queue"], tokens, context),
         counter,
         sampling=sampling,
         lossy=is_lossy(method),
@@ -124,15 +134,16 @@ def load(model: str | Path, **options: Unpack[VllmOptions]) -> EngineWorker[Vllm
     return EngineWorker(backend)
 
 
-def _engine_arguments(path: str, device: str, rows: int, options: VllmOptions) -> dict[str, Any]:
+def _engine_arguments(path: str, options: VllmOptions) -> dict[str, Any]:
     """The fields of vLLM's `AsyncEngineArgs`, but for those that the deployment file names."""
-    tensor, pipeline = options.get("tensor_parallel", 1), options.get("pipeline_parallel", 1)
+    device, rows = options["device"], options["rows"]
+    tensor, pipeline = options["tensor_parallel"], options["pipeline_parallel"]
     arguments: dict[str, Any] = {
         "model": path,
         # Its tokenizer serves its grammars alone: prompts and texts are made and read by ours.
         "structured_outputs_config": {"backend": "guidance"},
-        "dtype": options.get("dtype") or ("float32" if device == "cpu" else "auto"),
-        "max_model_len": options.get("max_len"),
+        "dtype": options["dtype"] or ("float32" if device == "cpu" else "auto"),
+        "max_model_len": options["max_len"],
         "max_num_seqs": rows,
         "tensor_parallel_size": tensor,
         "pipeline_parallel_size": pipeline,
@@ -143,14 +154,14 @@ def _engine_arguments(path: str, device: str, rows: int, options: VllmOptions) -
         "disable_log_stats": True,
         "trust_remote_code": False,
     }
-    if (share := options.get("share", 1.0)) < 1:
+    if (share := options["share"]) < 1:
         arguments["gpu_memory_utilization"] = share
     if tensor * pipeline > 1 and device == "cuda":
         arguments["distributed_executor_backend"] = "ray"  # in the replica's placement group
     if device == "cpu":
         arguments |= {"block_size": CPU_BLOCK, "enforce_eager": True}
         arguments["max_num_batched_tokens"] = max(CPU_CHUNK, 16 * rows)
-    if (method := dict(options.get("speculation") or {})) and method.get("method") != "vanilla":
+    if (method := dict(options["speculation"] or {})) and method.get("method") != "vanilla":
         arguments["speculative_config"] = method
     return arguments
 
