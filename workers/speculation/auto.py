@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,40 +38,6 @@ Choice = tuple[int, int]
 """(index of a candidate, its draft length; 0 where it has none to choose)."""
 
 
-class Chooser:
-    """Which candidate and draft length give most tokens a second, for each batch size.
-
-    Candidates are numbers here, and times are given.
-
-    Args:
-        lengths: for each candidate its draft lengths, ascending; `(0,)`: none to choose from.
-            Candidate 0 is plain decoding.
-    """
-
-    def __init__(self, lengths: Sequence[Sequence[int]]) -> None:
-        self.lengths = lengths
-        self._sizes: dict[int, _Size] = {}
-
-    def choose(self, rows: int) -> Choice:
-        """Return the choice for the next round of `rows` rows."""
-        return self._of(rows).choose()
-
-    def learn(self, choice: Choice, rows: int, seconds: float, drafts: Sequence[Draft]) -> None:
-        """Learn from a round: its seconds, and how much of each row's draft was accepted."""
-        self._of(rows).learn(choice, seconds, drafts)
-
-    @property
-    def converged(self) -> bool:
-        """Whether nothing is being tried at any batch size seen so far."""
-        return bool(self._sizes) and not any(size.due for size in self._sizes.values())
-
-    def _of(self, rows: int) -> _Size:
-        size = (rows - 1).bit_length()
-        if size not in self._sizes:
-            self._sizes[size] = _Size(self.lengths)
-        return self._sizes[size]
-
-
 Draft = tuple[int, int]
 """(how deep a row's draft could have been, how many of it were accepted).
 
@@ -78,8 +45,15 @@ A draft that ended early by itself counts as rejected where it ended.
 """
 
 
-class _Size:
-    """Estimates for one batch size."""
+class Chooser:
+    """Which candidate and draft length give most tokens a second at one batch size.
+
+    Candidates are numbers here, and times are given.
+
+    Args:
+        lengths: for each candidate its draft lengths, ascending; `(0,)`: none to choose from.
+            Candidate 0 is plain decoding.
+    """
 
     def __init__(self, lengths: Sequence[Sequence[int]]) -> None:
         self.known = [_Known(one) for one in lengths]
@@ -92,9 +66,11 @@ class _Size:
         return [(number, length) for length in ends for _ in range(TRIAL)]
 
     def choose(self) -> Choice:
+        """Return the choice for the next round."""
         return self.due[0] if self.due else self.now
 
     def learn(self, choice: Choice, seconds: float, drafts: Sequence[Draft]) -> None:
+        """Learn from a round: its seconds, and how much of each row's draft was accepted."""
         number, length = choice
         self.known[number].learn(length, seconds, drafts)
         for other, known in enumerate(self.known):
@@ -206,14 +182,11 @@ class Auto(Method):
             candidates = ["lookup", *(["chain", "recursive-s"] if draft is not None else [])]
         if not isinstance(candidates, list | tuple) or not candidates:
             raise ValueError(f"candidates must be a list of methods, not {candidates!r}")
-        self.methods = [Method(target)]
-        self.names = ["plain"]
-        for candidate in candidates:
-            name, method = self._build(candidate, load_model, draft, lengths)
-            self.methods.append(method)
-            self.names.append(name)
+        built = (self._build(one, load_model, draft, lengths) for one in candidates)
+        self.methods = [Method(target), *built]
         choices = [lengths if hasattr(method, "gamma") else [0] for method in self.methods]
-        self.chooser, self.clock = Chooser(choices), clock
+        self.choosers = defaultdict[int, Chooser](lambda: Chooser(choices))  # by batch size
+        self.clock = clock
         self.choice: Choice = (0, 0)
         self._with: dict[int, int] = {}  # candidate that each live row has joined, by slot
         self._begun = 0.0
@@ -225,7 +198,7 @@ class Auto(Method):
         load_model: LoadModel,
         draft: str | None,
         lengths: Sequence[int],
-    ) -> tuple[str, Method]:
+    ) -> Method:
         parameters: dict[str, Any] = {} if isinstance(candidate, str) else dict(candidate)
         name = candidate if isinstance(candidate, str) else str(parameters.pop("method", None))
         if name not in self.registry or name == "auto":
@@ -241,7 +214,7 @@ class Auto(Method):
         method = self.registry[name](self.target, load_model, **parameters)
         if not method.lossless:
             raise ValueError(f"{name} is lossy; auto chooses among lossless methods")
-        return name, method
+        return method
 
     @property
     def current(self) -> Method:
@@ -249,10 +222,10 @@ class Auto(Method):
 
     @property
     def converged(self) -> bool:  # type: ignore[override]
-        return self.chooser.converged
+        return bool(self.choosers) and not any(one.due for one in self.choosers.values())
 
     def stats(self) -> dict[str, int]:
-        """Rounds with and without drafts, and how often the method changed."""
+        """Count rounds with and without drafts, and changes of the method."""
         return dict(self._counts)
 
     def join(self, row: Row) -> None:
@@ -273,8 +246,11 @@ class Auto(Method):
         self._begun = self.clock()  # the cost of a change does not count
         return self.current.draft(rows)
 
+    def _chooser(self, rows: int) -> Chooser:
+        return self.choosers[(rows - 1).bit_length()]
+
     def _choose(self, rows: list[Row]) -> None:
-        before, self.choice = self.choice, self.chooser.choose(len(rows))
+        before, self.choice = self.choice, self._chooser(len(rows)).choose()
         number, length = self.choice
         self._counts["switches"] += number != before[0]
         if length:
@@ -305,4 +281,4 @@ class Auto(Method):
             )
             for row, tree, one in zip(plan.rows, plan.trees, accepted, strict=True)
         ]
-        self.chooser.learn(self.choice, len(plan.rows), seconds, drafts)
+        self._chooser(len(drafts)).learn(self.choice, seconds, drafts)

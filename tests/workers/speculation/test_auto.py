@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from workers.model.tree import Row, Tree
 from workers.speculation import METHODS, build
 from workers.speculation.auto import MARGIN, STALE, TRIAL, Auto, Chooser
 from workers.speculation.decode import Decoder
+from workers.speculation.method import Method
 
 LENGTHS = [(0,), (1, 2, 4, 8)]
 
@@ -36,13 +38,13 @@ class Machine:
         self.chosen: list[tuple[int, int]] = []
 
     def serve(self, rounds: int, rows: int = 1) -> tuple[int, int]:
-        """The last choice of so many rounds."""
+        """The choice after so many rounds."""
         for _ in range(rounds):
-            choice = self.chooser.choose(rows)
+            choice = self.chooser.choose()
             drafts = [self.draft(choice[1]) for _ in range(rows)]
-            self.chooser.learn(choice, rows, self.seconds(*choice, rows), drafts)
+            self.chooser.learn(choice, self.seconds(*choice, rows), drafts)
             self.chosen.append(choice)
-        return self.chooser.choose(rows)
+        return self.chooser.choose()
 
     def draft(self, length: int) -> tuple[int, int]:
         taken = 0
@@ -59,9 +61,9 @@ def step(number: int, length: int, rows: int) -> float:
 def test_every_candidate_is_tried_at_both_ends_first() -> None:
     machine = Machine(0.9, step)
     machine.serve(3 * TRIAL - 1)
-    assert not machine.chooser.converged
+    assert machine.chooser.due
     machine.serve(1)
-    assert machine.chooser.converged
+    assert not machine.chooser.due
     assert machine.chosen == [(0, 0)] * TRIAL + [(1, 8)] * TRIAL + [(1, 1)] * TRIAL
 
 
@@ -73,10 +75,17 @@ def test_the_length_follows_acceptance(rate: float, best: tuple[int, ...]) -> No
 
 
 def test_speculation_ends_where_the_batch_makes_it_a_loss() -> None:
-    machine = Machine(0.7, step)
-    assert machine.serve(200, rows=1)[0] == 1
-    assert machine.serve(200, rows=8)[0] == 0
-    assert machine.chooser.choose(1)[0] == 1  # what is known of one row stays
+    assert Machine(0.7, step).serve(200, rows=1)[0] == 1
+    assert Machine(0.7, step).serve(200, rows=8)[0] == 0
+
+
+def test_what_is_known_is_of_one_batch_size() -> None:
+    loop, prompts = decoder(8, random_choices=False), [[i + 1, 5, 9] for i in range(8)]
+    for size in (1, 2, 3, 5, 8):
+        generate(loop, prompts[:size], 4)
+    assert isinstance(loop.method, Auto)
+    assert set(loop.method.choosers) == {0, 1, 2, 3}
+    assert not loop.method.converged
 
 
 def test_prompts_that_change_are_noticed() -> None:
@@ -98,8 +107,8 @@ def test_a_small_promise_changes_nothing() -> None:
 def test_a_moment_s_load_is_forgiven() -> None:
     machine = Machine(0.9, step)
     machine.serve(100)
-    choice = machine.chooser.choose(1)
-    machine.chooser.learn(choice, 1, 1000.0, [(choice[1], 0)])
+    choice = machine.chooser.choose()
+    machine.chooser.learn(choice, 1000.0, [(choice[1], 0)])
     assert machine.serve(20)[0] == 1
 
 
@@ -121,12 +130,10 @@ def test_drafts_that_end_early_are_no_full_ones() -> None:
 
 def test_a_draft_is_told_as_deep_as_it_could_have_been(monkeypatch: pytest.MonkeyPatch) -> None:
     surest = {"method": "chain", "threshold": 1}  # ends behind its first token
-    loop = decoder(slots=1, candidates=[surest], lengths=[4])
-    auto = loop.method
-    assert isinstance(auto, Auto)
-    monkeypatch.setattr(auto.chooser, "choose", lambda rows: (1, 4))
+    loop = decoder(slots=1, candidates=[surest], lengths=[4], random_choices=False)
     told: list[Any] = []
-    monkeypatch.setattr(auto.chooser, "learn", lambda *args: told.extend(args[3]))
+    monkeypatch.setattr(Chooser, "choose", lambda self: (1, 4))
+    monkeypatch.setattr(Chooser, "learn", lambda *args: told.extend(args[3]))
     (said,) = generate(loop, [[5, 9, 2, 7]], 12)
     possible = [depth for depth, _ in told]
     assert set(possible[:-4]) == {4}
@@ -150,7 +157,15 @@ def ticking(seed: int) -> Callable[[], float]:
     return clock
 
 
-def decoder(slots: int = 8, *, seed: int = 0, vocabulary: int = 400, **options: Any) -> Decoder:
+def decoder(
+    slots: int = 8,
+    *,
+    seed: int = 0,
+    vocabulary: int = 400,
+    random_choices: bool = True,
+    **options: Any,
+) -> Decoder:
+    """A loop with `auto`, which may choose any candidate at any time instead of trials first."""
     target = Target(make_model(vocabulary=vocabulary), slots=slots, max_len=64)
     method = build(
         "auto",
@@ -159,13 +174,16 @@ def decoder(slots: int = 8, *, seed: int = 0, vocabulary: int = 400, **options: 
         **{"draft": "other", "candidates": CANDIDATES, "clock": ticking(seed), **options},
     )
     assert isinstance(method, Auto)
-    rng = random.Random(seed)  # not the trials in their order: any candidate at any time
+    rng = random.Random(seed)
 
-    def choose(rows: int) -> tuple[int, int]:
-        number = rng.randrange(len(method.methods))
-        return number, rng.choice(method.chooser.lengths[number])
+    class Random(Chooser):
+        def choose(self) -> tuple[int, int]:
+            number = rng.randrange(len(self.known))
+            return number, rng.choice(self.known[number].lengths)
 
-    method.chooser.choose = choose  # type: ignore[method-assign]
+    if random_choices:
+        lengths = [known.lengths for known in method.choosers[0].known]
+        method.choosers = defaultdict(lambda: Random(lengths))
     return Decoder(target, method)
 
 
@@ -210,8 +228,8 @@ def test_sampled_tokens_follow_the_law_of_the_model() -> None:
 def test_rows_come_and_go_and_caches_stay_right() -> None:
     loop, prompts = decoder(), [[5, 9, 2, 7], [8] * 12, [1, 2, 3]]
     plain: list[list[int]] = [
-        generate(Decoder(loop_of(prompt), METHODS["vanilla"](loop_of(prompt))), [prompt], 30)[0]
-        for prompt in prompts
+        generate(Decoder(alone, METHODS["vanilla"](alone)), [prompt], 30)[0]
+        for alone, prompt in ((lone_target(), prompt) for prompt in prompts)
     ]
     rows: list[Row] = []
     for slot, prompt in enumerate(prompts):  # one more after every two rounds
@@ -231,7 +249,7 @@ def test_rows_come_and_go_and_caches_stay_right() -> None:
         assert made[:30] == said[: len(made)]
 
 
-def loop_of(_: Any) -> Target:
+def lone_target() -> Target:
     return Target(make_model(), slots=1, max_len=64)
 
 
@@ -272,8 +290,8 @@ def test_a_lossy_candidate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_draft_model_it_looks_up() -> None:
-    auto = Auto(loop_of(0), lambda name: pytest.fail("there is no model to load"))
-    assert auto.names == ["plain", "lookup"]
+    auto = Auto(lone_target(), lambda name: pytest.fail("there is no model to load"))
+    assert [type(method) for method in auto.methods] == [Method, METHODS["lookup"]]
 
 
 async def test_a_worker_counts_what_it_does(checkpoint: Path, draft_checkpoint: Path) -> None:
