@@ -8,7 +8,8 @@ same pass:
 
 Where the original has the logits z, its copy has z', which attend to the whole draft and the
 prompt. Verification uses (1 - alpha) z + alpha z', for acceptance and recovered tokens alike. The
-paper's prompt and its choice for the bonus token are not public: both are parameters.
+token after a whole draft is verified by z alone. The paper's prompt is not public: it is a
+parameter.
 
 z' depends on the tokens it verifies, so the output has no model's distribution, and the more the
 prompt asks for a repetition the more is accepted. `alpha` goes from 0 (the base method exactly, at
@@ -32,7 +33,7 @@ from workers.model.tree import Plan, Tree
 from workers.speculation.drafter import LoadModel
 from workers.speculation.lossy import LossyMethod
 from workers.speculation.method import Method
-from workers.speculation.parameters import MOST_NODES, fraction, tree_size, true_or_false
+from workers.speculation.parameters import MOST_NODES, fraction, tree_size
 
 PROMPT = "\nWait, let me check:"
 
@@ -48,7 +49,6 @@ class Reflective(LossyMethod):
             its own, `draft` among them.
         alpha: weight of the second scores, from 0 to 1.
         prompt: the tokens before the copy, as a text or as token ids.
-        bonus: whether the token behind a whole draft is verified by both scores too.
         thoughts_only: whether answers are verified by the first score alone.
     """
 
@@ -61,20 +61,17 @@ class Reflective(LossyMethod):
         base: str = "chain",
         alpha: float = 0.3,
         prompt: str | Sequence[int] = PROMPT,
-        bonus: bool = False,
         thoughts_only: bool = False,
         **parameters: Any,
     ) -> None:
-        fraction("alpha", alpha)
-        true_or_false("bonus", bonus)
         super().__init__(
             target, load_model, draft=draft, base=base, thoughts_only=thoughts_only, **parameters
         )
-        self.alpha, self.bonus, self.prompt = alpha, bonus, _ids(prompt, target)
+        self.alpha, self.prompt = fraction("alpha", alpha), _ids(prompt, target)
         leaves, levels = _shape(self.base)
         if levels == 0:
             raise ValueError(f"base {base} drafts nothing that could be scored again")
-        each = 2 * levels - (not bonus) + len(self.prompt)
+        each = 2 * levels - 1 + len(self.prompt)
         tree_size(f"a prompt of {len(self.prompt)} tokens", 1 + leaves * each)
 
     @staticmethod
@@ -124,8 +121,7 @@ class Reflective(LossyMethod):
             path = [leaf]
             while path[0] > 0:
                 path.insert(0, tree.parents[path[0]])
-            # The copy of the path's first node is the end of the prompt.
-            copied = path if self.bonus else path[:-1]
+            copied = path[:-1]  # the copy of the first node is the end of the prompt
             tail = [*self.prompt, *(tree.tokens[node] for node in copied[1:])]
             if len(path) - 1 + len(tail) > room or len(longer) + len(tail) > MOST_NODES:
                 continue

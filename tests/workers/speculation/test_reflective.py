@@ -91,9 +91,7 @@ def flat(model: Any, ids: list[int]) -> torch.Tensor:
     return logits
 
 
-def expected(
-    model: Any, ids: list[int], tree: Tree, alpha: float, bonus: bool
-) -> dict[int, torch.Tensor]:
+def expected(model: Any, ids: list[int], tree: Tree, alpha: float) -> dict[int, torch.Tensor]:
     """Fused logits behind each node, leaf by leaf, by a whole forward of the flat sequence."""
     paths: list[list[int]] = []
     for node in range(len(tree)):
@@ -110,7 +108,7 @@ def expected(
         begin = len(ids) + len(draft) + len(REFLECTION) - 1
         for place, node in enumerate(path):
             first[node] = logits[len(ids) - 1 + place]
-            if len(path) > 1 and (bonus or place < len(draft)):
+            if place < len(draft):
                 second.setdefault(node, []).append(logits[begin + place])
     return {
         node: (1 - alpha) * law + alpha * torch.stack(second[node]).mean(0)
@@ -122,15 +120,11 @@ def expected(
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("alpha", [0.1, 0.3, 0.7, 1.0])
-@pytest.mark.parametrize("bonus", [False, True])
 def test_logits_are_fused_as_a_plain_reading_of_the_flat_text_says(
-    family: str, alpha: float, bonus: bool
+    family: str, alpha: float
 ) -> None:
-    loop = decoder(
-        "reflective",
-        {**CHAIN, "prompt": REFLECTION, "alpha": alpha, "bonus": bonus},
-        family=family,
-    )
+    options = {**CHAIN, "prompt": REFLECTION, "alpha": alpha}
+    loop = decoder("reflective", options, family=family)
     target = loop.target
     trees = [
         Tree.chain([7, 1, 2, 3]),
@@ -148,7 +142,7 @@ def test_logits_are_fused_as_a_plain_reading_of_the_flat_text_says(
             made = loop.method.score(target, plan).logits
             assert made.shape[:2] == (len(chosen), max(map(len, plan.trees)))
             for logits, row, tree in zip(made, plan.rows, plan.trees, strict=True):
-                for node, law in expected(target.model, row.ids, tree, alpha, bonus).items():
+                for node, law in expected(target.model, row.ids, tree, alpha).items():
                     assert torch.allclose(logits[node], law, atol=2e-4), (row.slot, node)
 
 
@@ -165,7 +159,7 @@ def test_greedy_tokens_are_those_of_a_loop_in_ten_lines(family: str, alpha: floa
             for _ in range(depth):
                 drafted.append(int(flat(draft, drafted)[-1].argmax()))
             tree = Tree.chain(drafted[len(ids) - 1 :])
-            laws = expected(target, ids, tree, alpha, bonus=False)
+            laws = expected(target, ids, tree, alpha)
             for node in range(depth + 1):
                 ids.append(int(laws[node].argmax()))
                 if node == depth or tree.tokens[node + 1] != ids[-1]:
@@ -237,7 +231,7 @@ def test_log_probabilities_are_those_of_the_fused_law() -> None:
     loop.method.draft = watched  # type: ignore[method-assign]
     accepted = loop.step(loop.rows)
     for ids, tree, (_, one) in zip(before, drafts[0].trees, accepted, strict=True):
-        laws = expected(loop.target.model, ids, tree, 0.4, bonus=False)
+        laws = expected(loop.target.model, ids, tree, 0.4)
         for node, token, logprob in zip(one.path, one.tokens, one.logprobs, strict=True):
             law = warp(laws[node][None, None], [warm])[0, 0]
             assert logprob == pytest.approx(float(law[token].log()), abs=1e-3)
@@ -347,7 +341,6 @@ def test_leaves_for_which_the_cache_has_no_place_are_judged_once() -> None:
         ({"alpha": float("nan")}, "alpha must be a number from 0 to 1, not nan"),
         ({"alpha": "0.3"}, "alpha must be a number from 0 to 1, not '0.3'"),
         ({"alpha": True}, "alpha must be a number from 0 to 1, not True"),
-        ({"bonus": 1}, "bonus must be true or false, not 1"),
         ({"thoughts_only": "yes"}, "thoughts_only must be true or false, not 'yes'"),
         ({"base": "magic"}, "base must be a lossless method, not 'magic'"),
         ({"base": "reflective"}, "base must be a lossless method, not 'reflective'"),
