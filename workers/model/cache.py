@@ -14,29 +14,23 @@ length only what its own round wrote, and later passes overwrite the rest.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
+from operator import ne
 
 import torch
 from torch import Tensor
 
+SLICE = 512  # tokens that are compared at once
+
 
 def common_prefix(left: Sequence[int], right: Sequence[int], most: int) -> int:
-    """Length of the common prefix, at most `most`.
-
-    By comparisons of slices (they run in C), each twice as long as the one before as long as they
-    are equal, then half: what it costs goes with the result, not with the texts.
-    """
+    """Length of the common prefix, at most `most`; slices are compared in C."""
     most = min(most, len(left), len(right))
-    low, size = 0, 64
-    while low < most and left[low : min(low + size, most)] == right[low : min(low + size, most)]:
-        low, size = low + size, 2 * size
-    low, high = min(low, most), min(low + size, most)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    for start in range(0, most, SLICE):
+        ours, theirs = (ids[start : min(start + SLICE, most)] for ids in (left, right))
+        if ours != theirs:
+            return start + next(compress(range(SLICE), map(ne, ours, theirs)))
+    return most
 
 
 APART = 1 << 16  # bytes a row and layer, from which each row is read where it lies

@@ -173,8 +173,8 @@ def without_nans(rows: Sequence[Row], logits: Tensor, whose: str) -> Tensor:
     return logits.nan_to_num()
 
 
-def draft_probs(rows: Sequence[Row], logits: Tensor) -> Tensor:
-    """Probabilities of a level under each row's sampling; of greedy rows at temperature 1."""
+def row_probs(rows: Sequence[Row], logits: Tensor) -> Tensor:
+    """[rows, nodes, vocabulary] probabilities under each row's sampling; greedy: temperature 1."""
     return warp(logits, [Sampling(1.0) if row.greedy else row.sampling for row in rows])
 
 
@@ -206,7 +206,7 @@ class IndependentExpander(TreeExpander):
             children = [[] for _ in self.rows]
         if not self.sampled:
             return children, None
-        probs = draft_probs(self.rows, logits)
+        probs = row_probs(self.rows, logits)
         if level == 0:
             parent_index = [[0] * self.count for _ in self.rows]
         drawn = [(i, parent) for i in self.sampled for parent in parent_index[i]]
@@ -271,18 +271,6 @@ def confidences(logits: Tensor, probs: Tensor | None) -> list[float]:
     return top
 
 
-def wrap_draft_model(target: Target, model: Any) -> Target:
-    """A draft model with the target's slots; ValueError if its vocabulary is too small."""
-    if model.config.vocab_size < target.vocabulary:
-        raise ValueError(
-            f"the draft model knows {model.config.vocab_size} tokens, "
-            f"the target {target.vocabulary}"
-        )
-    return Target(
-        model, slots=target.cache.slots, max_len=target.max_len, vocabulary=target.vocabulary
-    )
-
-
 class DrafterMethod(Method):
     """A method with a drafter."""
 
@@ -311,4 +299,11 @@ class DraftModelMethod(DrafterMethod):
     """A method with a draft model; `draft` names its checkpoint."""
 
     def __init__(self, target: Target, load_model: LoadModel, draft: str) -> None:
-        super().__init__(target, Drafter(wrap_draft_model(target, load_model(draft))))
+        model, vocabulary = load_model(draft), target.vocabulary
+        if model.config.vocab_size < vocabulary:
+            raise ValueError(
+                f"the draft model knows {model.config.vocab_size} tokens, the target {vocabulary}"
+            )
+        slots, max_len = target.cache.slots, target.max_len
+        model = Target(model, slots=slots, max_len=max_len, vocabulary=vocabulary)
+        super().__init__(target, Drafter(model))

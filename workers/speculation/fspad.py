@@ -29,7 +29,7 @@ from workers.speculation.drafter import (
     DrafterMethod,
     LoadModel,
     TreeExpander,
-    draft_probs,
+    row_probs,
 )
 from workers.speculation.feature_head import VARIANTS, FeatureDrafter, FeatureHead, Variant
 from workers.speculation.parameters import at_least, one_of, tree_size
@@ -104,7 +104,7 @@ class DynamicTree(TreeExpander):
     def __call__(
         self, level: int, logits: Tensor, parent_index: list[list[int]]
     ) -> tuple[list[list[Child]], Tensor | None]:
-        best = draft_probs(self.rows, logits).topk(min(self.width, logits.shape[-1]))
+        best = row_probs(self.rows, logits).topk(min(self.width, logits.shape[-1]))
         # A parent's score bounds its child's, whatever rounding does.
         logs = best.values.double().log().clamp(max=0).cpu()
         sums = (self.scores[:, : logits.shape[1], None] + logs).nan_to_num(nan=-torch.inf)

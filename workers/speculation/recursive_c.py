@@ -24,8 +24,8 @@ from workers.speculation.drafter import (
     DraftModelMethod,
     LoadModel,
     TreeExpander,
-    draft_probs,
     gumbel_noise,
+    row_probs,
 )
 from workers.speculation.parameters import branching_factors, one_of
 
@@ -40,7 +40,7 @@ class GumbelTopK(TreeExpander):
     def __call__(
         self, level: int, logits: Tensor, parent_index: list[list[int]]
     ) -> tuple[list[list[Child]], Tensor | None]:
-        probs = draft_probs(self.rows, logits) if self.sampled else None
+        probs = row_probs(self.rows, logits) if self.sampled else None
         scores = logits
         if probs is not None:
             scores = probs.log() + gumbel_noise(self.rows, level, logits)

@@ -26,8 +26,8 @@ from workers.speculation.drafter import (
     DraftModelMethod,
     LoadModel,
     TreeExpander,
-    draft_probs,
     gumbel_noise,
+    row_probs,
 )
 from workers.speculation.parameters import at_least, one_of, tree_size
 
@@ -74,7 +74,7 @@ class StochasticBeam(TreeExpander):
         self, level: int, logits: Tensor, parent_index: list[list[int]]
     ) -> tuple[list[list[Child]], Tensor | None]:
         nodes, vocabulary = logits.shape[1:]
-        probs = draft_probs(self.rows, logits)
+        probs = row_probs(self.rows, logits)
         before = self.log_probability[:, :nodes, None].to(logits.device)
         sums = before + probs.double().log()
         scores = sums

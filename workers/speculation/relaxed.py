@@ -19,17 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orchestrator.types import Sampling
-from workers.model.sampling import warp
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
-from workers.speculation.drafter import LoadModel
+from workers.speculation.drafter import LoadModel, row_probs
 from workers.speculation.lossy import LossyMethod
 from workers.speculation.method import Method
 from workers.speculation.parameters import at_least, fraction
-
-PLAIN = Sampling(temperature=1.0)
-"""What a greedy row's probabilities are of, as everywhere."""
 
 
 class Relaxed(LossyMethod):
@@ -80,11 +75,11 @@ class Relaxed(LossyMethod):
         relaxed[rows, nodes] = -torch.inf
         relaxed[rows, nodes, tokens] = 0.0
         verified = self.base.verify(plan, replace(scores, logits=relaxed))
-        self._tell(plan, logits, [(i, verified[i]) for i in sorted(set(rows))])
+        self._report(plan, logits, [(i, verified[i]) for i in sorted(set(rows))])
         return verified
 
     @staticmethod
-    def _tell(plan: Plan, logits: Tensor, verified: list[tuple[int, Accepted]]) -> None:
+    def _report(plan: Plan, logits: Tensor, verified: list[tuple[int, Accepted]]) -> None:
         """Write the target's own probabilities into what was accepted; one transfer."""
         placed = [
             (i, node, token)
@@ -93,9 +88,9 @@ class Relaxed(LossyMethod):
         ]
         rows, nodes, tokens = (list(column) for column in zip(*placed, strict=True))
         own = logits[rows, nodes]
-        laws = _probabilities(own, [plan.rows[i] for i in rows])
-        told = laws.gather(1, torch.tensor(tokens, device=laws.device)[:, None])[:, 0].log()
-        logprobs, confidences = torch.stack((told, own.softmax(-1).amax(-1))).tolist()
+        laws = row_probs([plan.rows[i] for i in rows], own[:, None])[:, 0]
+        reported = laws.gather(1, torch.tensor(tokens, device=laws.device)[:, None])[:, 0].log()
+        logprobs, confidences = torch.stack((reported, own.softmax(-1).amax(-1))).tolist()
         for _, one in verified:
             size = len(one.path)
             one.logprobs, logprobs = logprobs[:size], logprobs[size:]
@@ -113,7 +108,7 @@ class Relaxed(LossyMethod):
             return []
         rows, nodes, tokens = (list(column) for column in zip(*drafted, strict=True))
         scored = logits[rows, nodes]
-        laws = _probabilities(scored, [plan.rows[i] for i in rows])
+        laws = row_probs([plan.rows[i] for i in rows], scored[:, None])[:, 0]
         own = laws.gather(1, torch.tensor(tokens, device=laws.device)[:, None])
         accepted = (own > 0) & (own >= laws.amax(-1, keepdim=True) - self.delta)
         accepted &= (laws > own).sum(-1, keepdim=True) < self.top_k
@@ -142,10 +137,3 @@ class Relaxed(LossyMethod):
             ends[node] = row.may_end(tree.tokens[node])
             behind[node] = self.thoughts_only and (ends[parent] or behind[parent])
         return [node for node in drafted if not (ends[node] or behind[node])]
-
-
-def _probabilities(logits: Tensor, rows: list[Row]) -> Tensor:
-    """[n, vocabulary] logits to probabilities, each under the sampling of its row."""
-    if all(row.greedy for row in rows):
-        return logits.softmax(-1)
-    return warp(logits[:, None], [PLAIN if row.greedy else row.sampling for row in rows])[:, 0]

@@ -44,7 +44,7 @@ from workers.model.sampling import KeyedRng, drop_unlikely, warp
 from workers.model.tree import Plan, Row, Tree
 from workers.speculation import drafter, rejection
 from workers.speculation import method as base
-from workers.speculation.drafter import IndependentExpander, draft_probs
+from workers.speculation.drafter import IndependentExpander, row_probs
 from workers.speculation.method import Method
 from workers.speculation.recursive_c import GumbelTopK
 from workers.speculation.recursive_s import StochasticBeam
@@ -221,10 +221,10 @@ FAULTS: dict[str, tuple[Callable[..., Any], str, str, Sequence[Check]]] = {
     # With the next two the text keeps its law, for verification is told what was drawn from: only
     # acceptance is lost.
     "drafts ignore top-p": (
-        draft_probs, "else row.sampling", "else Sampling(row.sampling.temperature)", DRAFTS,
+        row_probs, "else row.sampling", "else Sampling(row.sampling.temperature)", DRAFTS,
     ),
     "drafts at temperature 1": (
-        draft_probs, "else row.sampling", "else Sampling(1.0, row.sampling.top_p)", DRAFTS,
+        row_probs, "else row.sampling", "else Sampling(1.0, row.sampling.top_p)", DRAFTS,
     ),
     "drafts at temperature 1 and told as asked": (
         IndependentExpander.__call__, "draw(probs[", "draw(logits.softmax(-1)[", DRAFTS[:3],
