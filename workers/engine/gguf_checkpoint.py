@@ -1,8 +1,8 @@
 """A model from one GGUF file: config and weights. Its tokenizer: `workers/text/gguf_tokenizer.py`.
 
 The format is llama.cpp's (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), read by its
-own package. Every key of the architecture and every tensor must be known here: one that is passed
-over would make a model that computes something else. Quantized weights are unpacked.
+own package. Every key of the architecture must be known here, and every tensor to the network: one
+that is passed over would make a model that computes something else. Quantized weights are unpacked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from gguf import GGUFReader, GGUFValueType, ReaderTensor, dequantize
+from gguf import (
+    MODEL_ARCH,
+    GGUFReader,
+    GGUFValueType,
+    ReaderTensor,
+    dequantize,
+    get_tensor_name_map,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from orchestrator.errors import ConfigError
@@ -39,25 +46,6 @@ _READ_BELOW = {
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "vocab_size",
     "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor",
 }  # fmt: skip
-_OUTER = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -85,11 +73,7 @@ def read_network(
     """
     reader = _open(path)
     config = _config(reader, path)
-    weights: dict[str, torch.Tensor] = {}
-    for tensor in reader.tensors:
-        if tensor.name != _ROPE_FACTORS:
-            weights[_place(tensor.name, path)] = _unpack(tensor, config, path).to(dtype)
-        progress(len(weights), len(reader.tensors))
+    tensors = {one.name: one for one in reader.tensors if one.name != _ROPE_FACTORS}
     network_class = getattr(transformers, config.architectures[0])
     with torch.device("meta"):
         expected = {
@@ -97,13 +81,18 @@ def read_network(
         }
     if config.tie_word_embeddings:
         del expected["lm_head.weight"]
+    names = get_tensor_name_map(MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
+    weights: dict[str, torch.Tensor] = {}
     for name, shape in expected.items():
-        if name not in weights:
+        tensor = tensors.pop(names.get_name(name, (".weight", ".bias")), None)
+        if tensor is None:
             raise ConfigError(f"{path} lacks {name}")
+        weights[name] = _unpack(tensor, config, path).to(dtype)
         if tuple(weights[name].shape) != shape:
             raise ConfigError(f"{path}: {name} is {tuple(weights[name].shape)}, expected {shape}")
-    if strange := weights.keys() - expected.keys():
-        raise ConfigError(f"{path} has {min(strange)}, which a {config.architectures[0]} has not")
+        progress(len(weights), len(expected))
+    if tensors:
+        raise ConfigError(f"{path} has {min(tensors)}, which a {config.architectures[0]} has not")
     network = network_class.from_pretrained(
         None, config=config, state_dict=weights, dtype=dtype, attn_implementation="sdpa"
     )
@@ -240,16 +229,6 @@ def _llama3_rope(config: Any, factors: ReaderTensor, path: str | Path) -> dict[s
     if divisors.shape != plain.shape or not torch.allclose(plain / divisors, scaled, rtol=1e-4):
         raise ConfigError(f"{path} scales positions otherwise than Llama 3, which is not supported")
     return rope
-
-
-def _place(name: str, path: str | Path) -> str:
-    """The name of a tensor in transformers' network."""
-    if name in _OUTER:
-        return _OUTER[name]
-    match = _IN_LAYER.fullmatch(name)
-    if match is None or match[2] not in _LAYER:
-        raise ConfigError(f"{path} has a tensor {name}, which is not supported")
-    return f"model.layers.{match[1]}.{_LAYER[match[2]]}.{match[3]}"
 
 
 def _unpack(tensor: ReaderTensor, config: Any, path: str | Path) -> torch.Tensor:

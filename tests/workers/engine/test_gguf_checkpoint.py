@@ -20,19 +20,6 @@ from workers.engine.gguf_checkpoint import read_config, read_network
 from workers.engine.loading import load, load_model, load_tokenizer
 from workers.text.gguf_tokenizer import _check_vocabulary
 
-NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 F32 = gguf.GGMLQuantizationType.F32
 
 
@@ -128,28 +115,18 @@ def test_a_vocabulary_that_is_not_the_files_is_refused(tmp_path: Path) -> None:
 
 
 def _weights(model: Any) -> dict[str, np.ndarray]:
-    made = {}
+    made, config = {}, model.config
+    arch = gguf.MODEL_ARCH[config.model_type.upper()]
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    heads = {".q_proj.": config.num_attention_heads, ".k_proj.": config.num_key_value_heads}
     for name, tensor in model.state_dict().items():
         values = tensor.float().numpy()
-        if name == "model.embed_tokens.weight":
-            there = "token_embd.weight"
-        elif name == "model.norm.weight":
-            there = "output_norm.weight"
-        elif name == "lm_head.weight":
-            there = "output.weight"
-        else:
-            _, _, layer, rest = name.split(".", 3)
-            module, _, which = rest.rpartition(".")
-            there = f"blk.{layer}.{NAMES[module]}.{which}"
-            heads = {
-                "attn_q": model.config.num_attention_heads,
-                "attn_k": model.config.num_key_value_heads,
-            }.get(NAMES[module])
-            if heads and model.config.model_type == "llama":
-                halves = values.reshape(heads, 2, -1, *values.shape[1:])
-                values = halves.swapaxes(1, 2).reshape(values.shape)
-        made[there] = values
-    if model.config.tie_word_embeddings:
+        count = next((count for part, count in heads.items() if part in name), 0)
+        if count and config.model_type == "llama":
+            halves = values.reshape(count, 2, -1, *values.shape[1:])
+            values = halves.swapaxes(1, 2).reshape(values.shape)
+        made[names.get_name(name, (".weight", ".bias"))] = values
+    if config.tie_word_embeddings:
         del made["output.weight"]
     return made
 
@@ -285,7 +262,7 @@ def test_llama3_positions_come_from_their_factors(tmp_path: Path) -> None:
         ({"drop": "qwen3.block_count"}, "does not set qwen3.block_count"),
         ({"drop": "blk.1.ffn_up.weight"}, "lacks model.layers.1.mlp.up_proj.weight"),
         ({"tensors": {"blk.0.attn_sinks.weight": np.ones(4, np.float32)}}, "attn_sinks"),
-        ({"tensors": {"blk.0.attn_q.bias": np.ones(32, np.float32)}}, "q_proj.bias, which a Qwen3"),
+        ({"tensors": {"blk.0.attn_q.bias": np.ones(32, np.float32)}}, "attn_q.bias, which a Qwen3"),
         ({"tensors": {"output_norm.weight": np.ones(9, np.float32)}}, r"norm.weight is \(9,\)"),
     ],
 )
