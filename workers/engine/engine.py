@@ -28,7 +28,7 @@ from orchestrator.types import Finish
 from orchestrator.worker import key_of
 from workers.engine.prefill import fitting
 from workers.engine.prefix_cache import PrefixCache
-from workers.engine.requests import EngineRequest, GenerateRequest, lease_expired
+from workers.engine.requests import EngineRequest, GenerateRequest
 from workers.engine.run_ahead import Ahead, RunAhead
 from workers.model.placement import CHUNK
 from workers.model.sampling import nan_logits
@@ -111,7 +111,6 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether requests can still be answered."""
         return not self._closing and self._thread.is_alive()
 
     def stats(self) -> dict[str, int]:
@@ -186,7 +185,8 @@ class Engine:
                 self._waiting.remove(request)
             else:
                 self._leave(request)
-            request.handle.put(lease_expired())
+            reason = "the call's lease ran out: no caller was waiting for it"
+            request.handle.put(WorkerUnavailable(reason))
 
     def _admit(self) -> None:
         """Give waiting requests their slots while rows are free."""
@@ -397,7 +397,7 @@ class Engine:
         except Exception as error:
             self._fail(request, error)
             return
-        finally:  # tokens behind the end are drafts that came to nothing
+        finally:  # tokens after the end are drafts that came to nothing
             made = request.generated - before
             self._counts["generated_tokens"] += made
             self._counts["adopted_tokens"] += made if adopted else 0

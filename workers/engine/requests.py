@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from orchestrator.errors import WorkerError, WorkerUnavailable
 from orchestrator.types import Finish, Provenance, Sampling, Segment, Usage
 from orchestrator.worker import Delta
 from workers.backend import Scoring
@@ -94,13 +92,13 @@ class RequestHandle:
             if isinstance(item, BaseException):
                 if not place:
                     raise item
-                self._items[:0] = items[place:]  # raised the next time, behind what came before
+                self._items[:0] = items[place:]  # raised the next time, after what came before
                 self._arrived.set()
                 return items[:place]
         return items
 
     def _renew(self) -> None:
-        """Extend the lease now, and again for as long as somebody waits."""
+        """Extend the lease now, and again as long as a caller waits."""
         self._expires = time.monotonic() + self._lease_s
         self._renewal = self._loop.call_later(self._lease_s / 3, self._renew)
 
@@ -167,22 +165,27 @@ class ScoreRequest(EngineRequest):
             self._score(logits[: part.stop + 1 - first].float(), first, part)
 
     def _score(self, logits: Tensor, first: int, part: range) -> None:
-        """Score the places of `part` and the one behind it, of which these are the next logits."""
+        """Score the places of `part` and the one after it, of which these are the next logits."""
         scores, sampling = self.scores, self.wanted.sampling
         given = self.ids[first : min(first + len(logits), part.stop)]
         if self.matcher is not None and not mask_chain(self.matcher, given, logits):
             self.matcher = None  # what follows is free
         log_probs = logits.log_softmax(-1)
-        scores.nll += token_nlls(log_probs[: len(given)], given)
+        if not bool(log_probs.amax(-1).isfinite().all()):  # NaN where logits have one
+            raise nan_logits()
+        if given:
+            scores.nll += (-log_probs[range(len(given)), given]).tolist()
         if sampling is not None:
             choices, own = self._choose(logits, log_probs, sampling, first)
             scores.choices += choices.tolist()
             scores.logprobs += own.gather(1, choices[:, None]).squeeze(1).tolist()
-            scores.top += likeliest(log_probs, self.wanted.top) if self.wanted.top else []
+            if count := min(self.wanted.top, log_probs.shape[-1]):
+                values, ids = (one.tolist() for one in log_probs.topk(count))
+                places = zip(ids, values, strict=True)
+                scores.top += [list(zip(*place, strict=True)) for place in places]
         if first + len(logits) > part.stop:
-            scores.ending = stop_nll(log_probs[-1], self.wanted.ends)
-        if not bool(log_probs.amax(-1).isfinite().all()):  # NaN where logits have one
-            raise nan_logits()
+            ends = [token for token in self.wanted.ends if token < log_probs.shape[-1]]
+            scores.ending = -float(log_probs[-1, ends].logsumexp(0)) if ends else math.inf
 
     def _choose(
         self, logits: Tensor, log_probs: Tensor, sampling: Sampling, first: int
@@ -250,40 +253,3 @@ class GenerateRequest(EngineRequest):
     def delta(self, *, ended: bool) -> Delta | None:
         """The text that has become final, for a caller that wants it as it is made."""
         return self.continuation.delta(ended=ended) if self.handle.stream else None
-
-
-def token_nlls(log_probs: Tensor, ids: list[int]) -> list[float]:
-    """The negative log-likelihood (natural log) of each of k ids, by `log_probs` [k, vocabulary].
-
-    Raises:
-        WorkerError: one of them is NaN.
-    """
-    nlls: list[float] = (-log_probs[range(len(ids)), ids]).tolist() if ids else []
-    if any(map(math.isnan, nlls)):
-        raise nan_logits()
-    return nlls
-
-
-def likeliest(log_probs: Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """The `count` likeliest ids at each place of [places, vocabulary], likeliest first."""
-    values, ids = log_probs.topk(min(count, log_probs.shape[-1]))
-    return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
-
-
-def stop_nll(log_probs: Tensor, stop_token_ids: Collection[int]) -> float:
-    """The negative log-likelihood (natural log) that one of `stop_token_ids` follows.
-
-    `log_probs` [vocabulary] are those at its position; infinite where none of the ids is there.
-
-    Raises:
-        WorkerError: it is NaN.
-    """
-    known = [token for token in stop_token_ids if token < len(log_probs)]
-    nll = -float(log_probs[known].logsumexp(0)) if known else math.inf
-    if math.isnan(nll):
-        raise nan_logits()
-    return nll
-
-
-def lease_expired() -> WorkerError:
-    return WorkerUnavailable("the call's lease ran out: no caller was waiting for it")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from orchestrator.errors import InvalidRequest, WorkerError
 from orchestrator.loop.events import RequestCompleted
@@ -30,7 +28,7 @@ from policies.specreason import SpecReason
 from tests.workers.conftest import make_model, make_tokenizer, save
 from tests.workers.engine.local import ask, force, run
 from workers.engine.loading import load
-from workers.engine.requests import RequestHandle, stop_nll
+from workers.engine.requests import RequestHandle
 from workers.worker import EngineWorker
 
 
@@ -225,9 +223,3 @@ async def test_what_is_scored_in_chunks_is_scored_alike(
     assert regraded.nll == pytest.approx(graded.nll, abs=1e-4)
     assert regraded.probabilities == pytest.approx(graded.probabilities, abs=1e-5)
     assert regraded.usage.prompt == graded.usage.prompt
-
-
-def test_the_likelihood_of_an_end_is_never_nan() -> None:
-    with pytest.raises(WorkerError, match="NaN"):
-        stop_nll(torch.tensor([0.0, torch.nan]).log_softmax(-1), {1})
-    assert stop_nll(torch.tensor([-torch.inf, 0.0]), {0}) == inf
