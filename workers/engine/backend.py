@@ -44,19 +44,16 @@ class BuiltinBackend:
 
     @property
     def context(self) -> int:
-        """The longest text, in tokens."""
         return self.engine.decoder.target.max_len
 
     @property
     def methods(self) -> Collection[str]:
-        """The token-level methods that a call may name."""
         return self.engine.decoder.named
 
     async def ready(self) -> None:
         """Return at once."""
 
     async def decode(self, prompt: Prompt, wanted: Decoding) -> AsyncIterator[Delta | Generation]:
-        """Continue the prompt; see `workers.backend.Backend.decode`."""
         call, criteria = prompt.call, wanted.text.criteria
         request = GenerateRequest(
             RequestHandle(self.engine.lease_s, stream=wanted.stream),
@@ -82,7 +79,6 @@ class BuiltinBackend:
             request.handle.cancelled = True
 
     async def score(self, prompt: Prompt, wanted: Scoring) -> Scores:
-        """Find out about the prompt in one pass."""
         ids, call, part = prompt.ids, prompt.call, wanted.part
         check_length(len(ids), self.context)
         draws = wanted.sampling is not None
@@ -112,19 +108,15 @@ class BuiltinBackend:
 
     @property
     def alive(self) -> bool:
-        """Whether calls can still be answered."""
         return self.engine.alive
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start and gauges of now; see `Engine.stats`."""
         return self.engine.stats()
 
     def reset_prefix_cache(self) -> None:
-        """Forget the prefixes of all calls that have ended."""
         self.engine.reset_prefix_cache()
 
     def close(self) -> None:
-        """Stop the engine; calls in progress fail with `WorkerUnavailable`."""
         self.engine.close()
 
 

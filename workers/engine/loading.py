@@ -102,7 +102,6 @@ def load(model: str | Path, **options: Unpack[BuiltinOptions]) -> EngineWorker[B
 
 
 def _build_methods(loaded: LoadedTarget, *wanted: Mapping[str, Any]) -> dict[str, Method]:
-    """Token-level methods by name."""
     named: dict[str, Method] = {}
     for one in wanted:
         options = dict(one)

@@ -62,7 +62,6 @@ class PrefixCache:
         self._free[slot] = None
 
     def reset(self) -> None:
-        """Forget the tokens in all free slots."""
         for slot in self._free:
             self._decoder.copy(slot, slot, 0)  # in the methods' caches too
 

@@ -2,14 +2,14 @@
 
 - `tree`: rows, token trees, and what of them is accepted.
 - `acceptance`: what was drafted and accepted, by position.
-- `target`: a transformers model behind a cache: passes over trees, and prefill.
+- `target`: a transformers model with a cache: passes over trees, and prefill.
 - `placement`: positions, and which cached tokens each token of a pass sees.
 - `cache`: the preallocated key/value cache and its slots.
 - `families`: which families are computed, and what each does beyond Llama's layer.
 - `layer`: the decoder layer of Llama and Qwen in few operations.
 - `linear`: how a weight lies in memory and is multiplied.
 - `packed`: weights in 16 or 8 bits for CPUs.
-- `early_exit`: an early-exit head behind a shallow layer.
+- `early_exit`: an early-exit head after a shallow layer.
 - `sampling`: next-token distributions, and sampling from them.
 - `masking`: logits held to a grammar, at every node of a draft.
 """

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Final
 
 POSITIONS: Final = 16
-"""Positions behind the newest token that are counted one by one; drafts are hardly ever longer."""
+"""Positions after the newest token that are counted one by one; drafts are hardly ever longer."""
 
 
 class Acceptance:
@@ -38,7 +38,7 @@ class Acceptance:
     def add(
         self, drafted: int, accepted: int, drafted_at: Sequence[int], accepted_at: Sequence[int]
     ) -> None:
-        """Counts that somebody else has added up, those by position from the first on."""
+        """Add counts that were added up elsewhere; those by position begin at the first."""
         self._drafted += drafted
         self._accepted += accepted
         for counts, more in ((self._drafted_at, drafted_at), (self._accepted_at, accepted_at)):

@@ -87,7 +87,6 @@ class Adapter(nn.Module):
         self.after = nn.RMSNorm(shape.width, epsilon)
 
     def equals(self, other: Adapter) -> bool:
-        """Whether shape and weights are equal."""
         mine, theirs = self.state_dict(), other.state_dict()
         return self.shape == other.shape and all(torch.equal(mine[k], theirs[k]) for k in mine)
 
@@ -125,7 +124,7 @@ class Adapter(nn.Module):
 
 
 class EarlyExitHead:
-    """An adapter behind one of a target's layers; `cache_layer` is its own."""
+    """An adapter after one of a target's layers; `cache_layer` is its own."""
 
     def __init__(self, adapter: Adapter, cache_layer: int) -> None:
         shape, epsilon = adapter.shape, adapter.epsilon

@@ -103,7 +103,6 @@ def problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _problem(family: Family, key: str, value: Any) -> str | None:
-    """What is wrong with a key, if something is."""
     if key == "is_causal":
         return None if value in (None, True) else f"must be true, not {_shown(value)}"
     if key == "partial_rotary_factor":

@@ -81,7 +81,7 @@ class Layer:
         cache: KVCache,
         ragged: Ragged | None = None,
     ) -> Tensor:
-        """The residual stream [rows, n, width] before this layer to the one behind it.
+        """The residual stream [rows, n, width] before this layer to the one after it.
 
         `views` are the pass's, for whose tokens the cache's slot mapping is set. With `ragged` the
         stream is [tokens, width], without padding.
@@ -208,7 +208,7 @@ class FeedForward:
         self.norm, self.gate_up, self.down, self.activation = norm, gate_up, down, activation
 
     def __call__(self, stream: Tensor) -> Tensor:
-        """The residual stream [tokens, width] before it to the one behind it."""
+        """The residual stream [tokens, width] before it to the one after it."""
         gate, up = self.gate_up(self.norm(stream)).chunk(2, -1)
         inner = self.activation(gate) * up
         return self.down(stream, inner)
@@ -291,7 +291,7 @@ def _is_faster_folded(queries: Tensor, keys: Tensor) -> bool:
     """Whether one token's attention reads each key once so, and not once for each head.
 
     Measured with torch 2.13 on a CPU: up to ten times as fast in half precision, and up to three
-    times in full precision behind long texts; a text of some tokens is read sooner by groups.
+    times in full precision after long texts; a text of some tokens is read sooner by groups.
     """
     is_cpu, half = queries.device.type == "cpu", queries.dtype.itemsize == 2
     return queries.shape[2] == 1 and is_cpu and (half or keys.shape[2] >= 512)

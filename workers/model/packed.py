@@ -150,7 +150,6 @@ def pack(network: Any, packing: Packing) -> None:
 
 
 def _pack_as_one(module: nn.Module, names: Sequence[str], packing: Packing) -> None:
-    """Replace some layers of a module by parts of one."""
     parts: list[nn.Linear] = [getattr(module, name) for name in names]
     sizes = [part.out_features for part in parts]
     joined = nn.Linear(parts[0].in_features, sum(sizes), bias=False, device="meta")
@@ -169,7 +168,6 @@ def _pack_as_one(module: nn.Module, names: Sequence[str], packing: Packing) -> N
 
 
 def can_pack() -> bool:
-    """Whether this machine has FBGEMM."""
     return _LIBRARY in torch.backends.quantized.supported_engines
 
 
@@ -184,7 +182,6 @@ def computes_in_bfloat16() -> bool:
 
 
 def parameter_count(network: nn.Module) -> int:
-    """Parameters of a network, those in packed layers included."""
     packed = (one for one in network.modules() if isinstance(one, PackedLinear))
     weights = sum(one.in_features * one.out_features for one in packed)
     return weights + sum(parameter.numel() for parameter in network.parameters())

@@ -101,12 +101,11 @@ class Placement:
         return entries, {kind: (rotary[kind.rope], masks[kind.window]) for kind in self._kinds}
 
     def _additive(self, visible: Tensor) -> Tensor:
-        """0 where visible, else minus infinity."""
         mask = torch.zeros(visible.shape, device=self.device, dtype=self.dtype)
         return mask.masked_fill_(~visible, -torch.inf)
 
     def _chain_mask(self, start: int, n: int, window: int | None) -> Tensor | None:
-        """Mask [1, 1, n, start + n] of n chained tokens behind `start` cached ones."""
+        """Mask [1, 1, n, start + n] of n chained tokens after `start` cached ones."""
         all_near = window is None or start + n <= window
         if all_near and (n == 1 or start == 0):
             return None  # sdpa takes n > 1 queries as the causal square from position 0

@@ -20,7 +20,7 @@ def _signed(x: int) -> int:
 
 
 def gumbels(keys: Sequence[int], size: int, device: torch.device | str = "cpu") -> Tensor:
-    """[keys, size] standard Gumbel numbers in float64: the stream of splitmix64 behind each key."""
+    """[keys, size] standard Gumbel numbers in float64: the stream of splitmix64 after each key."""
     x = torch.tensor([_signed(k) for k in keys], device=device)[:, None]
     x = x + torch.arange(1, size + 1, device=device) * _signed(STEP)
     for shift, factor in ((30, FIRST), (27, SECOND), (31, 1)):
@@ -37,7 +37,6 @@ def is_nan(logits: Tensor) -> bool:
 
 
 def nan_logits(whose: str = "the model's") -> WorkerError:
-    """The error where logits are NaN."""
     return WorkerError(
         f"{whose} logits are NaN where numbers are expected: check its weights, dtype and device"
     )

@@ -147,7 +147,7 @@ class Target:
         layers: tuple[int, int | None] = (0, None),
         hidden: Sequence[int] = (),
     ) -> ModelOutput:
-        """One pass over one tree per slot; writes the cache behind each slot's length.
+        """One pass over one tree per slot; writes the cache after each slot's length.
 
         Nothing is committed: `cache.commit` does that. Shorter trees are padded at the end; the
         logits there are to be ignored.
@@ -160,7 +160,7 @@ class Target:
                 each tree; the padding does not count, and all logits lie in one row, tree by tree.
             states: residual stream [rows, n, width] to enter layer `layers[0]` with.
             layers: half-open range of layers to run; logits need the last one, or an early
-                exit behind it.
+                exit after it.
             hidden: layers whose *input* is wanted; the number of layers stands for the final
                 norm's output.
         """
@@ -247,12 +247,12 @@ class Target:
         return logits.view(rows, n, logits.shape[-1])[..., : self.vocabulary]
 
     def extend(self, slot: int, tokens: Sequence[int], *, num_logits: int = 1) -> ModelOutput:
-        """Run and commit tokens behind a slot's length, in one pass."""
+        """Run and commit tokens after a slot's length, in one pass."""
         return self.extend_all([PromptChunk(slot, list(tokens), num_logits, final=True)])[0]
 
     @torch.inference_mode()
     def extend_all(self, chunks: Sequence[PromptChunk]) -> list[ModelOutput]:
-        """Run and commit tokens behind the lengths of several slots, in one pass.
+        """Run and commit tokens after the lengths of several slots, in one pass.
 
         Returns of each chunk, in the order given, the logits of its last `num_logits` tokens.
         """

@@ -44,7 +44,7 @@ class Row:
         return self.sampling.is_greedy
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Take the matcher behind tokens that were emitted, up to the one that ends the text."""
+        """Take the matcher after tokens that were emitted, up to the one that ends the text."""
         if self.matcher is not None and self.failure is None:
             for token in tokens:
                 if not self.matcher.accept(token):
@@ -73,7 +73,6 @@ class Tree:
 
     @classmethod
     def chain(cls, tokens: list[int]) -> Tree:
-        """A tree with one branch."""
         return cls(tokens, list(range(-1, len(tokens) - 1)))
 
     def __len__(self) -> int:
@@ -85,7 +84,7 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """Positions behind the newest token that its longest branch reaches."""
+        """Positions after the newest token that its longest branch reaches."""
         return max(self.ancestor_masks()[0])
 
     def children(self, node: int) -> list[int]:

@@ -66,7 +66,6 @@ class Chooser:
         return [(number, length) for length in ends for _ in range(TRIAL)]
 
     def choose(self) -> Choice:
-        """Return the choice for the next round."""
         return self.due[0] if self.due else self.now
 
     def learn(self, choice: Choice, seconds: float, drafts: Sequence[Draft]) -> None:
@@ -146,7 +145,6 @@ class _Known:
         return self.seconds[low] + slope * (length - low)
 
     def speed(self, length: int) -> float:
-        """Tokens a second of one row."""
         return self.tokens(length) / self.time(length)
 
 
@@ -225,7 +223,6 @@ class Auto(Method):
         return bool(self.choosers) and not any(one.due for one in self.choosers.values())
 
     def stats(self) -> dict[str, int]:
-        """Count rounds with and without drafts, and changes of the method."""
         return dict(self._counts)
 
     def join(self, row: Row) -> None:

@@ -96,7 +96,6 @@ class Decoder:
             method.copy(source, slot, length)
 
     def method_of(self, row: Row) -> Method:
-        """The method that decodes the row."""
         return self._named(row.method)
 
     def begins_alike(self, method: str | None, sampling: Sampling) -> bool:

@@ -90,7 +90,7 @@ class Drafter:
         skip, parent_index = [0] * len(rows), [[0] for _ in rows]
         for level in range(max(depths)):
             logits = self.model.forward(slots, grown, skip=skip).logits
-            if level == 0:  # behind tokens that the cache lacked, the root is the last
+            if level == 0:  # after tokens that the cache lacked, the root is the last
                 every = torch.arange(len(rows), device=logits.device)
                 roots = torch.tensor([one.before for one in growing], device=logits.device)
                 logits = logits[every, roots, None]
@@ -148,7 +148,6 @@ class _Growing:
         return index
 
     def cut(self, depth: int) -> Tree:
-        """The tree from the root on, down to a depth."""
         depth = min(depth, len(self.ends) - 1)
         before, end = self.before, self.ends[depth]
         if depth == 0:
@@ -225,7 +224,7 @@ class IndependentExpander(TreeExpander):
 
 
 class ConfidentExpander(TreeExpander):
-    """One sequence a row, which ends behind the first token that was drawn where the top
+    """One sequence a row, which ends after the first token that was drawn where the top
     probability was below `threshold`, or with which the text may end.
 
     So whether one more is drafted is a function of the prefix, never of the token drawn there, and

@@ -1,7 +1,7 @@
 """Feature drafters: one decoder layer between the target's own embedding and head.
 
 A feature is the input of the target's language-model head: the output of its final norm. The
-drafter predicts the feature f_t behind token x_t from the one before and the token that was drawn
+drafter predicts the feature f_t after token x_t from the one before and the token that was drawn
 from it, (f_{t-1}, x_t), since a feature alone does not determine which token was drawn (EAGLE, Li
 et al. 2401.15077). The prediction replaces the feature at the next token, and the target's head
 turns it into the draft distribution.
@@ -45,7 +45,7 @@ class FeatureHead(nn.Module):
       output, so that regressing the feature and matching the distribution share the layer without
       being tied.
 
-    The ideas are the paper's; the form of both, and the norm behind the layer, are ours.
+    The ideas are the paper's; the form of both, and the norm after the layer, are ours.
 
     `fspad` is initialised to equal `eagle2`, which has as many parameters: a wider feed-forward
     part in place of the projections.
@@ -92,7 +92,7 @@ class FeatureHead(nn.Module):
         return self.guessed(output) if self.variant == "fspad" else output
 
     def lm_head_input(self, output: Tensor) -> Tensor:
-        """The input of the target's head for the distribution behind x_t."""
+        """The input of the target's head for the distribution after x_t."""
         return self.read(output) if self.variant == "fspad" else output
 
     def save(self, folder: Path) -> None:
@@ -193,7 +193,7 @@ class FeatureDrafter(Target):
         return self.target_cache.hidden_states[rows, before.clamp(min=0)] * (before >= 0)[..., None]
 
     def _predictions(self, trees: Sequence[Tree], done: list[int], n: int) -> Tensor:
-        """The features that the last pass predicted behind the parents of the new nodes."""
+        """The features that the last pass predicted after the parents of the new nodes."""
         parents = [
             [parent - read for parent in tree.parents[new:]]
             for tree, new, read in zip(trees, done, self._skipped, strict=True)

@@ -2,7 +2,7 @@
 
 Liu et al., "Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting" (2404.18911).
 The first exit: a token runs through the layers below `exit_layer`, and a small trained adapter
-with the target's own head gives the draft distribution. The second: drafting ends early behind a
+with the target's own head gives the draft distribution. The second: drafting ends early after a
 token that was drawn where the adapter's top probability was below `threshold`; that token is
 verified like the others. So whether one more is drafted is a function of the prefix, never of the
 token drawn there, and speculative sampling stays exact.

@@ -18,7 +18,7 @@ from workers.speculation.parameters import at_least, tree_size
 
 
 class Lookup(Method):
-    """Copies at most `gamma` tokens behind the latest occurrence of the longest matched end.
+    """Copies at most `gamma` tokens after the latest occurrence of the longest matched end.
 
     `shortest` and `longest` bound the match in tokens (prompt lookup's n-grams are 1 to 2);
     `per_match` bounds the drafts per matched token (SuffixDecoding's alpha, 0: no bound).

@@ -127,7 +127,6 @@ class Method:
 
     @staticmethod
     def _draw_all(plan: Plan, probs: Tensor, sampled: list[int]) -> list[Accepted]:
-        """One draw for each sampled row of a plan without drafts."""
         rows = [plan.rows[i] for i in sampled]
         numbers = [uniform(row.seed, len(row.ids)) for row in rows]
         column = probs[:, 0]

@@ -10,14 +10,12 @@ MOST_NODES = SPARE - 2  # a drafter's cache lags by at most two committed tokens
 
 
 def at_least(name: str, value: int, least: int) -> int:
-    """A whole number of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
     return value
 
 
 def fraction(name: str, value: float) -> float:
-    """A number from 0 to 1."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value <= 1:
         raise ValueError(f"{name} must be a number from 0 to 1, not {value!r}")
@@ -25,20 +23,17 @@ def fraction(name: str, value: float) -> float:
 
 
 def true_or_false(name: str, value: bool) -> bool:
-    """A truth value."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be true or false, not {value!r}")
     return value
 
 
 def one_of(name: str, value: str, choices: Sequence[str]) -> None:
-    """One of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
 
 def branching_factors(branching: Sequence[int]) -> tuple[int, ...]:
-    """A number of children for each level of a tree."""
     if not isinstance(branching, list | tuple):
         raise ValueError(f"branching must be a list of whole numbers, not {branching!r}")
     nodes, level = 1, 1
@@ -50,6 +45,5 @@ def branching_factors(branching: Sequence[int]) -> tuple[int, ...]:
 
 
 def tree_size(what: str, nodes: int) -> None:
-    """At most as many nodes as the cache has spare entries for."""
     if nodes > MOST_NODES:
         raise ValueError(f"{what}: a tree of {nodes} nodes, and at most {MOST_NODES} have room")

@@ -136,7 +136,7 @@ def verify_by_node(
 ) -> tuple[list[int], int]:
     """Rejection sampling along a tree: descend while the sampled token is a child.
 
-    `targets[i]` are the target's probabilities behind node i, `rng_at(d)` serves the token d
+    `targets[i]` are the target's probabilities after node i, `rng_at(d)` serves the token d
     places after the newest committed one. Returns the accepted path from node 0, and the token
     that ends it: *recovered* where the draft was left, *bonus* at a leaf.
     """

@@ -34,7 +34,7 @@ class Relaxed(LossyMethod):
         base: a lossless method that drafts; further parameters are its own, `draft` among them.
         top_k: an accepted token is among this many of the target's likeliest.
         delta: by how much its probability may be below the likeliest token's, from 0 to 1.
-        thoughts_only: whether answers are verified by the base alone, and what is drafted behind a
+        thoughts_only: whether answers are verified by the base alone, and what is drafted after a
             token that may end the thought. Such a token itself always is.
     """
 
