@@ -143,19 +143,14 @@ def open_target(model: str | Path, **options: Unpack[BuiltinOptions]) -> LoadedT
         ConfigError: the checkpoint or a parameter cannot be used.
     """
     chosen: BuiltinOptions = {**BUILTIN, **options}
-    device, dtype, share, max_len = (
-        chosen["device"],
-        chosen["dtype"],
-        chosen["share"],
-        chosen["max_len"],
-    )
+    device, dtype, share = chosen["device"], chosen["dtype"], chosen["share"]
     slots = chosen["slots"] or 2 * chosen["rows"]
     path = str(resolve(model))
     tokenizer = load_tokenizer(path, chosen["thinking"])
     config, stored = load_config(path), choose_dtype(device, dtype)
     longest = longest_text(config)
     cached = cache_dtype(device, dtype)
-    length = max_len or _default_len(config, longest, device, cached, slots, share)
+    length = chosen["max_len"] or _default_len(config, longest, device, cached, slots, share)
     if length > longest:
         raise ConfigError(
             f"max_len must be at most the {longest} positions that {model} can be computed for, "

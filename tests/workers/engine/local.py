@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from orchestrator.types import (
@@ -38,6 +41,30 @@ def slow(worker: EngineWorker, seconds: float) -> None:
         return decode(rows)
 
     worker.backend.engine.decoder.step = slower  # type: ignore[method-assign]
+
+
+@contextmanager
+def held(worker: EngineWorker) -> Iterator[None]:
+    """Let rows that are live wait until the block ends, while others are admitted."""
+    decoder = worker.backend.engine.decoder
+    decode = decoder.step
+
+    def waiting(rows: Any) -> Any:
+        time.sleep(0.001)
+        return []
+
+    decoder.step = waiting  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        decoder.step = decode  # type: ignore[method-assign]
+
+
+async def until(worker: EngineWorker, **wanted: int) -> None:
+    """Wait until the worker's counters and gauges are these."""
+    async with asyncio.timeout(60):
+        while {name: worker.stats()[name] for name in wanted} != wanted:
+            await asyncio.sleep(0.001)
 
 
 def force(worker: EngineWorker, *texts: str | int) -> None:

@@ -13,21 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.errors import (
-    Overloaded,
-    WorkerError,
-    WorkerUnavailable,
-)
-from orchestrator.types import (
-    LabelQuery,
-    Message,
-    Sampling,
-    Segment,
-    StopCriteria,
-    Transcript,
-)
+from orchestrator.errors import Overloaded, WorkerError, WorkerUnavailable
+from orchestrator.types import LabelQuery, Message, Sampling, Segment, StopCriteria, Transcript
 from orchestrator.worker import Call
-from tests.workers.engine.local import ask, run, slow
+from tests.workers.engine.local import ask, held, run, slow, until
 from workers.engine.loading import load
 from workers.replica.server import ReplicaServer
 from workers.text.detokenizer import Detokenizer
@@ -35,25 +24,17 @@ from workers.worker import EngineWorker
 
 
 async def test_more_calls_than_rows_wait_and_then_are_refused(worker: EngineWorker) -> None:
-    slow(worker, 0.05)
-    running = [asyncio.create_task(run(worker, ask(str(i)), StopCriteria(60))) for i in range(2)]
-    async with asyncio.timeout(10):
-        while worker.stats()["live_rows"] < 2:
-            await asyncio.sleep(0.01)
-        waiting = [asyncio.create_task(run(worker, ask(str(i)), StopCriteria(2))) for i in range(2)]
-        while worker.stats()["queued"] < 2:
-            await asyncio.sleep(0.01)
-    assert worker.stats()["live_rows"] == 2
-    with pytest.raises(Overloaded):
-        await run(worker, ask("one too many"), StopCriteria(2))
-    answers = await asyncio.gather(*running, *waiting)
-    assert all(len(answer.segment.tokens) > 0 for answer in answers)
+    with held(worker):
+        calls = [asyncio.create_task(run(worker, ask(str(i)), StopCriteria(2))) for i in range(4)]
+        await until(worker, live_rows=2, queued=2)
+        with pytest.raises(Overloaded):
+            await run(worker, ask("one too many"), StopCriteria(2))
+    assert all(len(answer.segment.tokens) > 0 for answer in await asyncio.gather(*calls))
 
 
 async def test_rows_that_become_free_go_to_the_key_that_has_the_fewest(
     worker: EngineWorker,
 ) -> None:
-    slow(worker, 0.02)
     worker.backend.engine.queue = 20
     ended: list[str] = []
 
@@ -61,10 +42,11 @@ async def test_rows_that_become_free_go_to_the_key_that_has_the_fewest(
         await run(worker, replace(ask(str(len(ended))), owner=owner), StopCriteria(6))
         ended.append(owner)
 
-    # Eight of one key under names of its own, and two of another that come last.
-    loud = [asyncio.create_task(one(f"loud.{user}")) for user in range(8)]
-    await asyncio.sleep(0.05)
-    quiet = [asyncio.create_task(one("quiet.x")) for _ in range(2)]
+    with held(worker):  # eight of one key under different names, and two of another come last
+        loud = [asyncio.create_task(one(f"loud.{user}")) for user in range(8)]
+        await until(worker, live_rows=2, queued=6)
+        quiet = [asyncio.create_task(one("quiet.x")) for _ in range(2)]
+        await until(worker, queued=8)
     await asyncio.gather(*loud, *quiet)
     assert max(place for place, owner in enumerate(ended) if owner == "quiet.x") <= 5
     assert len(ended) == 10
@@ -80,11 +62,7 @@ async def test_an_abandoned_call_ends_with_its_lease(worker: EngineWorker) -> No
     stream = worker.generate(ask(), StopCriteria(200), Sampling())
     await anext(stream)
     assert worker.stats()["live_rows"] == 1
-    for _ in range(100):  # the caller forgets its stream, without closing it
-        if worker.stats()["live_rows"] == 0:
-            break
-        await asyncio.sleep(0.02)
-    assert worker.stats()["live_rows"] == 0
+    await until(worker, live_rows=0)  # the caller forgets its stream, without closing it
     with pytest.raises(WorkerUnavailable):
         async for _ in stream:
             pass
@@ -100,10 +78,10 @@ async def test_a_waiting_caller_keeps_its_lease(worker: EngineWorker) -> None:
 
 async def test_closing_the_engine_fails_its_calls(checkpoint: Path) -> None:
     worker = load(checkpoint, rows=1, max_len=100)
-    slow(worker, 0.02)
-    calls = [asyncio.create_task(run(worker, ask(str(i)), StopCriteria(60))) for i in range(2)]
-    await asyncio.sleep(0.05)
-    worker.close()
+    with held(worker):
+        calls = [asyncio.create_task(run(worker, ask(str(i)), StopCriteria(60))) for i in range(2)]
+        await until(worker, live_rows=1, queued=1)
+        worker.close()
     for call in calls:
         with pytest.raises(WorkerUnavailable):
             await call
