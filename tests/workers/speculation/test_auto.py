@@ -13,15 +13,21 @@ import pytest
 import torch
 
 from deploy.lab.pair.generation import generate
-from orchestrator.types import Message, Sampling, StopCriteria, Transcript
-from orchestrator.worker import Call
-from tests.workers.conftest import make_model
+from orchestrator.types import Sampling, StopCriteria
+from tests.workers.engine.local import ask, run
 from tests.workers.speculation.exact import agrees
+from tests.workers.speculation.loops import (
+    begin,
+    check_caches,
+    decoder,
+    law_of_three,
+    stock_tokens,
+    tiny,
+)
 from workers.engine.loading import load
-from workers.model.sampling import warp
 from workers.model.target import Target
-from workers.model.tree import Row, Tree
-from workers.speculation import METHODS, build
+from workers.model.tree import Row
+from workers.speculation import METHODS
 from workers.speculation.auto import MARGIN, STALE, TRIAL, Auto, Chooser
 from workers.speculation.decode import Decoder
 from workers.speculation.method import Method
@@ -80,7 +86,7 @@ def test_speculation_ends_where_the_batch_makes_it_a_loss() -> None:
 
 
 def test_what_is_known_is_of_one_batch_size() -> None:
-    loop, prompts = decoder(8, random_choices=False), [[i + 1, 5, 9] for i in range(8)]
+    loop, prompts = automatic(8, random_choices=False), [[i + 1, 5, 9] for i in range(8)]
     for size in (1, 2, 3, 5, 8):
         generate(loop, prompts[:size], 4)
     assert isinstance(loop.method, Auto)
@@ -114,8 +120,6 @@ def test_a_moment_s_load_is_forgiven() -> None:
 
 # The method ------------------------------------------------------------------------------
 
-DRAFTS = {"other": {"layers": 1, "width": 16, "seed": 7}}
-
 
 def test_drafts_that_end_early_are_no_full_ones() -> None:
     """Nine of ten end behind their first token, accepted; the tenth goes all the way."""
@@ -130,7 +134,7 @@ def test_drafts_that_end_early_are_no_full_ones() -> None:
 
 def test_a_draft_is_told_as_deep_as_it_could_have_been(monkeypatch: pytest.MonkeyPatch) -> None:
     surest = {"method": "chain", "threshold": 1}  # ends behind its first token
-    loop = decoder(slots=1, candidates=[surest], lengths=[4], random_choices=False)
+    loop = automatic(slots=1, candidates=[surest], lengths=[4], random_choices=False)
     told: list[Any] = []
     monkeypatch.setattr(Chooser, "choose", lambda self: (1, 4))
     monkeypatch.setattr(Chooser, "learn", lambda *args: told.extend(args[3]))
@@ -157,7 +161,7 @@ def ticking(seed: int) -> Callable[[], float]:
     return clock
 
 
-def decoder(
+def automatic(
     slots: int = 8,
     *,
     seed: int = 0,
@@ -166,13 +170,9 @@ def decoder(
     **options: Any,
 ) -> Decoder:
     """A loop with `auto`, which may choose any candidate at any time instead of trials first."""
-    target = Target(make_model(vocabulary=vocabulary), slots=slots, max_len=64)
-    method = build(
-        "auto",
-        target,
-        lambda name: make_model(**{"vocabulary": vocabulary, **DRAFTS[name]}),
-        **{"draft": "other", "candidates": CANDIDATES, "clock": ticking(seed), **options},
-    )
+    given = {"draft": "other", "candidates": CANDIDATES, "clock": ticking(seed), **options}
+    loop = decoder("auto", given, slots=slots, vocabulary=vocabulary)
+    method = loop.method
     assert isinstance(method, Auto)
     rng = random.Random(seed)
 
@@ -184,113 +184,52 @@ def decoder(
     if random_choices:
         lengths = [known.lengths for known in method.choosers[0].known]
         method.choosers = defaultdict(lambda: Random(lengths))
-    return Decoder(target, method)
+    return loop
 
 
 def test_greedy_tokens_are_those_of_transformers() -> None:
     generator = torch.Generator().manual_seed(0)
-    model = make_model()
-    prompts = [torch.randint(0, 400, (3 + i % 9,), generator=generator) for i in range(40)]
-    expected = []
-    for ids in prompts:
-        made = model.generate(
-            ids[None], attention_mask=torch.ones(1, len(ids)), max_new_tokens=20, do_sample=False
-        )
-        expected.append(made[0, len(ids) :].tolist())
-    asked = [ids.tolist() for ids in prompts]
-    loop = decoder(40)
+    asked = [torch.randint(0, 400, (3 + i % 9,), generator=generator).tolist() for i in range(12)]
+    expected = stock_tokens(tiny(), asked, 20)
+    loop = automatic(12)
     assert generate(loop, asked, 20) == expected
     assert loop.method.stats()["switches"] > 5
-    alone = decoder(1, seed=1)
+    alone = automatic(1, seed=1)
     assert [generate(alone, [prompt], 20)[0] for prompt in asked] == expected
 
 
 def test_sampled_tokens_follow_the_law_of_the_model() -> None:
-    vocabulary, draws, prompt, warm = 5, 1200, [1, 2, 3], Sampling(1.0, seed=5_000)
-    loop = decoder(400, vocabulary=vocabulary, lengths=[1, 2])
+    vocabulary, draws, prompt, warm = 5, 800, [1, 2, 3], Sampling(1.0, seed=5_000)
+    loop = automatic(400, vocabulary=vocabulary, lengths=[1, 2])
     counts = np.zeros((vocabulary,) * 2)
     for start in range(0, draws, 400):
         seeded = Sampling(1.0, seed=5_000 + start)
         for output in generate(loop, [prompt] * 400, 6, sampling=seeded):
             counts[tuple(output[2:4])] += 1
-    target = Target(make_model(vocabulary=vocabulary), slots=vocabulary**3, max_len=16)
-    beginnings = list(np.ndindex(*(vocabulary,) * 3))
-    with torch.inference_mode():
-        chains = [Tree.chain([*prompt, *map(int, b)]) for b in beginnings]
-        logits = target.forward(list(range(len(chains))), chains).logits[:, 2:]
-        laws = warp(logits, [warm] * len(chains)).double().numpy()
-    exact = np.zeros((vocabulary,) * 2)
-    for (x, y, z), law in zip(beginnings, laws, strict=True):
-        exact[z] += law[0][x] * law[1][y] * law[2][z] * law[3]
-    agrees(counts.ravel(), exact.ravel() / exact.sum())
+    law = law_of_three(loop.target.model, prompt, warm).sum(0)
+    agrees(counts.ravel(), law.ravel())
 
 
 def test_rows_come_and_go_and_caches_stay_right() -> None:
-    loop, prompts = decoder(), [[5, 9, 2, 7], [8] * 12, [1, 2, 3]]
-    plain: list[list[int]] = [
-        generate(Decoder(alone, METHODS["vanilla"](alone)), [prompt], 30)[0]
-        for alone, prompt in ((lone_target(), prompt) for prompt in prompts)
-    ]
+    loop, prompts = automatic(), [[5, 9, 2, 7], [8] * 12, [1, 2, 3]]
     rows: list[Row] = []
     for slot, prompt in enumerate(prompts):  # one more after every two rounds
-        row = Row(2 * slot, list(prompt), Sampling(), slot, 30)
-        rows.append(row)
-        loop.target.cache.allocate(row.slot, row.ids, 0)
-        loop.join(row, loop.target.prefill(row.slot, row.ids))  # type: ignore[arg-type]
+        rows.append(begin(loop, 2 * slot, prompt, room=30))
         for _ in range(2):
             loop.step(loop.rows)
-            held(loop)
+            check_caches(loop)
     loop.leave(rows[1])
     while rows[0].remaining_tokens > 0 and rows[2].remaining_tokens > 0:
         loop.step(loop.rows)
-        held(loop)
-    for row, prompt, said in zip(rows, prompts, plain, strict=True):
-        made = row.ids[len(prompt) :]
-        assert made[:30] == said[: len(made)]
-
-
-def lone_target() -> Target:
-    return Target(make_model(), slots=1, max_len=64)
-
-
-def held(loop: Decoder) -> None:
-    """The target's cache is that of a fresh prefill."""
-    for row in loop.rows:
-        cache, fresh = loop.target.cache, Target(loop.target.model, slots=1, max_len=64)
-        length = cache.lengths[row.slot]
-        assert length == len(row.ids) - 1
-        with torch.inference_mode():
-            fresh.extend(0, row.ids[:length])
-        here = cache.data[:, row.slot, :, :length]
-        assert torch.allclose(here, fresh.cache.data[:, 0, :, :length], atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"candidates": ["nothing"]}, "no candidate 'nothing'; there are vanilla"),
-        ({"candidates": ["auto"]}, "no candidate 'auto'"),
-        ({"candidates": []}, r"candidates must be a list of methods, not \[\]"),
-        ({"candidates": "chain"}, "candidates must be a list of methods, not 'chain'"),
-        ({"candidates": [{"method": "chain", "gamma": 3}]}, "auto chooses gamma, from lengths"),
-        ({"lengths": [0]}, "lengths must be a whole number of at least 1, not 0"),
-        ({"lengths": 4}, "lengths must be a list of whole numbers, not 4"),
-        ({"lengths": [500]}, "a tree of 501 nodes"),
-    ],
-)
-def test_a_wrong_parameter_is_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        decoder(**options)
-
-
-def test_a_lossy_candidate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(METHODS["lookup"], "lossless", False)
-    with pytest.raises(ValueError, match="lookup is lossy"):
-        decoder()
+        check_caches(loop)
+    for row, prompt, said in zip(rows, prompts, stock_tokens(tiny(), prompts, 30), strict=True):
+        assert row.ids[len(prompt) :] == said[: len(row.ids) - len(prompt)]
 
 
 def test_without_a_draft_model_it_looks_up() -> None:
-    auto = Auto(lone_target(), lambda name: pytest.fail("there is no model to load"))
+    auto = Auto(
+        Target(tiny(), slots=1, max_len=64), lambda name: pytest.fail("there is no model to load")
+    )
     assert [type(method) for method in auto.methods] == [Method, METHODS["lookup"]]
 
 
@@ -298,13 +237,7 @@ async def test_a_worker_counts_what_it_does(checkpoint: Path, draft_checkpoint: 
     speculation = {"method": "auto", "draft": str(draft_checkpoint)}
     worker, plain = load(checkpoint, speculation=speculation, max_len=200), load(checkpoint)
     try:
-        call = Call("r", Transcript((Message("user", "What is 12 + 34?"),)))
-        said = [
-            [item.segment.tokens async for item in one.generate(  # type: ignore[union-attr]
-                call, StopCriteria(60), Sampling(), stream=False
-            )]
-            for one in (worker, plain)
-        ]  # fmt: skip
+        said = [(await run(one, ask(), StopCriteria(60))).segment.tokens for one in (worker, plain)]
         assert said[0] == said[1]
         stats = worker.stats()
         assert stats["plain_rounds"] + stats["drafted_rounds"] == stats["rounds"]

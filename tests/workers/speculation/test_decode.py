@@ -9,83 +9,49 @@ import torch
 
 from deploy.lab.pair.generation import generate
 from orchestrator.types import Sampling
-from tests.workers.conftest import make_model
+from tests.workers.speculation.loops import decoder, stock_tokens, tiny
 from workers.model.cache import common_prefix
 from workers.model.sampling import draw
 from workers.model.target import Target
-from workers.model.tree import Row, Tree
+from workers.model.tree import Tree
 from workers.rng import uniform
-from workers.speculation import build
-from workers.speculation.decode import Decoder
 
 PROMPTS = [[5, 9, 2, 7], [1, 2, 3], [8] * 40, [300, 20, 10, 5, 4, 3, 2]]
-DRAFTS = {"same": {"seed": 0}, "other": {"layers": 1, "width": 16, "seed": 7}}
-
-
-def decoder(
-    family: str = "qwen3", method: str = "vanilla", *, slots: int = 6, **options: Any
-) -> Decoder:
-    vocabulary = options.pop("vocabulary", 400)
-    target = Target(make_model(family, vocabulary=vocabulary), slots=slots, max_len=200)
-    if method == "chain":
-        options = {"draft": "other", **options}
-
-    def load(name: str) -> Any:
-        return make_model(family, vocabulary=vocabulary, **DRAFTS[name])
-
-    return Decoder(target, build(method, target, load, **options))
-
-
-def reference(family: str, prompt: list[int], count: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    model = make_model(family)
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
-    )
-    return out[0, len(prompt) :].tolist()
-
-
+METHODS = {"vanilla": {}, "chain": {"draft": "other"}}
 VARIANTS = [
     ("vanilla", {}),
-    ("chain", {"gamma": 3}),
+    ("chain", {"draft": "other", "gamma": 3}),
     ("chain", {"draft": "same", "gamma": 5}),
-    ("chain", {"gamma": 0}),
+    ("chain", {"draft": "other", "gamma": 0}),
 ]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("method", "options"), VARIANTS)
 def test_greedy_tokens_are_those_of_transformers(family: str, method: str, options: Any) -> None:
-    expected = [reference(family, prompt, 24) for prompt in PROMPTS]
-    together = generate(decoder(family, method, **options), PROMPTS, 24)
-    alone = decoder(family, method, **options)
+    expected = stock_tokens(tiny(family), PROMPTS, 24)
+    together = generate(decoder(method, options, max_len=100, family=family), PROMPTS, 24)
+    alone = decoder(method, options, slots=1, max_len=100, family=family)
     assert together == expected
     assert [generate(alone, [prompt], 24)[0] for prompt in PROMPTS] == expected
 
 
-def test_a_perfect_draft_is_always_accepted() -> None:
-    loop = decoder("llama", "chain", draft="same", gamma=4)
-    generate(loop, PROMPTS[:1], 26)
-    assert loop.target.passes == 1 + 5  # the prompt, then five tokens a round
-
-
-@pytest.mark.parametrize("method", ["vanilla", "chain"])
+@pytest.mark.parametrize("method", METHODS)
 def test_sampling_depends_on_the_seed_and_not_on_the_batch(method: str) -> None:
     warm = Sampling(temperature=1.3, top_p=0.9, top_k=50, seed=11)
-    together = generate(decoder(method=method), PROMPTS, 20, sampling=warm)
-    again = generate(decoder(method=method, slots=4), PROMPTS, 20, sampling=warm)
-    assert together == again
-    last = decoder(method=method)
+    together = generate(decoder(method, METHODS[method]), PROMPTS, 20, sampling=warm)
+    last = decoder(method, METHODS[method], slots=4)
+    assert generate(last, PROMPTS, 20, sampling=warm) == together
     seed = Sampling(temperature=1.3, top_p=0.9, top_k=50, seed=11 + 3)
     assert generate(last, PROMPTS[3:], 20, sampling=seed)[0] == together[3]
     other = Sampling(temperature=1.3, top_p=0.9, top_k=50, seed=99)
     assert generate(last, PROMPTS[3:], 20, sampling=other)[0] != together[3]
 
 
-@pytest.mark.parametrize("method", ["vanilla", "chain"])
+@pytest.mark.parametrize("method", METHODS)
 def test_more_prompts_than_slots_are_decoded_as_slots_become_free(method: str) -> None:
     warm = Sampling(temperature=1.0, seed=4)
-    wide, narrow = decoder(method=method, slots=8), decoder(method=method, slots=2)
+    wide, narrow = (decoder(method, METHODS[method], slots=slots) for slots in (8, 2))
     prompts = [*PROMPTS, *PROMPTS]
     assert generate(narrow, prompts, 9, sampling=warm) == generate(wide, prompts, 9, sampling=warm)
     assert not narrow.rows
@@ -93,33 +59,15 @@ def test_more_prompts_than_slots_are_decoded_as_slots_become_free(method: str) -
 
 def test_a_plain_call_resumed_half_way_draws_the_same_tokens() -> None:
     warm = Sampling(temperature=1.0, seed=5)
-    whole = generate(decoder(), [PROMPTS[0]], 20, sampling=warm)[0]
-    rest = generate(decoder(), [PROMPTS[0] + whole[:8]], 12, sampling=warm)[0]
+    loop = decoder("vanilla")
+    whole = generate(loop, [PROMPTS[0]], 20, sampling=warm)[0]
+    rest = generate(loop, [PROMPTS[0] + whole[:8]], 12, sampling=warm)[0]
     assert whole[8:] == rest
-
-
-def test_rows_join_and_leave_between_iterations() -> None:
-    expected = [reference("qwen3", prompt, 16) for prompt in PROMPTS]
-    loop = decoder("qwen3", "chain", gamma=2)
-    outputs: dict[int, list[int]] = {}
-    for step in range(40):
-        if step % 2 == 0 and step // 2 < len(PROMPTS):
-            slot = (3, 0, 5, 1)[step // 2]
-            row = Row(slot, list(PROMPTS[step // 2]), Sampling(), 0, 16)
-            loop.target.cache.allocate(slot, row.ids, 0)
-            loop.join(row, loop.target.prefill(slot, row.ids))
-        for row in [row for row in loop.rows if row.remaining_tokens <= 0]:
-            loop.leave(row)
-            outputs[row.slot] = row.ids
-        if loop.rows:
-            loop.step(loop.rows)
-    for slot, prompt, tokens in zip((3, 0, 5, 1), PROMPTS, expected, strict=True):
-        assert outputs[slot][len(prompt) :][:16] == tokens
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_leaf_of_a_tree_sees_its_own_path_only(family: str) -> None:
-    target = Target(make_model(family), slots=3, max_len=100)
+    target = Target(tiny(family), slots=3, max_len=100)
     tree = Tree([7, 1, 2, 3, 4, 5], [-1, 0, 0, 1, 1, 2])
     paths = [[7, 1, 3], [7, 1, 4], [7, 2, 5]]
     with torch.inference_mode():
@@ -140,7 +88,7 @@ def test_a_leaf_of_a_tree_sees_its_own_path_only(family: str) -> None:
 
 
 def test_a_pass_may_be_cut_between_layers() -> None:
-    target = Target(make_model("qwen3", layers=3), slots=1, max_len=64)
+    target = Target(tiny("qwen3", layers=3), slots=1, max_len=64)
     tree = [Tree.chain([5, 6, 7])]
     with torch.inference_mode():
         whole = target.forward([0], tree, hidden=(1, 3))

@@ -15,6 +15,7 @@ from deploy.lab.pair.features import unroll
 from orchestrator.errors import ConfigError
 from orchestrator.types import Sampling
 from tests.workers.conftest import FAMILIES, make_model, save_head
+from tests.workers.speculation.loops import decoder
 from workers.engine.loading import load
 from workers.model.target import Target
 from workers.model.tree import Row, Tree
@@ -25,15 +26,8 @@ from workers.speculation.fspad import Fspad
 PROMPTS = [[5, 9, 2, 7], [8] * 12, [1, 2, 3]]
 
 
-def decoder(folder: Path, variant: Variant = "fspad", family: str = "llama") -> Decoder:
-    target = Target(make_model(family), slots=6, max_len=64)
-    save_head(folder, target.model, variant)
-    return Decoder(
-        target, Fspad(target, variant=variant, head=str(folder), depth=4, width=3, nodes=7)
-    )
-
-
-def begin(loop: Decoder, slot: int, prompt: list[int], temperature: float = 0.0) -> Row:
+def start(loop: Decoder, slot: int, prompt: list[int], temperature: float) -> Row:
+    """Make a prompt a row, from what its slot holds of it on."""
     row = Row(slot, list(prompt), Sampling(temperature), slot)
     loop.target.cache.allocate(slot, row.ids, len(row.ids) - 1)
     loop.join(row, loop.target.prefill(slot, row.ids, most=5))
@@ -63,14 +57,14 @@ def in_line(loop: Decoder) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_committed_tokens_have_the_features_of_the_target(
-    tmp_path: Path, variant: Variant, temperature: float
+    variant: Variant, temperature: float
 ) -> None:
     """In rows of unequal length, also after others joined, left, and took over their slot."""
-    loop = decoder(tmp_path, variant)
-    first = begin(loop, 0, PROMPTS[0], temperature)
+    loop = decoder("fspad", {"variant": variant, "depth": 4, "width": 3, "nodes": 7}, slots=6)
+    first = start(loop, 0, PROMPTS[0], temperature)
     loop.step(loop.rows)
-    begin(loop, 2, PROMPTS[1], temperature)
-    begin(loop, 3, PROMPTS[2], temperature)
+    start(loop, 2, PROMPTS[1], temperature)
+    start(loop, 3, PROMPTS[2], temperature)
     for _ in range(2):
         loop.step(loop.rows)
         in_line(loop)
@@ -81,8 +75,8 @@ def test_committed_tokens_have_the_features_of_the_target(
     prefix = first.ids[: loop.target.cache.lengths[0]]
     loop.target.cache.copy(0, 5, len(prefix))
     loop.method.copy(0, 5, len(prefix))
-    begin(loop, 5, [*prefix, 77, 78], temperature)  # goes on from a copy
-    begin(loop, 0, [*prefix[:6], 99, 98, 97], temperature)  # from a part of what its slot holds
+    start(loop, 5, [*prefix, 77, 78], temperature)  # goes on from a copy
+    start(loop, 0, [*prefix[:6], 99, 98, 97], temperature)  # from a part of what its slot holds
     for _ in range(2):
         loop.step(loop.rows)
         in_line(loop)

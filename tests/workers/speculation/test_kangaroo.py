@@ -20,6 +20,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.types import Sampling
 from tests.workers.conftest import make_adapter, make_model
 from tests.workers.speculation.exact import agrees, doubting, enumerate_all, random_laws
+from tests.workers.speculation.loops import begin, decoder, stock_tokens, tiny
 from workers.engine.loading import load
 from workers.model.early_exit import CONFIG, WEIGHTS, Adapter, AdapterShape
 from workers.model.layer import Layer
@@ -32,20 +33,9 @@ from workers.speculation.kangaroo import Kangaroo
 PROMPTS = [[5, 9, 2, 7], [8] * 20, [1, 2, 3], [300, 20, 10, 5, 4, 3, 2]]
 
 
-def decoder(model: Any = None, *, slots: int = 6, **options: Any) -> Decoder:
-    target = Target(model or make_model(layers=3), slots=slots, max_len=120)
-    return Decoder(target, Kangaroo(target, **{"adapter": make_adapter(), **options}))
-
-
-def expected(count: int) -> list[list[int]]:
-    model, outputs = make_model(layers=3), []
-    for prompt in PROMPTS:
-        ids = torch.tensor([prompt])
-        made = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
-        )
-        outputs.append(made[0, len(prompt) :].tolist())
-    return outputs
+def kangaroo(network: Any = None, *, slots: int = 6, **options: Any) -> Decoder:
+    network = tiny(layers=3) if network is None else network
+    return decoder("kangaroo", options, slots=slots, max_len=120, network=network)
 
 
 def obvious_model() -> Any:
@@ -74,40 +64,21 @@ def oracle(folder: Path, model: Any) -> str:
 def test_tokens_are_those_of_transformers_wherever_both_exits_are(
     exit_layer: int, threshold: float
 ) -> None:
-    loop = decoder(adapter=make_adapter(exit_layer), threshold=threshold, gamma=5)
-    assert generate(loop, PROMPTS, 20) == expected(20)
+    loop = kangaroo(adapter=make_adapter(exit_layer), threshold=threshold, gamma=5)
+    assert generate(loop, PROMPTS, 20) == stock_tokens(tiny(layers=3), PROMPTS, 20)
 
 
 def test_no_drafts_are_plain_decoding_in_two_passes() -> None:
-    assert generate(decoder(gamma=0), PROMPTS, 8) == expected(8)
-
-
-def test_rows_join_and_leave_while_others_draft() -> None:
-    outputs, loop = {}, decoder(gamma=4, threshold=0.3)
-    slots = (3, 0, 5, 1)
-    for step in range(40):
-        if step % 2 == 0 and step // 2 < len(PROMPTS):
-            row = Row(slots[step // 2], list(PROMPTS[step // 2]), Sampling(), 0, 16)
-            loop.target.cache.allocate(row.slot, row.ids, 0)
-            loop.join(row, loop.target.prefill(row.slot, row.ids))
-        for row in [row for row in loop.rows if row.remaining_tokens <= 0]:
-            loop.leave(row)
-            outputs[row.slot] = row.ids
-        if loop.rows:
-            loop.step(loop.rows)
-    for slot, prompt, tokens in zip(slots, PROMPTS, expected(16), strict=True):
-        assert outputs[slot] == prompt + tokens
+    assert generate(kangaroo(gamma=0), PROMPTS, 8) == stock_tokens(tiny(layers=3), PROMPTS, 8)
 
 
 def test_a_draft_ends_behind_the_first_doubtful_token() -> None:
     """Drafts of one round beside the adapter run over the whole prefix at once."""
-    loop = decoder(gamma=5, threshold=0.3, slots=40)
+    loop = kangaroo(gamma=5, threshold=0.3, slots=40)
     generator = torch.Generator().manual_seed(3)
     for slot in range(40):
         ids = torch.randint(0, 400, (4 + slot % 3,), generator=generator).tolist()
-        row = Row(slot, ids, Sampling(), slot, remaining_tokens=3 if slot < 4 else 90)
-        loop.target.cache.allocate(slot, row.ids, 0)
-        loop.join(row, loop.target.prefill(slot, row.ids))
+        begin(loop, slot, ids, room=3 if slot < 4 else 90)
     with torch.inference_mode():
         plan = loop.method.draft(loop.rows)
     assert len({len(tree) for tree in plan.trees}) > 3
@@ -139,7 +110,7 @@ def alone(model: Any, adapter: Any, ids: list[int]) -> Tensor:
 def test_drafts_have_the_law_that_the_proof_takes_for_granted(seed: int) -> None:
     count, depth, threshold = 3000, 3, 0.6
     laws = random_laws(random.Random(seed), 3, depth)
-    method = decoder(gamma=depth, threshold=threshold).method
+    method = kangaroo(gamma=depth, threshold=threshold).method
     sizes = []
 
     def shallow(slots: Any, trees: Any, *, skip: Any, num_logits: Any, layers: Any) -> Any:
@@ -173,13 +144,13 @@ def test_an_adapter_that_is_never_wrong_is_always_accepted(
     tmp_path: Path, sampling: Sampling
 ) -> None:
     model = obvious_model()
-    loop = decoder(model, adapter=oracle(tmp_path, model), threshold=0, gamma=4)
+    loop = kangaroo(model, adapter=oracle(tmp_path, model), threshold=0, gamma=4)
     generate(loop, PROMPTS[:1], 26, sampling=sampling)
     assert loop.target.passes == 1 + 5  # the prompt, then five tokens a round
 
 
 def test_every_layer_runs_once_for_every_drafted_token() -> None:
-    loop = decoder(gamma=3, threshold=0)
+    loop = kangaroo(gamma=3, threshold=0)
     seen: Counter[int] = Counter()
 
     def counted(layer: Layer) -> Any:
@@ -190,9 +161,7 @@ def test_every_layer_runs_once_for_every_drafted_token() -> None:
         return run
 
     loop.target.layers = [counted(layer) for layer in loop.target.layers]
-    row = Row(0, list(PROMPTS[0]), Sampling(), 0)
-    loop.target.cache.allocate(0, row.ids, 0)
-    loop.join(row, loop.target.prefill(0, row.ids))
+    begin(loop, 0, PROMPTS[0])
     seen.clear()
     loop.step(loop.rows)
     assert seen == {0: 4, 1: 4, 2: 4}
@@ -204,7 +173,7 @@ def test_the_adapter_reads_through_the_cache_what_it_reads_at_once(
     family: str, feed_forward: int
 ) -> None:
     adapter = make_adapter(feed_forward=feed_forward)
-    loop = decoder(make_model(family, layers=3), adapter=adapter, gamma=3, threshold=0)
+    loop = kangaroo(make_model(family, layers=3), adapter=adapter, gamma=3, threshold=0)
     generate(loop, PROMPTS, 9, sampling=Sampling(1.0, seed=4))
     target = loop.target
     assert target.early_exit is not None
@@ -218,7 +187,7 @@ def test_the_adapter_reads_through_the_cache_what_it_reads_at_once(
 
 
 def test_a_copied_prefix_needs_no_reading_again() -> None:
-    loop = decoder(gamma=3, threshold=0)
+    loop = kangaroo(gamma=3, threshold=0)
     (first,) = generate(loop, PROMPTS[:1], 12)
     cache = loop.target.cache
     cache.copy(0, 4, cache.lengths[0])
@@ -260,27 +229,27 @@ def test_an_adapter_is_stored_and_loaded(tmp_path: Path) -> None:
 
 def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no adapter in .*: `baton lab train kangaroo` makes"):
-        decoder(adapter=str(tmp_path))
+        kangaroo(adapter=str(tmp_path))
     with pytest.raises(ValueError, match="was trained for exit_layer 1, not 2"):
-        decoder(exit_layer=2)
+        kangaroo(exit_layer=2)
     with pytest.raises(ValueError, match="exit_layer must be from 1 to 1, not 2"):
-        decoder(make_model(layers=2), adapter=make_adapter(2))
+        kangaroo(make_model(layers=2), adapter=make_adapter(2))
     with pytest.raises(ValueError, match=r"width=64.*the model needs .*width=32"):
-        decoder(adapter=make_adapter(1, width=64))
+        kangaroo(adapter=make_adapter(1, width=64))
     TrainableAdapter.load(Path(make_adapter()), make_model()).save(tmp_path)
     told = (tmp_path / CONFIG).read_text()
     (tmp_path / CONFIG).write_text(told.replace('"feed_forward": 0', '"feed_forward": -8'))
     with pytest.raises(ValueError, match="feed_forward must be a width or 0, not -8"):
-        decoder(adapter=str(tmp_path))
+        kangaroo(adapter=str(tmp_path))
     (tmp_path / CONFIG).write_text(told.replace('"feed_forward": 0', '"feed_forward": 8'))
     with pytest.raises(ValueError, match="cannot read the adapter"):
-        decoder(adapter=str(tmp_path))
+        kangaroo(adapter=str(tmp_path))
     (tmp_path / WEIGHTS).write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="cannot read the adapter"):
-        decoder(adapter=str(tmp_path))
+        kangaroo(adapter=str(tmp_path))
     (tmp_path / CONFIG).write_text("{}")
     with pytest.raises(ValueError, match="cannot read the adapter"):
-        decoder(adapter=str(tmp_path))
+        kangaroo(adapter=str(tmp_path))
 
 
 def test_a_checkpoint_without_an_adapter_says_what_to_do(checkpoint: Path) -> None:
@@ -299,14 +268,14 @@ def test_an_adapter_beside_the_weights_is_found(checkpoint: Path, tmp_path: Path
 
 
 def test_methods_share_the_one_early_exit_of_a_model() -> None:
-    loop = decoder()
+    loop = kangaroo()
     target = loop.target
     layers = len(target.cache.data)
     again = Kangaroo(target, adapter=make_adapter())
     assert len(target.cache.data) == layers
     both = Decoder(target, loop.method, {"again": again})
     made = generate(both, [[5, 9, 2, 7]] * 2, 12, methods=[None, "again"])
-    assert made == [generate(decoder(), [[5, 9, 2, 7]], 12)[0]] * 2
+    assert made == [generate(kangaroo(), [[5, 9, 2, 7]], 12)[0]] * 2
     for layer in (target.exit_layer, target.exit_layer + 1):  # other weights, another place
         other = Adapter(AdapterShape.of(target.model.config, exit_layer=layer), 1e-6)
         with pytest.raises(ValueError, match="one early exit"):

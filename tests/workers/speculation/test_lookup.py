@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from deploy.lab.pair.generation import generate
-from tests.workers.conftest import make_model
-from workers.model.target import Target
-from workers.speculation import build
-from workers.speculation.decode import Decoder
+from tests.workers.speculation.loops import decoder
 from workers.speculation.lookup import Lookup
 
 
 def looked_up(ids: list[int], room: int = 6, **options: Any) -> list[int]:
-    target = Target(make_model(), slots=1, max_len=64)
-    method = Lookup(target, **options)
+    method = decoder("lookup", options).method
+    assert isinstance(method, Lookup)
     return [ord(c) for c in method.continuation("".join(map(chr, ids)), room)]
 
 
@@ -33,10 +30,7 @@ def test_lookup_repeats_a_period() -> None:
 
 
 def test_lookup_follows_a_text_that_repeats_itself() -> None:
-    model = make_model(layers=1)
-    loop = Decoder(
-        target := Target(model, slots=1, max_len=256), build("lookup", target, lambda _: None)
-    )
+    loop = decoder("lookup", slots=1, max_len=256, layers=1)
     tokens = generate(loop, [[5, 9, 2, 7]], 120)[0]
     assert len(set(tokens[-40:])) < 20, "this model repeats itself; otherwise choose another seed"
     assert loop.target.passes < 100

@@ -17,13 +17,22 @@ import torch
 from deploy.lab.pair.generation import generate
 from deploy.service.config import LOSSY
 from orchestrator.errors import WorkerError
-from orchestrator.types import Generation, Message, Sampling, StopCriteria, Transcript
-from orchestrator.worker import Call
-from tests.workers.conftest import head_folder, make_adapter, make_model, save_head
+from orchestrator.types import Sampling, StopCriteria
+from tests.workers.conftest import head_folder, make_adapter, save_head
+from tests.workers.engine.local import ask, run
 from tests.workers.speculation.exact import agrees
+from tests.workers.speculation.loops import (
+    DRAFTS,
+    begin,
+    check_caches,
+    decoder,
+    finish,
+    law_of_three,
+    stock_tokens,
+    tiny,
+)
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load, load_model
-from workers.model.early_exit import Adapter
 from workers.model.sampling import warp
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
@@ -68,21 +77,6 @@ LOSSLESS = pytest.mark.parametrize(
     OPTIONS,
     ids=[case_id(case) for case in OPTIONS],
 )
-DRAFTS = {"same": {"seed": 0}, "other": {"layers": 1, "width": 16, "seed": 7}}
-
-
-def decoder(method: str, options: dict[str, Any], *, slots: int = 8, **model: Any) -> Decoder:
-    padded = model.pop("padded", 0)
-    vocabulary = model.setdefault("vocabulary", 400)
-    target = Target(make_model(**model), slots=slots, max_len=64, vocabulary=vocabulary)
-    if method == "fspad":
-        options = {"head": head_folder(options.get("variant", "fspad"), **model), **options}
-
-    def load(name: str) -> Any:
-        made = {**model, **DRAFTS[name], "vocabulary": vocabulary + padded}
-        return make_model(**made)
-
-    return Decoder(target, build(method, target, load, **options))
 
 
 def test_every_lossless_method_is_tested() -> None:
@@ -97,17 +91,17 @@ LENGTHS = (3, 5, 9, 14)
 
 @pytest.fixture(scope="module")
 def expected() -> tuple[list[list[int]], list[list[int]]]:
-    """200 prompts of four lengths, and what transformers makes of them."""
+    """80 prompts of four lengths, and what transformers makes of them."""
     generator = torch.Generator().manual_seed(0)
-    model, prompts, outputs = make_model(), [], []
+    prompts, outputs = [], []
     for length in LENGTHS:
-        ids = torch.randint(0, 400, (50, length), generator=generator)
-        made = model.generate(
+        ids = torch.randint(0, 400, (20, length), generator=generator)
+        made = tiny().generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=7, do_sample=False
         )
         prompts += ids.tolist()
         outputs += made[:, length:].tolist()
-    order = torch.randperm(200, generator=generator).tolist()  # neighbours of unequal length
+    order = torch.randperm(80, generator=generator).tolist()  # neighbours of unequal length
     return [prompts[i] for i in order], [outputs[i] for i in order]
 
 
@@ -116,7 +110,7 @@ def test_greedy_tokens_are_those_of_transformers(
     method: str, options: dict[str, Any], expected: Any
 ) -> None:
     prompts, outputs = expected
-    assert generate(decoder(method, options, slots=200, padded=9), prompts, 7) == outputs
+    assert generate(decoder(method, options, slots=80, padded=9), prompts, 7) == outputs
     alone = decoder(method, options, slots=1)
     assert [generate(alone, [prompt], 7)[0] for prompt in prompts] == outputs
 
@@ -130,13 +124,11 @@ ALSO: dict[str, dict[str, Any]] = {
 
 def beside_each_other(*, slots: int = 8, only: str | None = None) -> Decoder:
     """A decoder whose rows may have any method, or `only` one of them."""
-    model = make_model()
-    target = Target(model, slots=slots, max_len=64, vocabulary=400)
+    target = Target(tiny(), slots=slots, max_len=64, vocabulary=400)
     wanted = {**dict(reversed(OPTIONS)), **ALSO}
-    wanted["fspad"] = {"head": head_folder("fspad", vocabulary=400), **wanted["fspad"]}
-    drafts = {name: make_model(**{"vocabulary": 400, **DRAFTS[name]}) for name in DRAFTS}
+    wanted["fspad"] = {"head": head_folder("fspad"), **wanted["fspad"]}
     named = {
-        name: build(name, target, drafts.__getitem__, **options)
+        name: build(name, target, lambda draft: tiny(**DRAFTS[draft]), **options)
         for name, options in wanted.items()
         if only in (None, name)
     }
@@ -221,7 +213,7 @@ def test_a_draft_of_the_target_itself_is_accepted(method: str, options: dict[str
 
 
 @LOSSLESS
-@pytest.mark.parametrize("warm", [Sampling(0.6), Sampling(1.0, top_p=0.8), Sampling(1.6)])
+@pytest.mark.parametrize("warm", [Sampling(1.0, top_p=0.8), Sampling(1.6)])
 def test_sampled_tokens_follow_the_law_of_the_model(
     method: str, options: dict[str, Any], warm: Sampling
 ) -> None:
@@ -232,45 +224,20 @@ def test_sampled_tokens_follow_the_law_of_the_model(
         seeded = Sampling(warm.temperature, warm.top_p, warm.top_k, 7_000 + start)
         for output in generate(loop, [prompt] * 400, 6, sampling=seeded):
             counts[tuple(output[1:4])] += 1
-    # Exact law of tokens 1 to 3: one pass over all beginnings of three tokens.
-    target = Target(make_model(vocabulary=vocabulary), slots=vocabulary**3, max_len=16)
-    beginnings = list(np.ndindex(*(vocabulary,) * 3))
-    with torch.inference_mode():
-        chains = [Tree.chain([*prompt, *map(int, b)]) for b in beginnings]
-        logits = target.forward(list(range(len(chains))), chains).logits[:, 2:]
-        laws = warp(logits, [warm] * len(chains)).double().numpy()
-    exact = np.zeros((vocabulary,) * 3)
-    for (x, y, z), law in zip(beginnings, laws, strict=True):
-        exact[y, z] += law[0][x] * law[1][y] * law[2][z] * law[3]
-    assert exact.sum() == pytest.approx(1, abs=1e-4)
-    agrees(counts.ravel(), exact.ravel() / exact.sum())
+    agrees(counts.ravel(), law_of_three(loop.target.model, prompt, warm).ravel())
 
 
 @LOSSLESS
 def test_a_row_does_not_feel_its_neighbours(method: str, options: dict[str, Any]) -> None:
-    """Ragged prompts, greedy and sampled rows, rows that end sooner: each as if alone."""
+    """Ragged prompts, greedy and sampled rows, that join and end one after the other."""
     prompts = [[5, 9, 2, 7], [8] * 20, [1, 2, 3], [300, 20, 10, 5, 4, 3, 2], [9, 9]]
     rooms = [12, 3, 7, 1, 9]
     kinds = [Sampling(1.2, seed=3), Sampling(), Sampling(0.8, top_p=0.9), Sampling(2.0), Sampling()]
-
-    def run(loop: Decoder, chosen: list[int]) -> dict[int, list[int]]:
-        made: dict[int, list[int]] = {}
-        for i in chosen:
-            row = Row(i, list(prompts[i]), kinds[i], 50 + i, rooms[i])
-            loop.target.cache.allocate(i, row.ids, 0)
-            loop.join(row, loop.target.prefill(i, row.ids))
-        while loop.rows:
-            for row in [row for row in loop.rows if row.remaining_tokens <= 0]:
-                made[row.slot] = row.ids[len(prompts[row.slot]) :]
-                loop.leave(row)
-            if loop.rows:
-                loop.step(loop.rows)
-        return made
-
-    together = run(decoder(method, options), list(range(5)))
-    assert {i: len(tokens) for i, tokens in together.items()} == dict(enumerate(rooms))
-    for i in range(5):
-        assert run(decoder(method, options), [i])[i] == together[i]
+    rows = list(zip((3, 0, 5, 1, 4), prompts, kinds, rooms, strict=True))
+    together = finish(decoder(method, options), rows)
+    for row, prompt, room in zip(rows, prompts, rooms, strict=True):
+        assert len(together[row[0]]) == len(prompt) + room
+        assert finish(decoder(method, options), [row]) == {row[0]: together[row[0]]}
 
 
 @LOSSLESS
@@ -280,26 +247,10 @@ def test_caches_after_every_round_equal_a_fresh_prefill(
 ) -> None:
     loop = decoder(method, options)
     for slot, prompt in enumerate([[5, 9, 2, 7], [8] * 12, [1, 2, 3]]):
-        row = Row(2 * slot, list(prompt), Sampling(temperature), slot)
-        loop.target.cache.allocate(row.slot, row.ids, 0)
-        loop.join(row, loop.target.prefill(row.slot, row.ids))
-    models = [loop.target]
-    if "draft" in options:
-        models.append(loop.method.drafter.model)  # type: ignore[attr-defined]
+        begin(loop, 2 * slot, prompt, Sampling(temperature))
     for _ in range(3):
         loop.step(loop.rows)
-        for row in loop.rows:
-            for model in models:
-                cache = model.cache
-                length = cache.lengths[row.slot]
-                assert length == len(row.ids) - 1 or (model is not loop.target and length > 2)
-                fresh = Target(model.model, slots=1, max_len=64)
-                if model.early_exit is not None:
-                    fresh.add_early_exit(Adapter.load(Path(options["adapter"]), model.model))
-                with torch.inference_mode():
-                    fresh.extend(0, row.ids[:length])
-                held = cache.data[:, row.slot, :, :length]
-                assert torch.allclose(held, fresh.cache.data[:, 0, :, :length], atol=1e-4)
+        check_caches(loop)
 
 
 @pytest.mark.parametrize("method", [name for name, _ in OPTIONS if name != "vanilla"])
@@ -325,24 +276,18 @@ def embedded() -> Any:
     texts = ["What is 37*46+12?", "Tom has 3 boxes of 14 pens. How many pens?", "2+2", "Ada has 9"]
     prompts = [list(tokenizer.encode_markup(text)) for text in texts]
     model = load_model(folder)
-    outputs = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        made = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=24,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        outputs.append(made[0, len(prompt) :].tolist())
-    return prompts, outputs, model, load_model(str(resolve("embedded:small")))
+    return (
+        prompts,
+        stock_tokens(model, prompts, 24),
+        model,
+        load_model(str(resolve("embedded:small"))),
+    )
 
 
 # In service ------------------------------------------------------------------------------
 
 BESIDE_VANILLA = pytest.mark.parametrize(
-    ("method", "options"), OPTIONS[1:], ids=[case_id(case) for case in OPTIONS[1:]]
+    ("method", "options"), [(name, options) for name, options in dict(OPTIONS).items() if options]
 )
 
 
@@ -359,11 +304,7 @@ async def answers(worker: EngineWorker) -> list[Any]:
     ]
 
     async def one(text: str, criteria: StopCriteria) -> Any:
-        call = Call("r", Transcript((Message("user", text),)))
-        stream = worker.generate(call, criteria, Sampling(), stream=False)
-        (answer,) = [item async for item in stream]
-        assert isinstance(answer, Generation)
-        segment = answer.segment
+        segment = (await run(worker, ask(text), criteria)).segment
         return segment.text, segment.tokens, segment.finish
 
     texts = ["What is 12 + 34?", "What is 12 + 35?", "Hello", "What is 12 + 34?"]
@@ -377,7 +318,7 @@ WORDS = ("st", "e", "9", "z")
 def plain(checkpoint: Path) -> Any:
     """What plain decoding answers, with an end-of-turn id in the middle of every text."""
 
-    async def ask() -> tuple[int, list[Any]]:
+    async def answered() -> tuple[int, list[Any]]:
         worker = load(checkpoint, rows=2, slots=3, max_len=200)
         whole = await answers(worker)
         end = whole[0][0][1][11]
@@ -386,7 +327,7 @@ def plain(checkpoint: Path) -> Any:
         worker.close()
         return end, [whole, ended]
 
-    end, expected = asyncio.run(ask())
+    end, expected = asyncio.run(answered())
     finishes = {answer[2] for part in expected for criteria in part for answer in criteria}
     assert finishes >= {"length", "until", "stop", "doubt", "eos"}
     return end, expected
@@ -428,11 +369,9 @@ async def test_nan_logits_are_an_error_and_poison_nobody(
     method: str, options: dict[str, Any], checkpoint: Path, draft_checkpoint: Path, tmp_path: Path
 ) -> None:
     worker = open_worker(method, options, checkpoint, draft_checkpoint, tmp_path)
-    call = Call("r", Transcript((Message("user", "What?"),)))
 
     async def tokens(sampling: Sampling) -> Any:
-        stream = worker.generate(call, StopCriteria(9), sampling, stream=False)
-        return [item.segment.tokens async for item in stream]
+        return (await run(worker, ask("What?"), StopCriteria(9), sampling)).segment.tokens
 
     good = await tokens(Sampling())
     loop = worker.backend.engine.decoder
@@ -464,11 +403,9 @@ async def test_a_draft_of_nan_is_an_error_and_no_later_call_meets_it(
 ) -> None:
     """Also behind a first level that is sound, where a threshold must not take it for certainty."""
     worker = open_worker(method, options, checkpoint, draft_checkpoint, tmp_path)
-    call = Call("r", Transcript((Message("user", "What?"),)))
 
     async def tokens() -> Any:
-        stream = worker.generate(call, StopCriteria(9), sampling, stream=False)
-        return [item.segment.tokens async for item in stream if isinstance(item, Generation)]
+        return (await run(worker, ask("What?"), StopCriteria(9), sampling)).segment.tokens
 
     good = await tokens()
     model = worker.backend.engine.decoder.method
@@ -505,7 +442,6 @@ def test_log_probabilities_are_those_of_the_model(method: str, options: dict[str
     warm = Sampling(0.8, top_p=0.9)
     loop = decoder(method, options, slots=1)
     row = Row(0, [5, 9, 2, 7], warm, 3)
-    loop.target.cache.allocate(0, row.ids, 0)
     logprobs = loop.join(row, loop.target.prefill(0, row.ids)).logprobs
     for _ in range(5):
         logprobs += loop.step(loop.rows)[0][1].logprobs
@@ -514,43 +450,3 @@ def test_log_probabilities_are_those_of_the_model(method: str, options: dict[str
         laws = warp(target.forward([0], [Tree.chain(row.ids)]).logits, [warm])[0, 3:-1]
     expected = laws.gather(1, torch.tensor(row.ids[4:])[:, None]).log().squeeze(1)
     assert torch.allclose(torch.tensor(logprobs), expected, atol=1e-3)
-
-
-# Single methods --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "message"),
-    [
-        ("chain", {"gamma": -1}, "gamma must be a whole number of at least 0, not -1"),
-        ("chain", {"gamma": 500}, "gamma 500: a tree of 501 nodes"),
-        ("chain", {"verification": "blocks"}, "verification must be one of token, block"),
-        ("lookup", {"shortest": 0}, "shortest must be a whole number of at least 1"),
-        ("lookup", {"shortest": 4, "longest": 3}, "longest must be a whole number of at least 4"),
-        ("lookup", {"per_match": -1.0}, "per_match must be a number of at least 0, not -1.0"),
-        ("spectr", {"count": 0}, "count must be a whole number of at least 1"),
-        ("spectr", {"count": 40, "gamma": 9}, "count 40 and gamma 9"),
-        ("recursive-c", {"branching": [2, 0]}, "branching must be a whole number of at least 1"),
-        ("recursive-c", {"branching": [9, 9, 9]}, "820 nodes"),
-        ("recursive-c", {"verification": "x"}, "verification must be one of"),
-        ("recursive-s", {"width": 0}, "width must be a whole number of at least 1"),
-        ("recursive-s", {"verification": "x"}, "verification must be one of"),
-        ("recursive-c", {"branching": 3}, "branching must be a list of whole numbers, not 3"),
-        ("chain", {"gamma": "4"}, "gamma must be a whole number of at least 0, not '4'"),
-        ("kangaroo", {"gamma": -1}, "gamma must be a whole number of at least 0, not -1"),
-        ("kangaroo", {"gamma": 500}, "gamma 500: a tree of 501 nodes"),
-        ("kangaroo", {"threshold": 1.5}, "threshold must be a number from 0 to 1, not 1.5"),
-        ("kangaroo", {"threshold": "0.5"}, "threshold must be a number from 0 to 1, not '0.5'"),
-        ("kangaroo", {"exit_layer": 0}, "exit_layer must be a whole number of at least 1, not 0"),
-    ],
-)
-def test_a_wrong_parameter_is_named(method: str, options: dict[str, Any], message: str) -> None:
-    if method not in ("lookup", "kangaroo"):
-        options = {"draft": "other", **options}
-    with pytest.raises(ValueError, match=message):
-        decoder(method, options)
-
-
-def test_a_draft_model_with_too_small_a_vocabulary_is_refused() -> None:
-    with pytest.raises(ValueError, match="the draft model knows 390 tokens, the target 400"):
-        decoder("chain", {"draft": "other"}, padded=-10)

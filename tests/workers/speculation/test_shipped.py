@@ -14,7 +14,7 @@ from workers.speculation import build
 from workers.speculation.decode import Decoder
 from workers.text.prompt import PromptRenderer
 
-PROBLEMS, MOST = 12, 120
+PROBLEMS, MOST = 6, 120
 
 
 @pytest.fixture(scope="module")

@@ -35,9 +35,10 @@ from tests.workers.speculation.exact import (
     nucleus,
     random_laws,
 )
+from tests.workers.speculation.loops import decoder
 from tests.workers.speculation.test_drafts import SPREADS, check_drafts
 from tests.workers.speculation.test_lossless import method
-from tests.workers.speculation.test_methods import OPTIONS, case_id, decoder
+from tests.workers.speculation.test_methods import OPTIONS, case_id
 from workers import rng
 from workers.model import sampling
 from workers.model.sampling import KeyedRng, drop_unlikely, warp

@@ -15,26 +15,19 @@ import torch
 
 from deploy.lab.pair.generation import generate
 from orchestrator.errors import ConfigError
-from orchestrator.types import Generation, Message, Sampling, StopCriteria, Transcript
-from orchestrator.worker import Call
-from tests.workers.conftest import head_folder, make_model, make_tokenizer, save
-from tests.workers.speculation.test_methods import DRAFTS, LOSSLESS
+from orchestrator.types import Sampling, StopCriteria
+from tests.workers.conftest import make_model, make_tokenizer, save
+from tests.workers.engine.local import ask, run
+from tests.workers.speculation.loops import DRAFTS, decoder
+from tests.workers.speculation.test_methods import LOSSLESS
 from workers.engine.loading import load
-from workers.model.target import Target
-from workers.speculation import build
 from workers.speculation.decode import Decoder
 
 PROMPTS = [[5, 9, 2, 7], [1, 2, 3], [8] * 20, [30, 20, 10, 5, 4, 3, 2], [11, 12]]
 
 
-def decoder(
-    model: Any, draft: Any, method: str, options: dict[str, Any], vocabulary: int | None = None
-) -> Decoder:
-    target = Target(model, slots=len(PROMPTS), max_len=64, vocabulary=vocabulary)
-    if method == "fspad":
-        size = model.config.vocab_size
-        options = {"head": head_folder(options.get("variant", "fspad"), vocabulary=size), **options}
-    return Decoder(target, build(method, target, lambda _: draft, **options))
+def among_prompts(model: Any, draft: Any, method: str, options: dict[str, Any]) -> Decoder:
+    return decoder(method, options, slots=len(PROMPTS), network=model, draft=draft)
 
 
 @LOSSLESS
@@ -44,16 +37,16 @@ def test_of_equal_logits_the_first_token_is_taken(method: str, options: dict[str
     twins = torch.arange(400) // 2 * 2  # rows 2k and 2k + 1 of the head are one
     model.lm_head.weight.copy_(model.lm_head.weight[twins])
     draft = make_model(**DRAFTS["other"])
-    plain = generate(decoder(model, draft, "vanilla", {}), PROMPTS, 12)
+    plain = generate(among_prompts(model, draft, "vanilla", {}), PROMPTS, 12)
     assert all(token % 2 == 0 for output in plain for token in output)
-    assert generate(decoder(model, draft, method, options), PROMPTS, 12) == plain
+    assert generate(among_prompts(model, draft, method, options), PROMPTS, 12) == plain
 
 
 @LOSSLESS
 def test_half_precision_parts_at_near_ties_alone(method: str, options: dict[str, Any]) -> None:
     """A pass over several tokens rounds as one over a single token does not."""
     model, draft = make_model().bfloat16(), make_model(**DRAFTS["other"]).bfloat16()
-    outputs = generate(decoder(model, draft, method, options), PROMPTS, 12)
+    outputs = generate(among_prompts(model, draft, method, options), PROMPTS, 12)
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1].float()
         top = logits.max(-1).values
@@ -85,9 +78,9 @@ def test_rows_of_padding_are_never_seen(
     """Heads of one family are padded to different sizes, the target's as well as the draft's."""
     torch.manual_seed(0)
     model, draft = make_model(), make_model(**DRAFTS["other"])
-    expected = generate(decoder(model, draft, method, options), PROMPTS, 8, sampling=sampling)
+    expected = generate(among_prompts(model, draft, method, options), PROMPTS, 8, sampling=sampling)
     for ours, theirs in ((24, 0), (8, 64)):
-        loop = decoder(padded(model, ours), padded(draft, theirs), method, options, 400)
+        loop = among_prompts(padded(model, ours), padded(draft, theirs), method, options)
         assert generate(loop, PROMPTS, 8, sampling=sampling) == expected
 
 
@@ -121,25 +114,17 @@ async def test_a_stop_string_goes_before_the_cap(checkpoint: Path) -> None:
     """Both fall on one token, inside a block: the text ended, it was not cut off."""
     speculation = {"method": "chain", "draft": str(checkpoint), "gamma": 5}
     worker = load(checkpoint, speculation=speculation, rows=1, max_len=200)
-    call = Call("r", Transcript((Message("user", "What is 12 + 34?"),)))
-
-    async def ask(criteria: StopCriteria) -> Generation:
-        (answer,) = [
-            item async for item in worker.generate(call, criteria, Sampling(), stream=False)
-        ]
-        assert isinstance(answer, Generation)
-        return answer
 
     try:
-        whole = (await ask(StopCriteria(20))).segment
+        whole = (await run(worker, ask(), StopCriteria(20))).segment
         pieces = [worker.tokenizer.decode([token]) for token in whole.tokens]
         seen = [at for at in range(2, 20) if pieces[at].isprintable() and pieces[at]]
         at = next(at for at in seen if whole.text.index(pieces[at]) == len("".join(pieces[:at])))
-        stopped = await ask(StopCriteria(at + 1, stop=(pieces[at],)))
+        stopped = await run(worker, ask(), StopCriteria(at + 1, stop=(pieces[at],)))
         assert stopped.segment.finish == "stop"
         assert stopped.segment.text == whole.text[: whole.text.index(pieces[at])]
         # What lies behind the stop in the block has left nothing: the text goes on as it would.
-        again = (await ask(StopCriteria(20))).segment
+        again = (await run(worker, ask(), StopCriteria(20))).segment
         assert (again.tokens, again.finish) == (whole.tokens, whole.finish)
     finally:
         worker.close()
