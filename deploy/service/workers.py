@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deploy.service.config import WorkerSpec
 from orchestrator.errors import ConfigError
@@ -28,34 +28,34 @@ def load_worker(spec: WorkerSpec, share: float | None = None) -> EngineWorker[Lo
     Raises:
         ConfigError: the model or a parameter cannot be used.
     """
-    if spec.runs_vllm:
-        return _load_vllm(spec, share)
     # Here, not above: the orchestrator and the command line need no torch (seconds, and memory).
+    from workers.text.thinking import parse_thinking
+
+    settings: dict[str, Any] = {
+        "device": spec.device,
+        "dtype": None if spec.dtype == "auto" else spec.dtype,
+        "rows": spec.rows,
+        "max_len": spec.max_len,
+        "threads": spec.threads,
+        "share": spec.gpu if share is None else share,
+        "thinking": parse_thinking(spec.thinking),
+    }
+    assert spec.model is not None
+    if spec.runs_vllm:
+        return _load_vllm(spec, spec.model, settings)
     from transformers.utils.logging import disable_progress_bar
 
     from workers.engine.loading import load
-    from workers.text.thinking import parse_thinking
 
     disable_progress_bar()
-    assert spec.model is not None
-    methods = [{"method": one.method, **one.params} for one in spec.speculation.offered]
-    return load(
-        spec.model,
-        device=spec.device,
-        dtype=None if spec.dtype == "auto" else spec.dtype,
-        speculation=methods[0],
-        also=methods[1:],
-        rows=spec.rows,
-        max_len=spec.max_len,
-        threads=spec.threads,
-        share=spec.gpu if share is None else share,
-        thinking=parse_thinking(spec.thinking),
-    )
+    method, *also = [{"method": one.method, **one.params} for one in spec.speculation.offered]
+    return load(spec.model, speculation=method, also=also, **settings)
 
 
-def _load_vllm(spec: WorkerSpec, share: float | None) -> EngineWorker[LocalBackend]:
+def _load_vllm(
+    spec: WorkerSpec, model: str, settings: dict[str, Any]
+) -> EngineWorker[LocalBackend]:
     from workers.embedded.checkpoints import resolve
-    from workers.text.thinking import parse_thinking
 
     try:
         from workers.vllm.loading import load
@@ -63,25 +63,18 @@ def _load_vllm(spec: WorkerSpec, share: float | None) -> EngineWorker[LocalBacke
         raise ConfigError(
             f"the engine vllm (auto on cuda) cannot be imported: {error}; {WITH_VLLM}"
         ) from error
-    assert spec.model is not None
     method = {"method": spec.speculation.method, **spec.speculation.params}
     if spec.drafts_by_nobody:
         raise ConfigError("speculation.params.model: is missing; name a draft model")
     if spec.speculation.method == "draft_model":
         method["model"] = str(resolve(method["model"]))
     return load(
-        spec.model,
-        device=spec.device,
-        dtype=None if spec.dtype == "auto" else spec.dtype,
+        model,
         speculation=method,
-        rows=spec.rows,
-        max_len=spec.max_len,
-        threads=spec.threads,
-        share=spec.gpu if share is None else share,
-        thinking=parse_thinking(spec.thinking),
         tensor_parallel=spec.tensor_parallel,
         pipeline_parallel=spec.pipeline_parallel,
         engine_args=spec.engine_args,
+        **settings,
     )
 
 

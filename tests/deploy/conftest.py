@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from deploy.launch.cluster import descendants
 from tests.workers.conftest import CONTROLS, make_model, make_tokenizer, save
 
 ROOT = Path(__file__).parents[2]
+WAIT_S = 600.0  # for whatever a test waits for: a busy machine is slow, not broken
+QUESTION = [{"role": "user", "content": "12 + 34, step by step"}]
 BATON = [sys.executable, "-m", "deploy.cli.main"]
 
 
@@ -95,7 +98,13 @@ class Served:
     def client(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
-    def wait(self, seconds: float = 300.0) -> None:
+    async def told(self, **more: Any) -> str:
+        """The text of an answer as it comes: a stream of the large model, unless `more` differs."""
+        body = {"model": "large-only", "messages": QUESTION, "stream": True, **more}
+        async with httpx.AsyncClient(timeout=WAIT_S) as http:
+            return (await http.post(f"{self.url}/v1/chat/completions", json=body)).text
+
+    def wait(self, seconds: float = WAIT_S) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if self.process.poll() is not None:
@@ -123,7 +132,7 @@ class Served:
         for pid in self.replicas(name)[:count]:
             os.kill(pid, signal.SIGKILL)
 
-    def interrupt(self, sign: int = signal.SIGINT, seconds: float = 30.0) -> tuple[str, str]:
+    def interrupt(self, sign: int = signal.SIGINT, seconds: float = WAIT_S) -> tuple[str, str]:
         """Ctrl-C, as a terminal sends it: to every process of the group."""
         os.killpg(self.process.pid, sign)
         return self.process.communicate(timeout=seconds)
@@ -140,6 +149,14 @@ class Served:
         assert replicas
         assert values(name) or not sum(replicas), f"no {name} of {worker}"
         return sum(values(name))
+
+
+async def until(condition: Callable[[], Any], every: float = 0.2) -> Any:
+    """Wait for something to be true."""
+    async with asyncio.timeout(WAIT_S):
+        while not (found := await asyncio.to_thread(condition)):
+            await asyncio.sleep(every)
+    return found
 
 
 def free_port() -> int:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +13,7 @@ import ray
 from ray import serve
 
 from deploy.launch import cluster
-from deploy.launch.cluster import NotServing, _gist, _want_gpus
+from deploy.launch.cluster import NodeDied, NotServing, RunningService, _gist, _want_gpus
 from deploy.service.config import Workers
 
 CPU = {"model": "embedded:small"}
@@ -58,63 +54,15 @@ def test_the_cause_of_a_failure_has_no_name_of_a_class_of_ours() -> None:
     assert _gist(["torch.OutOfMemoryError: 3 GB"]) == "torch.OutOfMemoryError: 3 GB"
 
 
-KEPT = """
-import json, os
-from pathlib import Path
-from deploy.launch.environment import prepare
-prepare()
-import ray
-from deploy.launch.cluster import own_ray
-
-@ray.remote
-class Worker:
-    def pid(self):
-        return os.getpid()
-
-def as_nobody(path):
-    if os.getuid():
-        return "not root"
+def test_a_node_is_well_while_its_processes_run() -> None:
+    RunningService("http://localhost", "baton", {os.getpid()}).check()
     child = os.fork()
-    if child == 0:
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-        try:
-            os.listdir(path)
-        except PermissionError:
-            os._exit(0)
-        os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-with own_ray():
-    ray.get(Worker.remote().pid.remote())  # each of Ray's processes opens its folders again
-    session = Path(ray.get_runtime_context().get_temp_dir(),
-                   ray.get_runtime_context().get_session_name())
-    open_to_all = [str(path) for path in (session, *session.iterdir()) if path.is_dir()
-                   and path.stat().st_mode & 0o002]
-    print(json.dumps({"session": str(session), "open": open_to_all,
-                      "nobody": as_nobody(session)}))
-"""
-
-
-def test_what_ray_keeps_in_files_is_ours_alone() -> None:
-    """With a real Ray, whose folders are open to everybody: the one above them is not."""
-    with tempfile.TemporaryDirectory(prefix="bt-", dir="/tmp") as place:  # sockets: short paths
-        Path(place).chmod(0o755)
-        ran = subprocess.run(
-            [sys.executable, "-c", KEPT],
-            env={**os.environ, "RAY_TMPDIR": place, "PYTHONPATH": str(Path(__file__).parents[3])},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert ran.returncode == 0, ran.stderr
-        seen = json.loads(ran.stdout.splitlines()[-1])
-        ours = Path(place, f"baton-{os.getuid()}")
-        assert Path(seen["session"]).is_relative_to(ours)
-        assert ours.stat().st_mode & 0o777 == 0o700
-        assert seen["session"] in seen["open"]  # else the folder above is needed no more
-        assert seen["nobody"] in (0, "not root")
+    if not child:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended and was not waited for
+    with pytest.raises(NodeDied, match="start it again"):
+        RunningService("http://localhost", "baton", {os.getpid(), child}).check()
+    os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("there", ["link", "file", "open"])

@@ -21,6 +21,7 @@ from tests.deploy.conftest import ROOT, alive, free_port
 
 KEY = "sk-plugh-0123456789"
 OBSERVER_KEY = "sk-xyzzy-0123456789"
+ADMIN_KEY = "sk-frotz-0123456789"
 
 
 def samples(text: str) -> dict[str, float]:
@@ -54,6 +55,7 @@ class Nodes:
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
             "BATON_KEYS": KEY,
             "BATON_OBSERVER_KEYS": OBSERVER_KEY,
+            "BATON_ADMIN_KEY": ADMIN_KEY,
         }
         if haproxy:
             self._env |= {

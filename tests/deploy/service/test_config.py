@@ -93,102 +93,77 @@ def test_the_port_can_be_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("key", "value", "said"),
     [
-        ({f"{ARGS}.workers.large.rowz": 1}, "args.workers.large.rowz: unknown field"),
-        ({f"{ARGS}.workers.large.rows": 0}, "args.workers.large.rows: "),
-        (
-            {f"{ARGS}.workers.large.replicas": {"min": 3, "max": 2}},
-            "workers.large.replicas: min 3 is more than max 2",
-        ),
-        ({f"{ARGS}.workers.large.replicas": 0}, "workers.large.replicas.min: "),
-        ({f"{ARGS}.workers.large.replicas": True}, "workers.large.replicas: "),
-        ({f"{ARGS}.workers.large.gpu": 1.5}, "workers.large.gpu: "),
-        ({f"{ARGS}.orchestrator": {"replica": 2}}, "orchestrator.replica: unknown field"),
-        ({f"{ARGS}.workers.large.device": "tpu"}, "args.workers.large.device: "),
-        ({f"{ARGS}.workers.large.model": None}, "args.workers.large: model is missing"),
-        ({f"{ARGS}.workers.small.url": "http://x"}, "workers.small: device: is the server's own"),
-        ({f"{ARGS}.workers.small": {"url": "http://x"}}, "workers.small: model is missing"),
-        ({f"{ARGS}.workers.small": {"url": "x", "model": "m"}}, "workers.small: url: 'x' is not"),
-        ({f"{ARGS}.workers.small.tokenizer": "t"}, "workers.small: tokenizer: goes with url"),
-        ({f"{ARGS}.workers.small.ca": "a.pem"}, "workers.small: ca: goes with url"),
-        (
-            {f"{ARGS}.workers.small": {"url": "https://x", "model": "m", "ca": "/no/a.pem"}},
-            "workers.small: ca: expected a file of certificates",
-        ),
-        (
-            {f"{ARGS}.workers.small": {"url": "http://x", "model": "m", "ca": "/no/a.pem"}},
-            "workers.small: ca: goes with a url of https",
-        ),
-        ({f"{ARGS}.workers.small.silence_s": 0}, "workers.small.silence_s: "),
-        ({f"{ARGS}.workers.small.patience_s": 0}, "workers.small.patience_s: "),
-        (
-            {f"{ARGS}.workers.small": {"url": "http://x", "model": "m", "patience_s": 9}},
-            "workers.small: patience_s: is the server's own",
-        ),
-        ({f"{ARGS}.workers.small.speculation.methods": "x"}, "speculation.methods: unknown field"),
-        ({f"{ARGS}.workers.large.speculation.also": [{}]}, "also.0.method: "),
-        (
-            {f"{ARGS}.workers.large.speculation.also": [{"method": "lookup", "gamma": 2}]},
-            "speculation.also.0.gamma: unknown field",
-        ),
-        (
-            {f"{ARGS}.workers.large.speculation.also": [{"method": "vanilla"}]},
-            "speculation: also: vanilla is named twice",
-        ),
-        (
-            {f"{ARGS}.workers.small.speculation.also": [{"method": "lookup"}]},
-            "small.speculation.also: requests choose for the large worker alone",
-        ),
-        (
-            {
-                f"{ARGS}.workers.small.engine": "vllm",
-                f"{ARGS}.workers.small.speculation": {"method": "draft_model"},
-            },
-            "workers: small.speculation.params.model: is missing; name a draft model",
-        ),
-        ({f"{ARGS}.store": "disk"}, "store: must be `memory`"),
-        ({f"{ARGS}.store": "redis://h:port"}, "store: not a Redis url"),
-        ({f"{ARGS}.store": "redis://h?nonsense=1"}, "store: not a Redis url"),
-        ({f"{ARGS}.store": {"url": "redis://h", "ttl": 1}}, "store.ttl: unknown field"),
-        ({f"{ARGS}.store": {"url": "redis://h", "prefix": "a b"}}, "store.prefix: "),
-        ({f"{ARGS}.store": {"url": "redis://h", "trace_ttl_s": 0}}, "store.trace_ttl_s: "),
-        ({f"{ARGS}.store": {"password_env": "X"}}, "store: password_env: goes with redis://"),
-        ({f"{ARGS}.policy.default": "learned"}, "no policy 'learned'; did you mean learned-gate?"),
-        (
-            {f"{ARGS}.policy.params": {"lookahead": {}}},
-            "no policy 'lookahead'; there are",
-        ),
-        ({f"{ARGS}.policy.params": {"specreason": {"threshold": 99}}}, "specreason.threshold: "),
-        ({f"{ARGS}.policy.params": {"specreason": {"thresh": 9}}}, "specreason.thresh: unknown"),
-        ({f"{ARGS}.policy.params": {"specreason": {"threshold": "7"}}}, "specreason.threshold: "),
-        ({f"{ARGS}.policy.params": {"specreason": {"budget": True}}}, "specreason.budget: "),
-        (
-            {f"{ARGS}.policy.params": {"specreason": {"threshold": date(2026, 1, 1)}}},
-            "specreason.threshold: ",
-        ),
-        ({f"{ARGS}.limits.deadline": 1}, "limits.deadline: unknown field; did you mean deadline_s"),
-        ({f"{ARGS}.limits.wait_s": "long"}, "limits.wait_s: must be a number, not 'long'"),
-        ({"workers": {}}, "workers: unknown field; it goes under applications[0].args"),
-        (
-            {f"{ARGS}.workers.small.model": "embedded:smal"},
-            "workers.small: model: there is no embedded model 'embedded:smal'; there are",
-        ),
-        ({f"{ARGS}.limits.prompt_tokens": 0}, "limits.prompt_tokens"),
-        ({f"{ARGS}.auth": {"api_key": "x"}}, "args.auth.api_key: unknown field; did you mean api_"),
-        ({f"{ARGS}.auth": "s3cret"}, "args.auth: must be"),
-        ({f"{ARGS}.auth": {"admin_key_env": "X"}}, "args.auth: name api_keys_env"),
-        ({"applications.0.route_prefx": "/"}, "applications.0.route_prefx: unknown field"),
-        ({"http_options.prt": 1}, "http_options.prt: unknown field"),
-        ({"applications": []}, "applications: exactly one"),
-        (
-            {"applications.0.deployments": [{"name": "LargeWorker", "max_ongoing_request": 5}]},
-            "applications.0.deployments.0.max_ongoing_request: unknown field",
-        ),
+        ("workers.large.rowz", 1, "args.workers.large.rowz: unknown field"),
+        ("workers.large.rows", 0, "args.workers.large.rows: "),
+        ("workers.large.replicas", {"min": 3, "max": 2},
+         "workers.large.replicas: min 3 is more than max 2"),
+        ("workers.large.replicas", 0, "workers.large.replicas.min: "),
+        ("workers.large.replicas", True, "workers.large.replicas: "),
+        ("workers.large.gpu", 1.5, "workers.large.gpu: "),
+        ("orchestrator", {"replica": 2}, "orchestrator.replica: unknown field"),
+        ("workers.large.device", "tpu", "args.workers.large.device: "),
+        ("workers.large.model", None, "args.workers.large: model is missing"),
+        ("workers.small.url", "http://x", "workers.small: device: is the server's own"),
+        ("workers.small", {"url": "http://x"}, "workers.small: model is missing"),
+        ("workers.small", {"url": "x", "model": "m"}, "workers.small: url: 'x' is not"),
+        ("workers.small.tokenizer", "t", "workers.small: tokenizer: goes with url"),
+        ("workers.small.ca", "a.pem", "workers.small: ca: goes with url"),
+        ("workers.small", {"url": "https://x", "model": "m", "ca": "/no/a.pem"},
+         "workers.small: ca: expected a file of certificates"),
+        ("workers.small", {"url": "http://x", "model": "m", "ca": "/no/a.pem"},
+         "workers.small: ca: goes with a url of https"),
+        ("workers.small.silence_s", 0, "workers.small.silence_s: "),
+        ("workers.small.patience_s", 0, "workers.small.patience_s: "),
+        ("workers.small", {"url": "http://x", "model": "m", "patience_s": 9},
+         "workers.small: patience_s: is the server's own"),
+        ("workers.small.speculation.methods", "x", "speculation.methods: unknown field"),
+        ("workers.large.speculation.also", [{}], "also.0.method: "),
+        ("workers.large.speculation.also", [{"method": "lookup", "gamma": 2}],
+         "speculation.also.0.gamma: unknown field"),
+        ("workers.large.speculation.also", [{"method": "vanilla"}],
+         "speculation: also: vanilla is named twice"),
+        ("workers.small.speculation.also", [{"method": "lookup"}],
+         "small.speculation.also: requests choose for the large worker alone"),
+        ("workers.small",
+         {"model": "m", "engine": "vllm", "speculation": {"method": "draft_model"}},
+         "workers: small.speculation.params.model: is missing; name a draft model"),
+        ("store", "disk", "store: must be `memory`"),
+        ("store", "redis://h:port", "store: not a Redis url"),
+        ("store", "redis://h?nonsense=1", "store: not a Redis url"),
+        ("store", {"url": "redis://h", "ttl": 1}, "store.ttl: unknown field"),
+        ("store", {"url": "redis://h", "prefix": "a b"}, "store.prefix: "),
+        ("store", {"url": "redis://h", "trace_ttl_s": 0}, "store.trace_ttl_s: "),
+        ("store", {"password_env": "X"}, "store: password_env: goes with redis://"),
+        ("policy.default", "learned", "no policy 'learned'; did you mean learned-gate?"),
+        ("policy.params", {"lookahead": {}}, "no policy 'lookahead'; there are"),
+        ("policy.params", {"specreason": {"threshold": 99}}, "specreason.threshold: "),
+        ("policy.params", {"specreason": {"thresh": 9}}, "specreason.thresh: unknown"),
+        ("policy.params", {"specreason": {"threshold": "7"}}, "specreason.threshold: "),
+        ("policy.params", {"specreason": {"budget": True}}, "specreason.budget: "),
+        ("policy.params", {"specreason": {"threshold": date(2026, 1, 1)}},
+         "specreason.threshold: "),
+        ("limits.deadline", 1, "limits.deadline: unknown field; did you mean deadline_s"),
+        ("limits.wait_s", "long", "limits.wait_s: must be a number, not 'long'"),
+        ("/workers", {}, "workers: unknown field; it goes under applications[0].args"),
+        ("workers.small.model", "embedded:smal",
+         "workers.small: model: there is no embedded model 'embedded:smal'; there are"),
+        ("limits.prompt_tokens", 0, "limits.prompt_tokens"),
+        ("auth", {"api_key": "x"}, "args.auth.api_key: unknown field; did you mean api_"),
+        ("auth", "s3cret", "args.auth: must be"),
+        ("auth", {"admin_key_env": "X"}, "args.auth: name api_keys_env"),
+        ("/applications.0.route_prefx", "/", "applications.0.route_prefx: unknown field"),
+        ("/http_options.prt", 1, "http_options.prt: unknown field"),
+        ("/applications", [], "applications: exactly one"),
+        ("/applications.0.deployments", [{"name": "LargeWorker", "max_ongoing_request": 5}],
+         "applications.0.deployments.0.max_ongoing_request: unknown field"),
     ],
-)
-def test_what_is_wrong_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    file = write(tmp_path, change)
+)  # fmt: skip
+def test_what_is_wrong_is_named(tmp_path: Path, key: str, value: Any, said: str) -> None:
+    """A key of args, or with a slash before it one of the whole file."""
+    path = key[1:] if key.startswith("/") else f"{ARGS}.{key}"
+    file = write(tmp_path, {path: value})
     with pytest.raises(ConfigError) as info:
         load(file)
     message = str(info.value)
@@ -253,11 +228,21 @@ def test_keys_come_from_the_environment_or_a_file(
     assert load(DEFAULT_FILE).args.access() == Access()
 
 
-def test_keys_that_are_promised_must_be_there(tmp_path: Path) -> None:
-    for auth in ({"api_keys_env": "NOT_SET_ANYWHERE"}, {"api_keys_file": "/nowhere"}):
-        args = load(write(tmp_path, {f"{ARGS}.auth": auth})).args
-        with pytest.raises(ConfigError, match="auth"):
-            args.access()
+@pytest.mark.parametrize(
+    ("auth", "said"),
+    [
+        ({"api_keys_env": "NOT_SET"}, r"\$NOT_SET holds no key"),
+        ({"api_keys_file": "/nowhere"}, "/nowhere: No such file"),
+        ({"api_keys_env": "ASK", "admin_key_env": "ADMIN"}, r"\$ADMIN holds no key"),
+    ],
+)
+def test_keys_that_are_promised_must_be_there(
+    monkeypatch: pytest.MonkeyPatch, auth: dict[str, str], said: str
+) -> None:
+    monkeypatch.setenv("ASK", "sk-ask")
+    args = Args.model_validate({**GOOD["applications"][0]["args"], "auth": auth})
+    with pytest.raises(ConfigError, match=said):
+        args.access()
 
 
 def test_a_key_file_that_is_no_text_is_named_and_not_shown(tmp_path: Path) -> None:
@@ -315,14 +300,6 @@ def test_a_store_by_its_url_or_with_more(tmp_path: Path, monkeypatch: pytest.Mon
         more.password()
     monkeypatch.setenv("OWN", "secret")
     assert more.password() == "secret"
-
-
-def test_an_admin_key_that_is_promised_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    auth = {"api_keys_env": "ASK", "admin_key_env": "ADMIN"}
-    args = Args.model_validate({**GOOD["applications"][0]["args"], "auth": auth})
-    monkeypatch.setenv("ASK", "sk-ask")
-    with pytest.raises(ConfigError, match=r"\$ADMIN holds no key"):
-        args.access()
 
 
 def test_keys_are_rotated_without_a_restart(tmp_path: Path) -> None:

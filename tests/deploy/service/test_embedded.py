@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +16,11 @@ import yaml
 from deploy.evaluation.builtin.problems import draw
 from deploy.launch.deployment_file import DEFAULT_FILE
 from policies import POLICIES
-from tests.deploy.conftest import Served, free_port, running
-from tests.deploy.service.test_serving import until
+from tests.deploy.conftest import WAIT_S, Served, alive, free_port, running, until
 
-pytestmark = [pytest.mark.serve, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(1200)]
 
-PROBLEMS = draw("dev", 5, 50)
+PROBLEMS = draw("dev", 5, 16)
 
 
 @pytest.fixture(scope="module")
@@ -59,23 +60,29 @@ async def listen(served: Served, question: str, model: str = "specreason", **mor
     return received
 
 
-def test_most_answers_are_right(shipped: Served) -> None:
-    async def answers() -> list[Received]:
-        return [await listen(shipped, problem.question) for problem in PROBLEMS[:20]]
+@pytest.fixture(scope="module")
+def alone(shipped: Served) -> list[Received]:
+    """An answer to each problem, one after the other."""
 
-    received = asyncio.run(answers())
+    async def answers() -> list[Received]:
+        return [await listen(shipped, problem.question) for problem in PROBLEMS]
+
+    return asyncio.run(answers())
+
+
+def test_most_answers_are_right(alone: list[Received]) -> None:
     right = [
-        f"{{{problem.answer}}}" in one.content
-        for problem, one in zip(PROBLEMS, received, strict=False)
+        f"{{{problem.answer}}}" in one.content for problem, one in zip(PROBLEMS, alone, strict=True)
     ]
-    assert sum(right) >= 14
-    steps = [step for one in received for step in one.baton["steps"]]
+    assert sum(right) >= 11
+    steps = [step for one in alone for step in one.baton["steps"]]
     assert {step["author"] for step in steps} == {"small", "large"}
     assert all(step["score"] is not None for step in steps if step["author"] == "small")
 
 
-async def test_fifty_streams_at_once_say_what_one_at_a_time_says(shipped: Served) -> None:
-    alone = [await listen(shipped, problem.question) for problem in PROBLEMS]
+async def test_streams_at_once_say_what_one_at_a_time_says(
+    shipped: Served, alone: list[Received]
+) -> None:
     together = await asyncio.gather(*(listen(shipped, p.question) for p in PROBLEMS))
     for one, other in zip(alone, together, strict=True):
         assert other.finish == one.finish == "stop"
@@ -85,19 +92,28 @@ async def test_fifty_streams_at_once_say_what_one_at_a_time_says(shipped: Served
 @pytest.mark.parametrize("model", list(POLICIES))
 async def test_every_policy_is_served(shipped: Served, model: str) -> None:
     """With the file's parameters, those with several calls at once among them."""
-    async with asyncio.timeout(60):
-        received = await listen(shipped, "What is 37*6+12?", model=model)
+    received = await listen(shipped, "What is 37*6+12?", model=model)
     assert received.finish == "stop"
     assert "boxed" in received.content
 
 
-async def test_the_only_large_replica_dies_under_twenty_streams(shipped: Served) -> None:
-    asked = [problem.question for problem in PROBLEMS[:20]]
-    undisturbed = await asyncio.gather(*(listen(shipped, question) for question in asked))
-    streams = [asyncio.create_task(listen(shipped, question)) for question in asked]
-    await until(lambda: shipped.metric("baton_worker_live_rows", "large") > 0, 20)
+async def test_the_only_large_replica_dies_under_streams(
+    shipped: Served, alone: list[Received]
+) -> None:
+    streams = [asyncio.create_task(listen(shipped, one.question)) for one in PROBLEMS]
+    await until(lambda: shipped.metric("baton_worker_live_rows", "large") > 0, every=0)
     shipped.kill("LargeWorker")
-    for before, after in zip(undisturbed, await asyncio.gather(*streams), strict=True):
+    for before, after in zip(alone, await asyncio.gather(*streams), strict=True):
         assert (after.thought, after.content) == (before.thought, before.content)
         assert after.finish == "stop"
-    await until(lambda: len(shipped.replicas("LargeWorker")) == 1, 60)
+
+
+async def test_a_dead_node_ends_the_command_by_status_1(shipped: Served) -> None:
+    """The last test of this service."""
+    started = shipped.processes()
+    (raylet,) = [pid for pid, line in started.items() if "raylet/raylet" in line]
+    os.kill(raylet, signal.SIGKILL)
+    _, err = await asyncio.to_thread(shipped.process.communicate, timeout=WAIT_S)
+    assert shipped.process.returncode == 1
+    assert "Ray's node has died" in err
+    assert alive(started) == {}

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.deploy.conftest import until
 from tests.deploy.service.nodes import Nodes
-from tests.deploy.service.test_nodes import QUESTIONS, answer, load, until
+from tests.deploy.service.test_nodes import QUESTIONS, answer, load
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(1200)]
 
@@ -118,7 +119,7 @@ async def test_streams_outlive_a_cut_cable(nodes: Nodes, cable: Cable, tiny_file
     await asyncio.sleep(5)
     cable.cut()
     # Ray gives the node up, and its replica with it.
-    await until(lambda: len(nodes.replicas("LargeWorker")) == 1, 120)
+    await until(lambda: len(nodes.replicas("LargeWorker")) == 1)
     await asyncio.sleep(5)
     over.set()
     assert await running >= len(questions)

@@ -101,7 +101,7 @@ def test_ask_and_eval_over_servers(
 
 
 @pytest.mark.serve
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_a_service_of_one_local_and_one_remote(
     tmp_path: Path, urls: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
