@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
-import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from deploy.launch import workers
 from deploy.service.config import WorkerSpec
 from deploy.service.workers import connect_worker
 from orchestrator.errors import ConfigError
-from tests.deploy.conftest import BATON, ROOT
+from tests.deploy.conftest import ROOT
 from workers.text.tokenizer_files import load_tokenizer
 
 OVERLAYS = ("cpu-demo", "gpu", "high-availability")
@@ -345,23 +346,19 @@ def test_what_a_deployment_wants_and_is_not_here_is_a_note(
     assert [one.partition(":")[0][-5:] for one in absent] == ["small", "large"]
 
 
-def baton(*args: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*BATON, "check-config", *args], cwd=ROOT, capture_output=True, text=True, input=text
-    )
-
-
-def test_the_command_says_what_is_right_and_what_is_wrong(tmp_path: Path) -> None:
-    good = baton("deploy/local.yaml", "deploy/kubernetes/overlays/cpu-demo")
-    assert (good.returncode, good.stderr) == (0, "")
-    assert "deploy/local.yaml: ok (deployment file)" in good.stdout
-    assert "overlays/cpu-demo: ok (" in good.stdout
-    assert "RayService baton" in good.stdout
+def test_the_command_says_what_is_right_and_what_is_wrong(baton: Any, tmp_path: Path) -> None:
+    local = str(ROOT / "deploy" / "local.yaml")
+    demo = str(ROOT / "deploy" / "kubernetes" / "overlays" / "cpu-demo")
+    good = baton("check-config", local, demo)
+    assert (good.status, good.err) == (0, "")
+    assert "deploy/local.yaml: ok (deployment file)" in good.out
+    assert "overlays/cpu-demo: ok (" in good.out
+    assert "RayService baton" in good.out
     bad = tmp_path / "bad.yaml"
     bad.write_text((ROOT / "deploy" / "local.yaml").read_text().replace("port:", "prt:"))
-    wrong = baton("deploy/local.yaml", str(bad), "--json")
-    assert wrong.returncode == 1
-    told = json.loads(wrong.stdout)
+    wrong = baton("check-config", local, str(bad), "--json")
+    assert wrong.status == 1
+    told = json.loads(wrong.out)
     assert told["ok"] is False
     (row,) = told["findings"]
     assert row == {
@@ -423,17 +420,19 @@ def test_a_folder_with_a_tokenizer_alone(tmp_path: Path) -> None:
     assert "tokenizer.json cannot be read" in broken
 
 
-def test_stdin_and_what_is_no_file(tmp_path: Path) -> None:
+def test_stdin_and_what_is_no_file(
+    baton: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = (ROOT / "deploy" / "local.yaml").read_text()
-    assert baton("-", text=text).stdout == "<stdin>: ok (deployment file)\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert baton("check-config", "-").out == "<stdin>: ok (deployment file)\n"
     contents = {"a.yaml": "a: [", "b.yaml": "", "c.yaml": "- a"}
     for name, content in contents.items():
         (tmp_path / name).write_text(content)
     files = [str(tmp_path / name) for name in (*contents, "d.yaml")]  # the last is not there
-    run = baton(*files)
-    assert run.returncode == 1
-    assert "Traceback" not in run.stdout + run.stderr
-    lines = sorted(run.stdout.splitlines())
+    run = baton("check-config", *files)
+    assert (run.status, run.err) == (1, "")
+    lines = sorted(run.out.splitlines())
     assert len(lines) == len(files)
     assert all(line.startswith(file) for line, file in zip(lines, files, strict=True))
 
@@ -484,7 +483,6 @@ def test_a_model_in_a_folder_is_of_a_family_that_is_computed(tmp_path: Path) -> 
         assert found.level == level
         assert said in found.message
         assert "embedded" not in text.splitlines()[found.location.line - 1]
-    assert baton("-", text=text).returncode == 1
 
 
 def test_what_requests_get_that_say_nothing_of_their_sampling(tmp_path: Path) -> None:

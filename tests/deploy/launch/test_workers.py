@@ -26,7 +26,9 @@ def spec(**more: Any) -> WorkerSpec:
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Of the GPU, as engines are given them; none is loaded."""
     given: list[float] = []
-    monkeypatch.setattr(service_workers, "_load_vllm", lambda spec, share: given.append(share))
+    monkeypatch.setattr(
+        service_workers, "_load_vllm", lambda _, __, settings: given.append(settings["share"])
+    )
     monkeypatch.setattr(loading, "load", lambda model, **options: given.append(options["share"]))
     return given
 
