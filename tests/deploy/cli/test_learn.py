@@ -26,7 +26,7 @@ def test_a_gate_is_learned_and_taken(
     monkeypatch.setattr(gate_learning, "FEWEST", 5)
     runs, out = tmp_path / "runs", tmp_path / "pair.json"
     ran = baton(
-        "eval", "--problems", "builtin:train", "--seed", "4", "--limit", "25", "--concurrency", "8",
+        "eval", "--problems", "builtin:train", "--seed", "4", "--limit", "14", "--concurrency", "8",
         "--policies", "specreason", "--recordings", str(runs),
     )  # fmt: skip
     assert ran.status == 0, ran.err
