@@ -84,7 +84,7 @@ class Served:
 
     def __init__(self, file: Path) -> None:
         self.process = subprocess.Popen(
-            [*BATON, "serve", str(file)],
+            [*BATON, "serve", "--grace", str(WAIT_S), str(file)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
