@@ -17,6 +17,7 @@ In reading order:
 - `tables`: rows in the terminal.
 - `plots`: Pareto plots of accuracy over time and over tokens.
 - `recording`: a request's events as JSON lines, written and read.
+- `recorded_answers`: the workers' answers in a recording, found by their call.
 - `replay`: a recording through a policy's code, with no model and no clock.
 - `call_log`: answers by their call, in a file.
 - `cached_worker`: a worker that answers repeated calls from a cache.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from deploy.evaluation.recorded_answers import RecordedAnswers
 from deploy.evaluation.recording import Recording
 from orchestrator.errors import BatonError
 from orchestrator.loop.actions import Action, Classify, Generate, Verify, Write
@@ -98,23 +99,19 @@ def replay(recording: Recording, policy: Policy) -> Iterator[Event]:
 def replay_other_policy(recording: Recording, policy: Policy) -> Iterator[Event]:
     """Drive another policy (another threshold, say) as far as the recording has its answers.
 
-    An answer is found by its call, whatever the order, and given once.
+    An answer is found by its call, whatever the order (`recorded_answers`).
 
     Raises:
         AnswerMissing: at the first call that has no answer.
     """
-    known: dict[Action[Any], deque[ActionCompleted]] = {}
-    for event in recording.events:
-        match event:
-            case ActionCompleted(Generate() | Write() | Classify() | Verify()):
-                known.setdefault(event.action, deque()).append(event)
+    answers = RecordedAnswers(recording.events)
 
     def next_answer(action: Action[Any]) -> ActionCompleted:
         if not isinstance(action, Generate | Write | Classify | Verify):
             return ActionCompleted(action, None, 0.0)
-        if not (answers := known.get(action)):
+        if (called := answers.take(action)) is None:
             raise AnswerMissing(f"the recording has no answer to {_brief(action)}")
-        return answers.popleft()
+        return called
 
     yield from _drive(recording, policy, next_answer)
 
