@@ -26,10 +26,10 @@ def reenact(
     ] = None,
     as_json: JsonFile = None,
 ) -> None:
-    """Play recorded dialogues through the step loop and the policies, over stand-ins for models.
+    """Play recorded dialogues through the step loop and the policies, over virtual workers.
 
-    A stand-in gives the recorded answer after the time that a file of costs says, in virtual time.
-    Beside each row that was measured on the hardware itself, the error is shown.
+    A virtual worker gives the recorded answer after the time that a file of costs says. The
+    error of each row that was measured on the hardware itself follows.
 
     [bold]Examples[/]
 
@@ -54,7 +54,7 @@ def reenact(
         data = {"rows": found, "measured": measured, "costs": pair.model_dump(mode="json")}
         write(as_json, json.dumps(data, indent=2) + "\n")
     console = wide_console()
-    show(found, rows.COLUMNS, console, f"Stand-ins at the costs of {pair.name}")
+    show(found, rows.COLUMNS, console, f"Virtual workers at the costs of {pair.name}")
     if measured:
         show(measured, rows.MEASURED_COLUMNS, console, "Beside what was measured")
     for line in (*pair.sources, *pair.assumptions):

@@ -90,7 +90,7 @@ class VirtualEngine:
         self._running: asyncio.Task[None] | None = None
 
     async def run(self, unread: int, tokens: int, aborted: bool = False) -> None:
-        """Read and write so many tokens; `aborted`: somebody else ends the text than the engine."""
+        """Read and write numbers of tokens; `aborted`: Baton ends the text, not the engine."""
         row = VirtualRow(unread, max(1, tokens))
         self._rows.append(row)
         self._wake()

@@ -1,4 +1,4 @@
-"""Rows of dialogues through the real loop, over stand-ins."""
+"""Rows of dialogues through the real loop, over virtual workers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from deploy.lab.call_costs import Costs
 from deploy.lab.reenact import clock
 from deploy.lab.reenact.dialogues import Answers, Dialogue
 from deploy.lab.reenact.engine import Device, VirtualEngine
-from deploy.lab.reenact.stand_in import StandIn
+from deploy.lab.reenact.virtual_worker import VirtualWorker
 from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.solve import solve
 
 REQUESTS_A_CLIENT: Final = 4
-"""At least so many: the end of a row, when clients run out of questions, is a small part of it."""
+"""At least: the end of a row, when clients run out of questions, is a small part of it."""
 SPECULATING: Final = f"{BASELINE}:speculating"
 Row: TypeAlias = dict[str, Any]
 
@@ -48,7 +48,7 @@ def table(
     Ratios are of requests a second.
 
     Raises:
-        ConfigError: no dialogues of large-only, or the costs have no figures for so many clients.
+        ConfigError: no dialogues of large-only, or the costs have no figures for that many clients.
     """
     by_policy: dict[str, list[Dialogue]] = {}
     for one in dialogues:
@@ -102,9 +102,9 @@ def against_measured(dialogues: Sequence[Dialogue], costs: Costs) -> list[Row]:
 async def play(
     dialogues: Sequence[Dialogue], costs: Costs, clients: int, speculates: bool = False
 ) -> Played:
-    """So many clients take the dialogues in their order, each one after the other."""
+    """`clients` take the dialogues in their order, each one after the other."""
     answers: dict[str, Answers] = {}
-    pair = stand_ins(costs, answers, speculates)
+    pair = virtual_pair(costs, answers, speculates)
     seconds: list[float] = []
     waiting = enumerate(dialogues)
     time = asyncio.get_running_loop().time
@@ -122,16 +122,19 @@ async def play(
     return Played(seconds, time())
 
 
-def stand_ins(
+def virtual_pair(
     costs: Costs, answers: Mapping[str, Answers], speculates: bool = False
-) -> dict[WorkerName, StandIn]:
+) -> dict[WorkerName, VirtualWorker]:
     """Both models, which answer from the record by request."""
     device = Device()
     large = VirtualEngine(
         costs.large, device, (costs.small, costs.speculation) if speculates else None
     )
     small = VirtualEngine(costs.small, device if costs.shared_device else Device())
-    return {"small": StandIn("small", small, answers), "large": StandIn("large", large, answers)}
+    return {
+        "small": VirtualWorker("small", small, answers),
+        "large": VirtualWorker("large", large, answers),
+    }
 
 
 COLUMNS: Final[list[Column]] = [

@@ -273,7 +273,7 @@ def test_an_evaluation_from_rows_to_other_costs(
     played = tmp_path / "reenacted.json"
     ran = baton("lab", "reenact", str(recordings), "--json", str(played), "--clients", "1")
     assert ran.status == 0, ran.err
-    assert "Stand-ins at the costs of Qwen2.5 1.5B + 32B" in ran.out
+    assert "Virtual workers at the costs of Qwen2.5 1.5B + 32B" in ran.out
     told = json.loads(played.read_text())
     assert [row["policy"] for row in told["rows"]] == [
         "large-only", "small-only", "specreason", "large-only:speculating",

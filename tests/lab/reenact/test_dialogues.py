@@ -40,7 +40,7 @@ def test_five_policies_answer_the_same_questions() -> None:
 
 async def calls(one: Dialogue, answers: Answers) -> list[tuple[Any, Any]]:
     """The loop's calls with their answers."""
-    pair = rows.stand_ins(COSTS, {one.recording.request.request_id: answers})
+    pair = rows.virtual_pair(COSTS, {one.recording.request.request_id: answers})
     events = [event async for event in solve(one.build_policy(), one.request(), pair)]
     return [(call.action, call.answer) for call in answered_calls(events)]
 

@@ -20,7 +20,7 @@ def model(**more: Any) -> WorkerCosts:
     return WorkerCosts.model_validate(COSTS | more)
 
 
-def ends(*rows: tuple[VirtualEngine, float, int, int]) -> list[float]:
+def ends(*rows: tuple[VirtualEngine, float, int, int]) -> list[Any]:
     """When rows end, each an engine, when it begins, tokens to read and tokens to write."""
 
     async def main() -> list[float]:

@@ -22,7 +22,7 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Delta
 
 
-class StandIn:
+class VirtualWorker:
     """A `Worker` over recorded answers (by request) and an engine in virtual time.
 
     A request's first call reads its whole prompt. Later ones find cached what they found cached
