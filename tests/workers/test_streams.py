@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,74 +21,72 @@ from orchestrator.types import (
     Usage,
 )
 from orchestrator.worker import Call, Delta
-from tests.workers.replica.handles import (
-    CRITERIA,
-    GREEDY,
-    ScriptedEngineWorker,
-    call,
-    story,
-)
+from tests.workers.replica.handles import CRITERIA, GREEDY, call
 from workers.streams import BATCH_S, MAX_BATCH_S, batch_s, batch_stream, resume_generation
 from workers.text import boundaries
+
+QUESTION = Transcript((Message("user", "?"),))
+AB = Delta("ab", (0, 1), (0.0, 0.0))
+
+
+def yields(*items: Any) -> Any:
+    """A worker's `generate` that makes these items; an error is raised."""
+
+    async def generate(*_: Any, **__: Any) -> Any:
+        for item in items:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    return generate
+
+
+async def resumed(
+    generate: Any,
+    received: Delta,
+    transcript: Transcript = QUESTION,
+    criteria: StopCriteria = CRITERIA,
+) -> Generation:
+    items = resume_generation(
+        generate, "words", received, call(transcript), criteria, GREEDY, stream=True
+    )
+    *_, whole = [item async for item in items]
+    assert isinstance(whole, Generation)
+    return whole
 
 
 async def test_a_break_inside_a_delimiter_is_seen() -> None:
     lines = ["ab", "\n", "\n", "cd"]
 
-    class Letters(ScriptedEngineWorker):
-        async def generate(self, call: Call, *_: Any, **__: Any) -> Any:  # type: ignore[override]
-            for index in range(len(call.transcript.thought), len(lines)):
-                yield Delta(lines[index], (index,), (0.0,))
-                await asyncio.sleep(0.001)
-            yield Generation(Segment("large", "".join(lines), (0, 1, 2, 3), finish="eos"))
+    async def letters(call: Call, *_: Any, **__: Any) -> Any:
+        for index in range(len(call.transcript.thought), len(lines)):
+            yield Delta(lines[index], (index,), (0.0,))
+        yield Generation(Segment("large", "".join(lines), (0, 1, 2, 3), finish="eos"))
 
-    received = Delta("ab\n", (0, 1), (0.0, 0.0))
-    thought = Segments(Segment("large", "x") for _ in range(1))  # + what was received: two segments
-    transcript = Transcript((Message("user", "?"),), thought)
-    items = [
-        item
-        async for item in resume_generation(
-            Letters().generate, "words", received, call(transcript), CRITERIA, GREEDY, True
-        )
-    ]
-    assert isinstance(items[-1], Generation)
-    assert items[-1].segment.text == "ab\n\n"
-    assert items[-1].segment.finish == "until"
+    # With what was received, two segments.
+    transcript = replace(QUESTION, thought=Segments([Segment("large", "x")]))
+    whole = await resumed(letters, Delta("ab\n", (0, 1), (0.0, 0.0)), transcript)
+    assert (whole.segment.text, whole.segment.finish) == ("ab\n\n", "until")
 
 
 async def test_a_block_that_was_open_at_a_break_is_still_open() -> None:
     begun = list[str]()
 
-    class Asked(ScriptedEngineWorker):
-        async def generate(self, call: Call, *_: Any, **__: Any) -> Any:  # type: ignore[override]
-            begun.append(boundaries.begun(call.transcript, CRITERIA.until))
-            yield Generation(Segment("large", "b = 2\n```\n\n", (3,), finish="until"))
+    async def asked(call: Call, *_: Any, **__: Any) -> Any:
+        begun.append(boundaries.begun(call.transcript, CRITERIA.until))
+        yield Generation(Segment("large", "b = 2\n```\n\n", (3,), finish="until"))
 
     received = Delta("```python\na = 1\n\n", (0, 1, 2), (0.0,) * 3)
-    transcript = Transcript((Message("user", "?"),))
-    (made,) = [
-        item
-        async for item in resume_generation(
-            Asked().generate, "words", received, call(transcript), CRITERIA, GREEDY, True
-        )
-    ]
+    whole = await resumed(asked, received)
     assert begun == [received.text]
-    assert made.segment.text.count("```") == 2
+    assert whole.segment.text.count("```") == 2
 
 
 async def test_what_cannot_go_on_is_a_failure_that_no_retry_mends() -> None:
     """Such as an answer held to a form, which no server goes on within."""
-
-    class Held(ScriptedEngineWorker):
-        async def generate(self, *_: Any, **__: Any) -> Any:  # type: ignore[override]
-            raise Unsupported("going on within an answer that is held to a grammar")
-            yield
-
-    received = Delta("{", (0,), (0.0,))
-    items = resume_generation(Held().generate, "words", received, call(), CRITERIA, GREEDY, True)
+    held = yields(Unsupported("going on within an answer that is held to a grammar"))
     with pytest.raises(WorkerError, match="broke off and cannot resume: going on") as caught:
-        async for _ in items:
-            pass
+        await resumed(held, Delta("{", (0,), (0.0,)))
     assert type(caught.value) is WorkerError
 
 
@@ -96,71 +95,21 @@ async def test_what_cannot_go_on_is_a_failure_that_no_retry_mends() -> None:
     [("a\n\n", CRITERIA, "until"), ("a b", StopCriteria(2), "length")],
 )
 async def test_only_the_end_was_lost(text: str, criteria: StopCriteria, finish: str) -> None:
-    backend = story()
-    received = Delta(text, (1, 2), (0.0, 0.0))
-    items = [
-        item
-        async for item in resume_generation(
-            backend.generate, "words", received, call(), criteria, GREEDY, True
-        )
-    ]
-    assert len(items) == 1
-    assert isinstance(items[0], Generation)
-    assert (items[0].segment.text, items[0].segment.finish) == (text, finish)
-    assert backend.calls == []
+    asked = yields(AssertionError("nothing is left to make"))
+    whole = await resumed(asked, Delta(text, (1, 2), (0.0, 0.0)), criteria=criteria)
+    assert (whole.segment.text, whole.segment.finish) == (text, finish)
 
 
-async def test_what_came_from_a_lost_replica_is_of_unknown_origin() -> None:
-    class Speculating(ScriptedEngineWorker):
-        async def generate(self, call: Call, *_: Any, **__: Any) -> Any:  # type: ignore[override]
-            yield Delta("cd", (2, 3), (0.0, 0.0))
-            segment = Segment("large", "cd", (2, 3), finish="eos")
-            provenance = Provenance("ab", (1, 1), (), (1,), (1,))
-            yield Generation(segment, provenance=provenance)
-
-    received = Delta("ab", (0, 1), (0.0, 0.0))
-    *_, whole = [
-        item
-        async for item in resume_generation(
-            Speculating().generate, "words", received, call(), CRITERIA, GREEDY, True
-        )
-    ]
-    assert isinstance(whole, Generation)
+async def test_what_a_worker_says_of_the_rest_is_said_of_the_whole() -> None:
+    """What came from a lost replica is of unknown origin, and neither prompt nor cached."""
+    calls, usage = CallFormat("<call>", "(", ")"), Usage(12, 11, 2)
+    rest = Segment("large", "cd", (2, 3), finish="eos")
+    origins = Provenance("ab", (1, 1), (), (1,), (1,))
+    made = Generation(rest, usage, ms=5.0, thinks=False, calls=calls, provenance=origins)
+    whole = await resumed(yields(Delta("cd", (2, 3), (0.0, 0.0)), made), AB)
+    assert (whole.segment.text, whole.segment.tokens) == ("abcd", (0, 1, 2, 3))
     assert whole.provenance == Provenance("??ab", (0, 2, 1, 1), (), (1,), (1,))
-
-
-async def test_what_the_worker_said_of_its_model_stays() -> None:
-    calls = CallFormat("<call>", "(", ")")
-
-    class Resumed(ScriptedEngineWorker):
-        async def generate(self, call: Call, *_: Any, **__: Any) -> Any:  # type: ignore[override]
-            segment = Segment("large", "cd", (2, 3), finish="eos")
-            yield Generation(segment, ms=5.0, thinks=False, calls=calls)
-
-    received = Delta("ab", (0, 1), (0.0, 0.0))
-    *_, whole = [
-        item
-        async for item in resume_generation(
-            Resumed().generate, "words", received, call(), CRITERIA, GREEDY, True
-        )
-    ]
-    assert isinstance(whole, Generation)
     assert (whole.ms, whole.thinks, whole.calls) == (5.0, False, calls)
-
-
-async def test_what_came_before_counts_neither_as_prompt_nor_as_cached() -> None:
-    class Resumed(ScriptedEngineWorker):
-        async def generate(self, call: Call, *_: Any, **__: Any) -> Any:  # type: ignore[override]
-            yield Generation(Segment("large", "cd", (2, 3), finish="eos"), Usage(12, 11, 2))
-
-    received = Delta("ab", (0, 1), (0.0, 0.0))
-    *_, whole = [
-        item
-        async for item in resume_generation(
-            Resumed().generate, "words", received, call(), CRITERIA, GREEDY, True
-        )
-    ]
-    assert isinstance(whole, Generation)
     assert (whole.usage.prompt, whole.usage.cached, whole.usage.generated) == (10, 10, 4)
 
 

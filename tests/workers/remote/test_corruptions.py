@@ -98,7 +98,7 @@ def proxies(
                     url = stack.enter_context(serving_gguf(gguf, 1024))
                 else:
                     app = VllmLike(pair[name], BEHAVIORS[dialect])
-                    app.remembers = True
+                    app.known = {}
                     url = stack.enter_context(serving(app.app))
                 proxy = Corrupting(url)
                 found[dialect][name] = (stack.enter_context(serving(proxy.app)), proxy)

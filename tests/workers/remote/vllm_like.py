@@ -111,8 +111,8 @@ class VllmLike:
             eos_token=worker.tokenizer.decode([worker.tokenizer.eos_id]),
             chat_template=worker.tokenizer.chat_template.source,
         )
-        self.live, self.remembers = 0, False  # what it computed before, for tests of many requests
-        self.known: dict[tuple[int, ...], torch.Tensor] = {}
+        self.live = 0
+        self.known: dict[tuple[int, ...], torch.Tensor] | None = None  # what it computed before
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.app = Starlette(
             routes=[
@@ -318,10 +318,10 @@ class VllmLike:
             request = LogProbsRequest(
                 RequestHandle(self.worker.backend.engine.lease_s), prompt + made.ids
             )
-            logprobs = self.known.get(tuple(request.ids))
+            logprobs = (self.known or {}).get(tuple(request.ids))
             if logprobs is None:
                 logprobs = (await self.worker.backend.engine.answer(request))[-1]
-            if self.remembers:
+            if self.known is not None:
                 self.known[tuple(request.ids)] = logprobs
             if behavior.min_tokens and len(made.ids) < body.get("min_tokens", 0):
                 ends = [hf.eos_token_id, *(body.get("stop_token_ids") or ())]
