@@ -1,7 +1,7 @@
 """Results that are kept for some minutes, as long as they fit into a number of bytes.
 
-Counting entries bounds nothing where a caller decides how long each of them is. Most of what is
-kept serves one request: what is as old as none is not worth its memory.
+A count of entries bounds nothing, because a caller decides how long each of them is. Most results
+serve one request, so those that are older than a request may be are dropped.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from cachetools import TTLCache, cached
 
 P = ParamSpec("P")
 R = TypeVar("R")
-ENTRY_BYTES = 1024
-"""What an entry takes beside what it holds, about."""
+ENTRY_BYTES = 1024  # about what an entry takes beside its result
 KEPT_S = 300.0
-"""For so long a result is at hand; after that it is made again."""
 
 
 def remembered(

@@ -78,7 +78,7 @@ class CountedRetry:
         self._retries = 0
 
     async def backoff(self, error: WorkerUnavailable | Overloaded) -> None:
-        """Pause before the next try; raises `error` where there is to be none."""
+        """Pause before the next try; raise `error` if there is none left."""
         pause = BACKOFF_S * 2**self._retries
         if isinstance(error, Overloaded):
             pause = max(pause, error.retry_after_s or 0.0)

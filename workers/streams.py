@@ -1,7 +1,7 @@
 """The stream protocol between a worker and a caller that may lose its stream.
 
 A replica sends deltas in batches and heartbeats (`batch_stream`); a caller whose stream broke off
-has the rest made elsewhere (`resume_generation`). Nothing here knows the transport.
+asks for the rest elsewhere (`resume_generation`). Nothing here knows the transport.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def resume_generation(
     sampling: Sampling,
     stream: bool,
 ) -> AsyncGenerator[Delta | Generation, None]:
-    """A generation of which `received` has arrived already: the other deltas, then the whole of it.
+    """The rest of a generation of which `received` has arrived: its deltas, then the whole.
 
     `tokenizer` is the hash of the worker's vocabulary, to which the tokens in `received` belong.
     """
@@ -127,13 +127,13 @@ async def batch_stream(
 ) -> AsyncGenerator[Any, None]:
     """The items: deltas within `batch_s` merged to one, None as a heartbeat in a long silence.
 
-    The first item is sent at once, and so is what there is when the items end. `streams` tells
+    The first item is sent at once, and so are those that wait when the items end. `streams` returns
     how many streams share the replica now.
 
-    Serve takes items as fast as they come, whether or not the caller still listens: as long as this
-    runs, somebody waits for the call, and its lease is renewed. What ends a call early is the
-    caller's cancellation, or Serve noticing that the caller's process is gone; where both are lost,
-    the row is held until the generation ends.
+    Serve takes items as fast as they come, whether or not the caller still listens, so the call's
+    lease is renewed as long as this runs. The caller's cancellation ends a call early, or Serve
+    does when the caller's process is gone; if both are lost, the row is held until the generation
+    ends.
     """
     batch: list[Any] = []
     arrived, exhausted = asyncio.Event(), asyncio.Event()

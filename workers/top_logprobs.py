@@ -1,7 +1,7 @@
-"""What follows from the log-probabilities by token id that a server or vLLM shows at a position.
+"""Estimates from the log-probabilities by token id that a server or vLLM shows at a position.
 
-They show the likeliest tokens alone (and the one that was drawn), so estimates are bounds, but
-where the others can be looked up: a server that is made to draw one of a few tokens tells its
+They show the likeliest tokens alone (and the one that was drawn), so estimates are bounds unless
+the others can be looked up: a server that is made to draw one of a few tokens gives its
 log-probability under the whole distribution. (vLLM's `logprob_token_ids` would show them at once,
 but in vLLM 0.32 takes the likeliest tokens away from all other requests of that pass.)
 """
@@ -42,7 +42,7 @@ def likeliest(
 def stop_nll(logprobs: Mapping[int, float], stop_token_ids: Collection[int]) -> float:
     """The negative log-likelihood that the next token is any of `stop_token_ids`.
 
-    Of several ids those count that are shown. Where none of them is, this is a lower bound: a stop
+    The ids that are shown count. If none is shown, this is a lower bound: a stop
     token is then no likelier than the last token shown, nor than all that is not shown.
     """
     if not stop_token_ids:
@@ -68,7 +68,7 @@ def negligible(tokens: Collection[int], shown: Mapping[int, float]) -> bool:
 async def whole_stop_nll(
     shown: Mapping[int, float], stop_token_ids: Collection[int], lookup: Lookup
 ) -> float:
-    """`stop_nll` where tokens that are not `shown` can be looked up.
+    """`stop_nll` if tokens that are not `shown` can be looked up.
 
     The likeliest of them are, until the next adds nothing, or `MAX_LOOKUPS` have been: what is left
     out is then less likely than each of them.
@@ -90,12 +90,12 @@ async def whole_stop_nll(
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is shown of some places of a prompt, and of the place behind them.
+    """What is shown of some places of a prompt, and of the place after them.
 
     Attributes:
         own: the log-probability of the id at each place.
-        shown: those shown at each place and behind them.
-        made: the token made behind them, if it is the prompt's end.
+        shown: those shown at each place and after them.
+        made: the token made after them, if they are the prompt's end.
     """
 
     own: Sequence[float]
@@ -104,13 +104,13 @@ class Known:
 
 
 async def estimate(known: Known, wanted: Scoring, lookup: Lookup | None) -> Scores:
-    """The scores that are wanted, but for labels; `lookup` is for the place behind."""
-    *positions, behind = known.shown
+    """The scores that are wanted, but for labels; `lookup` is for the place after."""
+    *positions, after = known.shown
     scores = Scores(nll=[-logprob for logprob in known.own])
     if lookup is None:
-        scores.ending = stop_nll(behind, wanted.ends)
+        scores.ending = stop_nll(after, wanted.ends)
     else:
-        scores.ending = await whole_stop_nll(behind, wanted.ends, lookup)
+        scores.ending = await whole_stop_nll(after, wanted.ends, lookup)
     if wanted.sampling is not None and wanted.part is not None and known.made is not None:
         scores.choices = [*choices(positions, wanted.sampling, wanted.part.start), known.made]
         chosen = zip(scores.choices, known.shown, strict=True)

@@ -126,23 +126,19 @@ class ModelWorker(Generic[AnyBackend]):
 
 
 class EngineWorker(ModelWorker[AnyLocal]):
-    """A worker over an engine in this process."""
+    """A worker over an engine in this process; see `LocalBackend`."""
 
     @property
     def alive(self) -> bool:
-        """Whether calls can still be answered."""
         return self.backend.alive
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start and gauges of now."""
         return self.backend.stats()
 
     def reset_prefix_cache(self) -> None:
-        """Forget the prefixes of all calls that have ended: those that follow prefill their own."""
         self.backend.reset_prefix_cache()
 
     def close(self) -> None:
-        """Stop the engine; calls in progress fail with `WorkerUnavailable`."""
         self.backend.close()
 
 

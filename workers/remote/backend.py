@@ -92,13 +92,11 @@ class RemoteBackend:
         self._probing: asyncio.Task[ServerCapabilities] | None = None
 
     async def ready(self) -> None:
-        """Wait until it is known what the server can do."""
         await self.capabilities()
 
     async def decode(
         self, prompt: Prompt, wanted: Decoding
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Continue the prompt; see `workers.backend.Backend.decode`."""
         text, retries = wanted.text, self.server.tries()
         gap: Missing = None  # found in a stream of this call
         spent: list[Usage] = []
@@ -216,7 +214,7 @@ class RemoteBackend:
         return body | fields | able.dialect.owner_fields(call.owner)
 
     async def score(self, prompt: Prompt, wanted: Scoring) -> Scores:
-        """Find out about the prompt: in one request, and one for each id that it does not show."""
+        """One request, and one for each id that it does not show; see `Backend.score`."""
         ids, part, able = prompt.ids, wanted.part, await self.capabilities()
         self._check_scoring(prompt, wanted, able)
         answer, scores = await self._scored(prompt, wanted, able), Scores()
@@ -253,7 +251,7 @@ class RemoteBackend:
     async def _scored(
         self, prompt: Prompt, wanted: Scoring, able: ServerCapabilities
     ) -> Mapping[str, Any]:
-        """The answer to a request of one token behind the prompt."""
+        """The answer to a request of one token after the prompt."""
         ids, call, part, ends = prompt.ids, prompt.call, wanted.part, wanted.ends
         sampling = GREEDY if wanted.sampling is None else wanted.sampling
         drawn = reseeded(sampling, len(ids))
@@ -276,7 +274,7 @@ class RemoteBackend:
     async def _labels(
         self, prompt: Prompt, wanted: Scoring, answer: Mapping[str, Any], spent: list[Usage]
     ) -> list[float]:
-        """The log-probability of each label behind the prompt.
+        """The log-probability of each label after the prompt.
 
         A server without log-probabilities shows one token alone: it has all of the probability.
         """
@@ -299,7 +297,7 @@ class RemoteBackend:
     async def _lookup(
         self, prompt: Prompt, spent: list[Usage], ids: list[int], allowed: Collection[int]
     ) -> tuple[int, float]:
-        """The likeliest of the `allowed` tokens behind `ids`, and its log-probability; what that
+        """The likeliest of the `allowed` tokens after `ids`, and its log-probability; what that
         costs is added to `spent`."""
         able, call = await self.capabilities(), prompt.call
         body: dict[str, Any] = {"prompt": ids, "allowed_token_ids": sorted(allowed)}

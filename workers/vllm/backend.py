@@ -121,13 +121,11 @@ class VllmBackend:
         """None: vLLM is loaded with one, for all calls."""
         return ()
 
-    async def ready(self) -> None:
-        """Return at once."""
+    async def ready(self) -> None: ...
 
     async def decode(
         self, prompt: Prompt, wanted: Decoding
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Continue the prompt; see `workers.backend.Backend.decode`."""
         ids, text = prompt.ids, wanted.text
         finish: Finish | None = None
         cost = _Cost(len(ids), prompt.call.owner)
@@ -176,7 +174,7 @@ class VllmBackend:
         return request_parameters(drawn, logprobs=1, **limits, **self._held(prompt.call))
 
     async def score(self, prompt: Prompt, wanted: Scoring) -> Scores:
-        """Find out about the prompt: in one request, and one for each id that it does not show."""
+        """One request, and one for each id that it does not show; see `Backend.score`."""
         ids, part, sampling = prompt.ids, wanted.part, wanted.sampling
         if wanted.top > SHOWN:
             raise Unsupported(f"more than the {SHOWN} likeliest tokens")
@@ -194,15 +192,15 @@ class VllmBackend:
         drawn = Sampling() if sampling is None else reseeded(sampling, len(ids))
         parameters = request_parameters(drawn, max_tokens=1, logprobs=SHOWN, **fields)
         output = await self._answer(ids, parameters, JUDGE, cost)
-        ((made, behind),) = made_tokens(output)
+        ((made, after),) = made_tokens(output)
         scores = Scores()
         if part is not None:
             rows = prompt_logprobs(output, ids, slice(part.start, min(part.stop + 1, len(ids))))
-            shown = [*(here for _, here in rows), behind][: len(part) + 1]
+            shown = [*(here for _, here in rows), after][: len(part) + 1]
             own = [logprob for logprob, _ in rows[: len(part)]]
             lookup = partial(self._logprob, cost, ids[: part.stop])
             scores = await estimate(Known(own, shown, made), wanted, lookup)
-        labels = {token: behind[token] for token in wanted.labels if token in behind}
+        labels = {token: after[token] for token in wanted.labels if token in after}
         for token in wanted.labels:
             if token not in labels:
                 _, labels[token] = await self._logprob(cost, ids, [token])
@@ -228,7 +226,6 @@ class VllmBackend:
 
     @property
     def alive(self) -> bool:
-        """Whether calls can still be answered."""
         return not (self._closed or self.engine.errored)
 
     def stats(self) -> dict[str, int]:
@@ -253,14 +250,12 @@ class VllmBackend:
         )
 
     def reset_prefix_cache(self) -> None:
-        """Forget the prefixes of all calls that have ended, before any call that comes after."""
         self._resetting = None
         with suppress(RuntimeError):  # no loop runs: nothing was cached by it
             loop = asyncio.get_running_loop()
             self._resetting = loop.create_task(self._reset())
 
     def close(self) -> None:
-        """Stop the engine and its process; calls in progress fail with `WorkerUnavailable`."""
         if not self._closed:
             self._closed = True
             self.engine.output_processor.propagate_error(EngineDeadError())
@@ -346,7 +341,7 @@ class VllmBackend:
     async def _logprob(
         self, cost: _Cost, ids: Sequence[int], allowed: Iterable[int]
     ) -> tuple[int, float]:
-        """The likeliest of the `allowed` tokens behind a prompt, and its log-probability, for
+        """The likeliest of the `allowed` tokens after a prompt, and its log-probability, for
         tokens that are not among those shown."""
         parameters = request_parameters(
             Sampling(), max_tokens=1, logprobs=1, allowed_token_ids=sorted(allowed)
