@@ -34,7 +34,7 @@ from workers.worker import ModelWorker
 if find_spec("vllm") is None:
     pytest.skip("needs vLLM: make test-vllm", allow_module_level=True)
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 FOLDER = str(resolve("embedded:large"))
 OPTIONS = (
@@ -63,7 +63,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        until = time.monotonic() + 200
+        until = time.monotonic() + 500
         while True:
             assert process.poll() is None, log.read_text()[-2000:]
             assert time.monotonic() < until, "vLLM's server does not answer"
