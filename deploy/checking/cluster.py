@@ -26,7 +26,7 @@ _RAY_IN_TAG = re.compile(r"ray[-:]?v?(\d+\.\d+\.\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class DeployedPool:
     """Replicas of one deployment: where they may run, how many at most, their share of a GPU, and
     over how many such shares each is spread."""
 
@@ -275,7 +275,7 @@ def _keys(service: Document, served: Document, deployment: Deployment) -> Iterat
 def _room(service: Document, served: Document, deployment: Deployment) -> Iterator[Finding]:
     """Every replica has a place: a group with its labels, and a GPU with its share left."""
     pools = _pools(deployment)
-    beside: dict[str, list[Pool]] = {}  # pools that share their groups, by the groups' names
+    beside: dict[str, list[DeployedPool]] = {}  # pools that share groups, by their names
     capacity: dict[str, float] = {}
     for pool in pools:
         found = _matching(service, pool.nodes)
@@ -306,7 +306,7 @@ def _room(service: Document, served: Document, deployment: Deployment) -> Iterat
 
 
 def _spread(
-    service: Document, served: Document, deployment: Deployment, pools: list[Pool]
+    service: Document, served: Document, deployment: Deployment, pools: list[DeployedPool]
 ) -> Iterator[Finding]:
     """Enough nodes for `max_replicas_per_node`; the orchestrator's update starts a new replica
     before an old one goes, and would wait for ever for a place.
@@ -342,10 +342,10 @@ def _most(group: Any) -> float:
     return float(group.get("maxReplicas", math.inf) * group.get("numOfHosts", 1))
 
 
-def _pools(deployment: Deployment) -> list[Pool]:
+def _pools(deployment: Deployment) -> list[DeployedPool]:
     args = deployment.args
     pools = [
-        Pool(
+        DeployedPool(
             f"{name.capitalize()}Worker",
             f"workers.{name}",
             spec.nodes,
@@ -357,7 +357,7 @@ def _pools(deployment: Deployment) -> list[Pool]:
         if spec.url is None
     ]
     ours = args.orchestrator
-    return [*pools, Pool("Orchestrator", "orchestrator", ours.nodes, ours.replicas.max)]
+    return [*pools, DeployedPool("Orchestrator", "orchestrator", ours.nodes, ours.replicas.max)]
 
 
 def _matching(service: Document, nodes: Mapping[str, str]) -> list[tuple[Path, Any]]:

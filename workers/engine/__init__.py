@@ -4,6 +4,7 @@
 - `requests`: what the engine serves (generate, score), and the caller's handle on it.
 - `engine`: the thread that admits, prefills, decodes in batches and retires; it runs the token loop
   (`workers/speculation/decode.py`) once an iteration.
+- `run_ahead`: rows that decode on after their call, for the call that continues there.
 - `prefill`: which prompts share a pass.
 - `prefix_cache`: which slot of the cache a request gets, and how much of its prompt is there.
 - `loading`: from the name of a checkpoint to a worker.

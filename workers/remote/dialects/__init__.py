@@ -3,6 +3,12 @@
 To add one, subclass `openai.OpenAI` in a separate file, and name it here: in `RETURN_IDS` if its
 servers return ids of tokens, in `SCORING` if they give log-probabilities of a prompt. By that, and
 never by a server's name, the probe recognizes it.
+
+- `openai`: OpenAI's API as it is.
+- `vllm`: vLLM, and proxies and routers before it.
+- `sglang`: vLLM's fields, and its `/generate`.
+- `llama_cpp`: llama.cpp's server.
+- `transformers_serve`: `transformers serve`.
 """
 
 from __future__ import annotations
