@@ -7,6 +7,7 @@ and with the model's own law, whatever it drafts.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,13 +218,11 @@ def test_a_draft_of_the_target_itself_is_accepted(method: str, options: dict[str
 def test_sampled_tokens_follow_the_law_of_the_model(
     method: str, options: dict[str, Any], warm: Sampling
 ) -> None:
-    vocabulary, draws, prompt = 5, 800, [1, 2, 3]
-    loop = decoder(method, options, slots=400, vocabulary=vocabulary, padded=2)
+    vocabulary, draws, prompt = 5, 400, [1, 2, 3]
+    loop = decoder(method, options, slots=draws, vocabulary=vocabulary, padded=2)
     counts = np.zeros((vocabulary,) * 3)
-    for start in range(0, draws, 400):
-        seeded = Sampling(warm.temperature, warm.top_p, warm.top_k, 7_000 + start)
-        for output in generate(loop, [prompt] * 400, 6, sampling=seeded):
-            counts[tuple(output[1:4])] += 1
+    for output in generate(loop, [prompt] * draws, 6, sampling=replace(warm, seed=7_000)):
+        counts[tuple(output[1:4])] += 1
     agrees(counts.ravel(), law_of_three(loop.target.model, prompt, warm).ravel())
 
 
