@@ -17,6 +17,8 @@ class LoadOptions(TypedDict, total=False):
         rows: most calls served at once; `queue` more may wait, then `Overloaded`.
         max_len: longest sequence, in tokens (None: the checkpoint's own).
         threads: of the CPU (None: the engine's choice).
+        run_ahead: tokens that a row decodes after its call has ended, while no call is served;
+            the call that continues from there takes them.
         share: of the GPU's memory, which the process keeps to.
         thinking: how the model marks its thought; see `workers.text.tokenizer.Tokenizer`.
     """
@@ -27,6 +29,7 @@ class LoadOptions(TypedDict, total=False):
     max_len: int | None
     queue: int
     threads: int | None
+    run_ahead: int
     share: float
     thinking: ThinkingFormat | str
 
@@ -38,6 +41,7 @@ DEFAULTS: Final[LoadOptions] = {
     "max_len": None,
     "queue": 64,
     "threads": None,
+    "run_ahead": 0,
     "share": 1.0,
     "thinking": AUTO,
 }

@@ -52,13 +52,11 @@ class BuiltinOptions(LoadOptions, total=False):
             "int8" and half precision are for CPUs what `workers.model.packed` says.
         also: further methods in the form of `speculation`, one of a name; a call may name any.
         slots: prefixes that are cached (None: twice as many as `rows`).
-        run_ahead: as of `Engine`.
     """
 
     dtype: str | torch.dtype | None
     also: Sequence[Mapping[str, Any]]
     slots: int | None
-    run_ahead: int
 
 
 BUILTIN: Final[BuiltinOptions] = {

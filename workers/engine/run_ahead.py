@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from orchestrator.types import Finish
+from workers.backend import GOES_ON
 from workers.engine.requests import GenerateRequest
 from workers.model.tree import Accepted, Row
-
-GOES_ON: Final[frozenset[Finish]] = frozenset({"until", "doubt", "length"})
 
 
 @dataclass(eq=False, slots=True)

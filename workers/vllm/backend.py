@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,10 +45,11 @@ from orchestrator.errors import (
 from orchestrator.grammar import is_free, lark
 from orchestrator.types import GREEDY, Finish, Generation, Sampling, Usage
 from orchestrator.worker import Call, Delta
-from workers.backend import Decoding, Prompt, Scoring
+from workers.backend import GOES_ON, Decoding, Prompt, Scoring
 from workers.reporting import first_line
 from workers.rng import reseeded
 from workers.text.checks import check_length
+from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 from workers.text.verification import Scores
 from workers.top_logprobs import Known, estimate, probability
@@ -60,6 +61,7 @@ from workers.vllm.requests import (
     prompt_scores,
     request_parameters,
 )
+from workers.vllm.run_ahead import Output, RunAhead, Running
 from workers.vllm.scheduler import Drafts
 
 log = logging.getLogger(__name__)
@@ -91,6 +93,7 @@ class VllmBackend:
         counter: what the engine reports to.
         sampling: the checkpoint's own, for requests that say nothing of it.
         lossy: whether its speculation changes the text.
+        run_ahead: tokens that a request decodes on after its call has ended, while no call is live.
     """
 
     def __init__(
@@ -103,12 +106,15 @@ class VllmBackend:
         *,
         sampling: Sampling = GREEDY,
         lossy: bool = False,
+        run_ahead: int = 0,
     ) -> None:
         self.engine, self.prompts, self.ends = engine, prompts, ends
         self.sampling, self.lossy = sampling, lossy
         self._capacity, self._counter = capacity, counter
         self._live, self._closed = 0, False
-        self._counts = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens"), 0)
+        self._ahead = RunAhead(run_ahead)
+        counted = ("prompt_tokens", "cached_tokens", "generated_tokens", "adopted_tokens")
+        self._counts = dict.fromkeys(counted, 0)
         self._resetting: asyncio.Task[Any] | None = None
 
     @property
@@ -130,26 +136,30 @@ class VllmBackend:
         finish: Finish | None = None
         cost = _Cost(len(ids), prompt.call.owner)
         if text.max_tokens > 0:
-            parameters = self._parameters(prompt, wanted)
-            async with aclosing(self._outputs(ids, parameters, WRITER, cost)) as outputs:
-                async for output in outputs:
-                    for token, logprobs in made_tokens(output):
-                        if token >= len(self.prompts.tokenizer.pieces):
-                            raise WorkerError(
-                                f"the model wrote id {token}, and its tokenizer has "
-                                f"{len(self.prompts.tokenizer.pieces)}: give the tokenizer it "
-                                "belongs to"
+            running = await self._adopted(prompt, wanted, cost)
+            running = running or self._begun(prompt, wanted, cost, ids)
+            try:
+                while finish is None:
+                    made = await running.take()
+                    if not made:
+                        if not running.adopted:
+                            raise WorkerUnavailable(
+                                "vLLM ended a generation that was not at its end"
                             )
-                        confidence = probability(max(logprobs.values()))
-                        finish = text.push(token, logprobs[token], confidence)
-                        if finish is not None:
+                        running = self._begun(prompt, wanted, cost, running.ids)
+                    for place, (token, logprobs) in enumerate(made):
+                        finish = self._push(text, token, logprobs)
+                        if finish is not None:  # a token in doubt is none of the text
+                            running.unread = made[place + (finish != "doubt") :]
                             break
+                    self._counts["adopted_tokens"] += len(made) if running.adopted else 0
                     if wanted.stream and (delta := text.delta(ended=finish is not None)):
                         yield delta
-                    if finish is not None:
-                        break
+            finally:
+                if finish in GOES_ON and self._may_run_ahead(wanted, prompt):
+                    self._ahead.keep(prompt, running)
                 else:
-                    raise WorkerUnavailable("vLLM ended a generation that was not at its end")
+                    await running.outputs.aclose()
         elif text.criteria.max_tokens == 0 and len(ids) < self.context:
             await self._answer(ids, request_parameters(Sampling(), max_tokens=1), WRITER, cost)
         drafts = cost.drafts
@@ -161,16 +171,45 @@ class VllmBackend:
             else text.counted(drafts.drafted_at, drafts.accepted_at),
         )
 
-    def _parameters(self, prompt: Prompt, wanted: Decoding) -> SamplingParams:
-        """vLLM's parameters of a generation."""
+    def _push(self, text: Continuation, token: int, logprobs: Mapping[int, float]) -> Finish | None:
+        """Take a token; why the text ends with it, if it does."""
+        if token >= len(self.prompts.tokenizer.pieces):
+            raise WorkerError(
+                f"the model wrote id {token}, and its tokenizer has "
+                f"{len(self.prompts.tokenizer.pieces)}: give the tokenizer it belongs to"
+            )
+        return text.push(token, logprobs[token], probability(max(logprobs.values())))
+
+    async def _adopted(self, prompt: Prompt, wanted: Decoding, cost: _Cost) -> Running | None:
+        """The request that ran ahead for a call, if there is one."""
+        running = await self._ahead.adopt(prompt, wanted.sampling, wanted.text.thinking)
+        if running is not None:
+            running.meter, cost.cached, cost.adopted = cost, len(prompt.ids), True
+        return running
+
+    def _begun(self, prompt: Prompt, wanted: Decoding, cost: _Cost, ids: Sequence[int]) -> Running:
+        """A new request that continues `ids`."""
+        parameters = self._parameters(prompt, wanted, len(ids))
+        outputs = self._outputs(ids, parameters, WRITER, prompt.call.owner)
+        return Running(list(ids), wanted.sampling, wanted.text.thinking, outputs, cost)
+
+    def _may_run_ahead(self, wanted: Decoding, prompt: Prompt) -> bool:
+        """Whether a request may go on after its call: no other is live, and nothing binds it."""
+        bound = prompt.call.constraint is not None or wanted.text.late_ends
+        return bool(self._ahead.tokens) and not bound and self._live == 1
+
+    def _parameters(self, prompt: Prompt, wanted: Decoding, length: int) -> SamplingParams:
+        """vLLM's parameters of a generation behind `length` ids."""
         text, criteria = wanted.text, wanted.text.criteria
-        limits: dict[str, Any] = {"max_tokens": text.max_tokens}
+        left = text.max_tokens - text.generated
+        ahead = min(self._ahead.tokens, self.context - length - left)
+        limits: dict[str, Any] = {"max_tokens": left + max(0, ahead)}
         if text.late_ends:  # the end of a thought, which may come, is found here
             limits["stop_token_ids"] = sorted(text.late_ends)
             limits["min_tokens"] = min(criteria.min_tokens, text.max_tokens)
         else:
             limits["stop_token_ids"] = sorted(text.ends)
-        drawn = reseeded(wanted.sampling, len(prompt.ids))
+        drawn = reseeded(wanted.sampling, length)
         return request_parameters(drawn, logprobs=1, **limits, **self._held(prompt.call))
 
     async def score(self, prompt: Prompt, wanted: Scoring) -> Scores:
@@ -232,7 +271,7 @@ class VllmBackend:
         """Counters since the start and gauges of now; those of the builtin engine, where it has
         them."""
         counter = self._counter
-        rows = self._capacity.rows
+        rows, live = self._capacity.rows, self._live - len(self._ahead)
         return (
             self._counts
             | counter.acceptance.stats()
@@ -240,8 +279,8 @@ class VllmBackend:
                 "rounds": counter.rounds,
                 "emitted_tokens": counter.emitted,
                 "passes": counter.passes,
-                "live_rows": min(self._live, rows),
-                "queued": max(0, self._live - rows),
+                "live_rows": min(live, rows),
+                "queued": max(0, live - rows),
                 "rows": rows,
                 "slots": max(rows, self._capacity.tokens // self.context),
                 "held_tokens": int(counter.cache_usage * self._capacity.tokens),
@@ -263,8 +302,8 @@ class VllmBackend:
             del self.engine  # whose destructor fails once the interpreter is going down
 
     async def _outputs(
-        self, ids: Sequence[int], parameters: SamplingParams, priority: int, cost: _Cost
-    ) -> AsyncGenerator[RequestOutput, None]:
+        self, ids: Sequence[int], parameters: SamplingParams, priority: int, owner: str
+    ) -> AsyncGenerator[Output, None]:
         """One request of vLLM's; closing the iterator aborts it within one step."""
         if self._closed:
             raise WorkerUnavailable("the engine has stopped")
@@ -274,17 +313,15 @@ class VllmBackend:
         cached = 0
         try:
             await self._reset_ended()
-            prompt = tokens_input(list(ids), cache_salt=cost.owner or None)
+            prompt = tokens_input(list(ids), cache_salt=owner or None)
             name = secrets.token_hex(8)
             outputs = self.engine.generate(prompt, parameters, name, priority=priority)
             async with aclosing(outputs):
                 async for output in outputs:
                     made = len(output.outputs[0].token_ids)
                     cached = output.num_cached_tokens or 0
-                    cost.record(cached, made)
-                    cost.drafts = Drafts.told(self._carried(name, output)) or cost.drafts
                     self._counts["generated_tokens"] += made
-                    yield output
+                    yield output, Drafts.told(self._carried(name, output))
         except EngineDeadError as error:
             raise WorkerUnavailable("vLLM's engine process has died") from error
         except (QueueOverflowError, MaxQueuedTokensError) as error:
@@ -323,6 +360,7 @@ class VllmBackend:
 
     async def _reset(self) -> None:
         """vLLM resets its cache only while no block is in use: ended calls free theirs soon."""
+        await self._ahead.end()
         for _ in range(100):
             if await self.engine.reset_prefix_cache():
                 return
@@ -333,8 +371,10 @@ class VllmBackend:
         self, ids: Sequence[int], parameters: SamplingParams, priority: int, cost: _Cost
     ) -> RequestOutput:
         """The one output of a request of one token."""
-        async with aclosing(self._outputs(ids, parameters, priority, cost)) as outputs:
-            async for output in outputs:
+        await self._ahead.end()
+        async with aclosing(self._outputs(ids, parameters, priority, cost.owner)) as outputs:
+            async for output, drafts in outputs:
+                cost.record(output, drafts)
                 return output
         raise WorkerUnavailable("vLLM gave no answer")
 
@@ -358,14 +398,16 @@ class _Cost:
 
     def __init__(self, prompt: int, owner: str = "") -> None:
         self.prompt, self.cached, self.generated, self.passes = prompt, 0, 0, 0
-        self.owner = owner
+        self.owner, self.adopted = owner, False
         self.drafts: Drafts | None = None
 
-    def record(self, cached: int, made: int) -> None:
-        if not self.passes:
-            self.cached = cached
-        self.generated += made
+    def record(self, output: RequestOutput, drafts: Drafts | None) -> None:
+        """Count an output."""
+        if not (self.passes or self.adopted):
+            self.cached = output.num_cached_tokens or 0
+        self.generated += len(output.outputs[0].token_ids)
         self.passes += 1
+        self.drafts = drafts or self.drafts
 
     def usage(self) -> Usage:
         return Usage(self.prompt, self.cached, self.generated, self.passes)

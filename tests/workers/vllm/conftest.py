@@ -38,3 +38,13 @@ def builtin() -> Iterator[Any]:
     worker = load("embedded:large", rows=4, max_len=1024, threads=1)
     yield worker
     worker.close()
+
+
+@pytest.fixture(scope="session")
+def builtin_small() -> Iterator[Any]:
+    """The embedded small model over our own engine."""
+    from workers.engine.loading import load
+
+    worker = load("embedded:small", rows=4, max_len=1024, threads=1)
+    yield worker
+    worker.close()

@@ -1,0 +1,160 @@
+"""Requests of vLLM's that run ahead: the same texts, and no call or prefill for what is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.types import Generation, Message, Sampling, Segment, StopCriteria, Transcript
+from orchestrator.worker import Call
+from workers.vllm import run_ahead
+from workers.vllm.loading import load
+
+AHEAD = 24
+QUESTION = Call("r1", Transcript((Message("user", "What is 12 + 34?"),)), "small")
+
+
+@pytest.fixture(scope="module")
+def ahead() -> Iterator[Any]:
+    worker = load("embedded:small", device="cpu", rows=4, max_len=1024, threads=1, run_ahead=AHEAD)
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+def requests(ahead: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The requests that vLLM gets."""
+    made: list[Any] = []
+    generate = ahead.backend.engine.generate
+
+    def noted(prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        made.append(prompt)
+        return generate(prompt, *args, **kwargs)
+
+    monkeypatch.setattr(ahead.backend.engine, "generate", noted)
+    return made
+
+
+async def run(
+    worker: Any, call: Call, criteria: StopCriteria, sampling: Sampling | None = None
+) -> Generation:
+    stream = worker.generate(call, criteria, sampling or Sampling(), stream=False)
+    (answer,) = [item async for item in stream]
+    assert isinstance(answer, Generation)
+    return answer
+
+
+def behind(call: Call, segment: Segment) -> Call:
+    return replace(call, transcript=call.transcript.extend(segment))
+
+
+async def test_texts_are_those_without(ahead: Any, builtin_small: Any) -> None:
+    """Steps of every kind, against our own engine without run-ahead."""
+    steps = [
+        StopCriteria(7),
+        StopCriteria(40, ("\n\n",)),
+        StopCriteria(10, min_confidence=0.9),
+        StopCriteria(3),
+        StopCriteria(60, ("\n\n",)),
+        StopCriteria(40, ("\n\n",)),
+    ]
+    chains = []
+    for worker in (ahead, builtin_small):
+        call, made = QUESTION, []
+        for criteria in steps:
+            answer = await run(worker, call, criteria)
+            made.append((answer.segment.tokens, answer.segment.finish, answer.usage.generated))
+            call = behind(call, answer.segment)
+        chains.append(made)
+    assert chains[0] == chains[1]
+
+
+async def test_a_step_that_goes_on_makes_no_request(ahead: Any, requests: list[Any]) -> None:
+    before = ahead.stats()["adopted_tokens"]
+    first = await run(ahead, QUESTION, StopCriteria(6))
+    second = await run(ahead, behind(QUESTION, first.segment), StopCriteria(6))
+    assert len(requests) == 1
+    assert second.usage.cached == second.usage.prompt
+    assert ahead.stats()["adopted_tokens"] - before == 6
+
+
+async def test_a_request_that_has_made_its_tokens_is_followed_by_another(
+    ahead: Any, requests: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = await run(ahead, replace(QUESTION, request="whole"), StopCriteria(14))
+    monkeypatch.setattr(ahead.backend._ahead, "tokens", 3)
+    first = await run(ahead, QUESTION, StopCriteria(4))
+    rest = await run(ahead, behind(QUESTION, first.segment), StopCriteria(10))
+    assert first.segment.tokens + rest.segment.tokens == whole.segment.tokens
+    assert len(requests) == 3
+
+
+async def test_the_models_own_choice_is_adopted_where_another_made_it(
+    ahead: Any, requests: list[Any]
+) -> None:
+    whole = await run(ahead, replace(QUESTION, request="whole"), StopCriteria(12))
+    first = await run(ahead, QUESTION, StopCriteria(4))
+    token = whole.segment.tokens[4]
+    text = ahead.tokenizer.pieces[token].decode()
+    call = behind(
+        behind(QUESTION, first.segment), Segment("large", text, (token,), (), ahead.tokenizer.hash)
+    )
+    answer = await run(ahead, call, StopCriteria(7))
+    assert answer.segment.tokens == whole.segment.tokens[5:]
+    assert len(requests) == 2
+
+
+async def test_another_text_is_a_request_of_its_own(ahead: Any, requests: list[Any]) -> None:
+    first = await run(ahead, QUESTION, StopCriteria(4))
+    ids = ahead.tokenizer.encode("\n\nNo.")
+    other = Segment("large", "\n\nNo.", tuple(ids), (), ahead.tokenizer.hash)
+    await run(ahead, behind(behind(QUESTION, first.segment), other), StopCriteria(4))
+    assert len(requests) == 2
+
+
+async def test_another_call_ends_what_runs_ahead(ahead: Any) -> None:
+    """And no request is left in the engine."""
+    await run(ahead, QUESTION, StopCriteria(4))
+    assert len(ahead.backend._ahead) == 1
+    stream = ahead.generate(replace(QUESTION, request="r2"), StopCriteria(20), Sampling())
+    await anext(stream)
+    assert len(ahead.backend._ahead) == 0
+    assert ahead.stats()["live_rows"] == 1
+    await stream.aclose()
+    await ahead.verify(QUESTION, Segment("large", "", (), ()), Sampling())
+    assert ahead.backend._live == 0
+
+
+async def test_nothing_runs_ahead_beside_a_live_call(ahead: Any) -> None:
+    stream = ahead.generate(replace(QUESTION, request="r2"), StopCriteria(60), Sampling())
+    await anext(stream)
+    await run(ahead, QUESTION, StopCriteria(4))
+    assert len(ahead.backend._ahead) == 0
+    await stream.aclose()
+
+
+async def test_it_waits_no_longer_than_its_time(
+    ahead: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_ahead, "SECONDS", 0.01)
+    await run(ahead, QUESTION, StopCriteria(4))
+    async with asyncio.timeout(60):
+        while ahead.backend._live:
+            await asyncio.sleep(0.01)
+    assert len(ahead.backend._ahead) == 0
+
+
+async def test_a_sampled_text_goes_on_by_the_seed_it_began_with(
+    ahead: Any, requests: list[Any]
+) -> None:
+    sampling = Sampling(temperature=0.8, seed=3)
+    first = await run(ahead, QUESTION, StopCriteria(4), sampling)
+    await run(ahead, behind(QUESTION, first.segment), StopCriteria(4), sampling)
+    assert len(requests) == 1
+    other = replace(sampling, seed=4)
+    await run(ahead, behind(QUESTION, first.segment), StopCriteria(4), other)
+    assert len(requests) == 2
