@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
@@ -50,7 +51,7 @@ SERVERS = {"tokenizer", "api_key_env", "ca", "connect_s", "silence_s", "retries"
 """Settings of a worker that go with a url."""
 OURS = {
     "engine", "engine_args", "tensor_parallel", "pipeline_parallel", "device", "replicas",
-    "patience_s", "nodes", "gpu", "dtype", "rows", "threads", "speculation",
+    "patience_s", "nodes", "gpu", "dtype", "rows", "threads", "speculation", "run_ahead",
 }  # fmt: skip
 """Settings of a model that this deployment runs itself."""
 VLLM = {"engine_args", "tensor_parallel", "pipeline_parallel"}
@@ -64,6 +65,8 @@ LOSSY = {"reflective", "relaxed"}
 without torch."""
 
 
+RUN_AHEAD = 64
+"""Tokens that the small model runs ahead if the file does not say."""
 ANSWERING = {"url", "tokenizer", "engine_args", "device", "dtype", "thinking", "max_len"}
 """Fields of a worker by which one checkpoint gives other answers, or other log-probabilities."""
 
@@ -218,6 +221,13 @@ class WorkerSpec(StrictModel):
         default="auto", description="of the weights; int8 for CPUs; auto: float32 there"
     )
     rows: int = Field(default=8, ge=1, description="live sequences per replica")
+    run_ahead: int | None = Field(
+        default=None,
+        ge=0,
+        le=4096,
+        description="tokens decoded on after a call while no call is served, for the call that "
+        "goes on from there; None: 64 by the small model, 0 by the large",
+    )
     thinking: str | dict[str, str] = Field(
         default="auto",
         description="how the model marks its thought: auto, none, a family's name, or "
@@ -344,8 +354,14 @@ class WorkerSpec(StrictModel):
         return said | ({"engine": "vllm"} if self.runs_vllm else {})
 
 
+def _runs_ahead(spec: WorkerSpec) -> WorkerSpec:
+    if spec.url is not None or spec.run_ahead is not None:
+        return spec
+    return spec.model_copy(update={"run_ahead": RUN_AHEAD})
+
+
 class Workers(StrictModel):
-    small: WorkerSpec
+    small: Annotated[WorkerSpec, AfterValidator(_runs_ahead)]
     large: WorkerSpec
 
     @model_validator(mode="after")

@@ -35,6 +35,7 @@ def load_worker(spec: WorkerSpec, share: float | None = None) -> EngineWorker[Lo
         "device": spec.device,
         "dtype": None if spec.dtype == "auto" else spec.dtype,
         "rows": spec.rows,
+        "run_ahead": spec.run_ahead or 0,
         "max_len": spec.max_len,
         "threads": spec.threads,
         "share": spec.gpu if share is None else share,

@@ -64,7 +64,6 @@ BUILTIN: Final[BuiltinOptions] = {
     "dtype": None,
     "also": (),
     "slots": None,
-    "run_ahead": 0,
 }
 
 

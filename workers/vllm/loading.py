@@ -130,7 +130,7 @@ def load(model: str | Path, **options: Unpack[VllmOptions]) -> EngineWorker[Vllm
         counter,
         sampling=sampling,
         lossy=is_lossy(method),
-        run_ahead=0 if method else options.get("run_ahead", 0),
+        run_ahead=chosen["run_ahead"] if method.get("method", "vanilla") == "vanilla" else 0,
     )
     return EngineWorker(backend)
 
