@@ -17,7 +17,7 @@ from workers.text.prompt import PromptRenderer
 from workers.text.verification import Scores
 
 GOES_ON: Final[frozenset[Finish]] = frozenset({"until", "doubt", "length"})
-"""Ends of a text after which the model is often asked to go on."""
+"""Ends of a text after which the model is often asked to continue."""
 
 
 @dataclass(frozen=True, slots=True)

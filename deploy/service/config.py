@@ -226,7 +226,7 @@ class WorkerSpec(StrictModel):
         ge=0,
         le=4096,
         description="tokens decoded on after a call while no call is served, for the call that "
-        "goes on from there; None: 64 by the small model, 0 by the large",
+        "continues from there; None: 64 by the small model, 0 by the large",
     )
     thinking: str | dict[str, str] = Field(
         default="auto",

@@ -194,7 +194,7 @@ class VllmBackend:
         return Running(list(ids), wanted.sampling, wanted.text.thinking, outputs, cost)
 
     def _may_run_ahead(self, wanted: Decoding, prompt: Prompt) -> bool:
-        """Whether a request may go on after its call: no other is live, and nothing binds it."""
+        """Whether a request may run after its call: no other is live, and nothing binds it."""
         bound = prompt.call.constraint is not None or wanted.text.late_ends
         return bool(self._ahead.tokens) and not bound and self._live == 1
 

@@ -1,4 +1,4 @@
-"""Requests of vLLM's that decode on after their call has ended, for the call that goes on.
+"""Requests of vLLM that decode on after their call has ended, for the call that continues the text.
 
 They are not read meanwhile: vLLM gathers what a request makes until its next output is read. Any
 other call ends them first, so no live request shares its passes with them.
@@ -19,7 +19,7 @@ from workers.vllm.requests import made_tokens
 from workers.vllm.scheduler import Drafts
 
 SECONDS: Final = 5.0
-"""How long a request waits for the call that goes on from its text."""
+"""How long a request waits for the call that continues its text."""
 
 Output = tuple[RequestOutput, Drafts | None]
 
@@ -93,14 +93,14 @@ class RunAhead:
         return len(self._running)
 
     def keep(self, prompt: Prompt, running: Running) -> None:
-        """Let a request go on after its call has ended."""
+        """Let a request run after its call has ended."""
         name = _name(prompt)
         self._running[name] = running
         loop = asyncio.get_running_loop()
         self._timers[name] = loop.call_later(SECONDS, self._expire, name)
 
     async def adopt(self, prompt: Prompt, sampling: Sampling, thinking: bool) -> Running | None:
-        """Take the request that goes on from a prompt, if there is one; end all others."""
+        """Take the request that continues a prompt, if there is one; end all others."""
         found = self._take(_name(prompt))
         await self.end()
         if found is None:
