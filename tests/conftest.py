@@ -1,4 +1,4 @@
-"""The command line as a fixture, and an end to a test run that a leftover thread would hold."""
+"""The command line as a fixture, steady drawn tests, and an end to a run that a thread holds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from deploy.cli import main as cli
+
+# Drawn tests draw the same each time, and do not go by the clock of a busy machine.
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("steady")
 
 EXIT_S = 60.0  # the interpreter waits for every thread that is no daemon, however long
 

@@ -213,7 +213,7 @@ def check(name: str, prompts: PromptRenderer, messages: tuple[Message, ...], thi
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(messages=CONVERSATIONS)
 def test_conversations(thinks: bool, messages: tuple[Message, ...]) -> None:
     for name, prompts in renderers().items():
@@ -225,7 +225,7 @@ def test_conversations(thinks: bool, messages: tuple[Message, ...]) -> None:
             raise AssertionError(f"{name}: {error}") from error
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(messages=with_tools())
 def test_conversations_with_tools(messages: tuple[Message, ...]) -> None:
     for name, prompts in renderers().items():
@@ -235,7 +235,7 @@ def test_conversations_with_tools(messages: tuple[Message, ...]) -> None:
             raise AssertionError(f"{name}: {error}") from error
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(messages=CONVERSATIONS | with_tools())
 def test_no_text_becomes_a_control_token(messages: tuple[Message, ...]) -> None:
     for name, prompts in renderers().items():

@@ -14,7 +14,7 @@ from orchestrator.experiments.answer_equality import compare, equal
 Spelled = tuple[object, list[str]]
 """A value, by what tells it from all others, and spellings of it."""
 
-EXAMPLES = settings(max_examples=50, derandomize=True, deadline=None)
+EXAMPLES = settings(max_examples=50)
 UNITS = {
     "m": (1, ["m", "meters", "meter", "metres"]),
     "cm": (Fraction(1, 100), ["cm", "centimeters"]),

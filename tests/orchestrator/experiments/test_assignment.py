@@ -144,7 +144,7 @@ def test_another_process_says_the_same() -> None:
     assert said.stdout.strip().split(",") == here
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@settings(max_examples=40)
 @given(st.text(max_size=20), st.floats(0, 1), st.floats(0, 1))
 def test_growing_coverage_moves_nobody(unit: str, one: float, other: float) -> None:
     less, more = sorted((one, other))

@@ -252,7 +252,7 @@ POINTERS = st.sampled_from(
 )
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=50)
 @given(st.dictionaries(POINTERS, ANYTHING, max_size=4), ANYTHING)
 def test_nothing_in_the_configuration_freezes_it(
     pointers: dict[str, bytes], document: bytes

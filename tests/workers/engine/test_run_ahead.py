@@ -69,7 +69,7 @@ PLAN = st.lists(st.tuples(STEP, st.sampled_from([None, None, None, ".", "Wait, "
 DRAWN = Sampling(temperature=0.8, seed=7)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     plan=PLAN,
     way=st.sampled_from([*((name, Sampling()) for name in METHODS), ("vanilla", DRAWN)]),

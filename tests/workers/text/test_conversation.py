@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.types import Message, ToolCall
@@ -57,7 +57,6 @@ def test_the_first_system_messages_are_counted_once() -> None:
     assert Counted.read <= 3
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from(["s", "s ", "s1", "u2", "u3", "a4", "a5"]), min_size=1))
 def test_all_texts_are_in_every_form(turns: list[str]) -> None:
     given = told(*turns)

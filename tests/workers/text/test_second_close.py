@@ -125,7 +125,7 @@ def test_the_same_of_every_family(family: ThinkingFormat) -> None:
         assert ended(named, family=family) is None
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=500)
 @given(
     st.lists(st.sampled_from([*THOUGHTS, *NAMES, "</th", "<", "\n", " "]), min_size=1, max_size=3),
     st.lists(st.integers(0, 120), max_size=8),

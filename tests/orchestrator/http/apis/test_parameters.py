@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigError, InvalidRequest
@@ -29,12 +29,7 @@ JSON = st.recursive(
     max_leaves=10,
 )
 NAMES = sorted({*ChatRequest.model_fields, *UNSUPPORTED})
-STEADY = settings(
-    max_examples=50,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],  # a busy machine draws slowly
-)
+STEADY = settings(max_examples=50)
 
 
 @STEADY

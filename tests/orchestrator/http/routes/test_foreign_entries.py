@@ -123,8 +123,6 @@ ENTRIES = st.one_of(
 
 @settings(
     max_examples=40,
-    derandomize=True,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(ENTRIES, min_size=1, max_size=5))

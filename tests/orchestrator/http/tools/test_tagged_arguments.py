@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
@@ -250,7 +250,6 @@ def test_a_value_is_parsed_at_few_of_its_ends(monkeypatch: pytest.MonkeyPatch) -
     assert 0 < len(parsed) < 20
 
 
-SLOW = [HealthCheck.too_slow]  # a busy machine draws slowly
 ids = {"ids": list(FORMATS)}
 words = st.sampled_from(
     [
@@ -302,7 +301,7 @@ def cut(text: str, sizes: list[int]) -> Iterator[str]:
     yield text
 
 
-@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=SLOW)
+@settings(max_examples=50)
 @given(made=made, sizes=st.lists(st.integers(1, 30), max_size=12), python=st.booleans())
 @pytest.mark.parametrize("calls", FORMATS.values(), **ids)
 def test_calls_are_read_as_they_were_made(
@@ -318,7 +317,7 @@ def test_calls_are_read_as_they_were_made(
 STRICT = {**SCHEMA, "properties": {k: v for k, v in SCHEMA["properties"].items() if k != "any"}}
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=SLOW)
+@settings(max_examples=25)
 @given(made=made)
 @pytest.mark.parametrize("calls", FORMATS.values(), **ids)
 def test_what_the_grammar_lets_a_model_write_is_read_back(calls: CallFormat, made: Any) -> None:
