@@ -27,7 +27,7 @@ from orchestrator.worker import Call, Delta
 from workers.replica.prefixes import PrefixSender, Sent, bare
 from workers.replica.routers import avoid_others, taker
 from workers.replica.server import Operation, RecentRequests, ReplicaStatus
-from workers.replica.silence import Pool, ReplicaLost, Silence, hung_up, lost
+from workers.replica.silence import KnownReplicas, ReplicaLost, Silence, hung_up, lost
 from workers.retry import CircuitBreaker, TimedRetry
 from workers.streams import merge_deltas
 
@@ -56,7 +56,7 @@ class ReplicaWorker:
         self._handle, self._retry_timeout_s, self._on_lost = handle, retry_timeout_s, on_lost
         self._recent, self._prefixes = RecentRequests(), PrefixSender()
         self._breaker = CircuitBreaker("the pool", failure_threshold=1)
-        self._looking: asyncio.Task[Pool] | None = None
+        self._looking: asyncio.Task[KnownReplicas] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._avoids = False  # some replicas, which are silent
 
@@ -243,19 +243,19 @@ class ReplicaWorker:
             raise item
         return item
 
-    async def _look_around(self) -> Pool:
+    async def _look_around(self) -> KnownReplicas:
         """Which replicas of the pool answer. Calls avoid those that do not where others do, until
         they answer again."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
         return await asyncio.shield(self._looking)
 
-    async def _look(self) -> Pool:
+    async def _look(self) -> KnownReplicas:
         answering = frozenset(one.replica for one in await self.statuses(PROBE_TIMEOUT_S))
         self._avoids = avoid_others(self._handle.deployment_name, answering)
         if self._avoids and self._watching is None:
             self._watching = asyncio.create_task(self._watch())
-        return Pool(answering, self._avoids)
+        return KnownReplicas(answering, self._avoids)
 
     async def _watch(self) -> None:
         """Look again from time to time, until no replica is silent."""

@@ -23,7 +23,7 @@ TICK_S = 0.5  # in which silence is counted
 AT_ONCE_S = 1.0  # a replica that was dead before the call came fails it sooner
 
 
-class Pool(NamedTuple):
+class KnownReplicas(NamedTuple):
     """The tags of the replicas that answer, and whether there are others."""
 
     answering: frozenset[str]
@@ -92,7 +92,7 @@ class Silence:
     def __init__(
         self,
         retry: TimedRetry,
-        look: Callable[[], Awaitable[Pool]],
+        look: Callable[[], Awaitable[KnownReplicas]],
         taken_by: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.scope: asyncio.Timeout | None = None
@@ -153,7 +153,7 @@ class Silence:
         finally:
             self._silence_s, self._looking = 0.0, None
 
-    def _judge(self, pool: Pool, replica: str | None) -> None:
+    def _judge(self, pool: KnownReplicas, replica: str | None) -> None:
         """Wait on for a call that brought nothing yet, or not; `replica` took it."""
         if replica is None:
             if pool.answering and pool.others:
