@@ -2,6 +2,7 @@
 
 - `backend`: calls as requests to the engine.
 - `requests`: parameters of vLLM's requests, and its outputs.
+- `run_ahead`: requests that decode on after their call, for the call that continues there.
 - `counter`: what its engine reports.
 - `arguments`: `engine_args` and parameters of speculation, checked.
 - `loading`: from a checkpoint and `engine_args` to a worker.

@@ -61,7 +61,7 @@ from workers.vllm.requests import (
     prompt_scores,
     request_parameters,
 )
-from workers.vllm.run_ahead import Output, RunAhead, Running
+from workers.vllm.run_ahead import Output, RequestsAhead, Running
 from workers.vllm.scheduler import Drafts
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class VllmBackend:
         self.sampling, self.lossy = sampling, lossy
         self._capacity, self._counter = capacity, counter
         self._live, self._closed = 0, False
-        self._ahead = RunAhead(run_ahead)
+        self._ahead = RequestsAhead(run_ahead)
         counted = ("prompt_tokens", "cached_tokens", "generated_tokens", "adopted_tokens")
         self._counts = dict.fromkeys(counted, 0)
         self._resetting: asyncio.Task[Any] | None = None

@@ -77,7 +77,7 @@ class Running:
         return False
 
 
-class RunAhead:
+class RequestsAhead:
     """The requests of an engine that run ahead, each for one request of ours.
 
     Args:
