@@ -24,6 +24,12 @@ def reenact(
     clients: Annotated[
         str | None, typer.Option(help="Clients at once; by default those of 1,8,32 with figures.")
     ] = None,
+    run_ahead: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Tokens that the small model runs ahead; all that can be are used."
+        ),
+    ] = 0,
     as_json: JsonFile = None,
 ) -> None:
     """Play recorded dialogues through the step loop and the policies, over virtual workers.
@@ -37,7 +43,7 @@ def reenact(
 
       baton lab reenact --costs r1-1.5b-32b-h100 --clients 1 --json reenacted.json
 
-      baton lab reenact build/results/run --costs mine.yaml
+      baton lab reenact build/results/run --costs mine.yaml --run-ahead 64
     """
     from deploy.evaluation.tables import show
     from deploy.lab.call_costs import load_costs
@@ -48,10 +54,11 @@ def reenact(
     at_once = counts("--clients", clients or usual)
     played = dialogues.recorded(recordings) if recordings else dialogues.shipped()
     with bar(Console(stderr=True)) as shown:
-        found = rows.table(played, pair, at_once, shown.tell)
+        found = rows.table(played, pair, at_once, run_ahead, shown.tell)
     measured = [] if recordings else rows.against_measured(played, pair)
     if as_json is not None:
-        data = {"rows": found, "measured": measured, "costs": pair.model_dump(mode="json")}
+        settings = {"costs": pair.model_dump(mode="json"), "run_ahead": run_ahead}
+        data = {"rows": found, "measured": measured, **settings}
         write(as_json, json.dumps(data, indent=2) + "\n")
     console = wide_console()
     show(found, rows.COLUMNS, console, f"Virtual workers at the costs of {pair.name}")

@@ -41,11 +41,12 @@ def table(
     dialogues: Sequence[Dialogue],
     costs: Costs,
     counts: Sequence[int],
+    run_ahead: int = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
     """A row for each policy at each number of clients, and one for a large model that speculates.
 
-    Ratios are of requests a second.
+    Ratios are of requests a second. `run_ahead` is of the small model's.
 
     Raises:
         ConfigError: no dialogues of large-only, or the costs have no figures for that many clients.
@@ -65,7 +66,10 @@ def table(
         for policy, mine in [*by_policy.items(), (SPECULATING, by_policy[BASELINE])]:
             rounds = -(-REQUESTS_A_CLIENT * clients // len(mine))
             tell(f"{policy}, {clients} at once")
-            found[policy] = clock.run(play(mine * rounds, costs, clients, policy == SPECULATING))
+            speculates = policy == SPECULATING
+            found[policy] = clock.run(
+                play(mine * rounds, costs, clients, speculates=speculates, run_ahead=run_ahead)
+            )
         rows += [
             {
                 "policy": policy,
@@ -100,11 +104,15 @@ def against_measured(dialogues: Sequence[Dialogue], costs: Costs) -> list[Row]:
 
 
 async def play(
-    dialogues: Sequence[Dialogue], costs: Costs, clients: int, speculates: bool = False
+    dialogues: Sequence[Dialogue],
+    costs: Costs,
+    clients: int,
+    speculates: bool = False,
+    run_ahead: int = 0,
 ) -> Played:
     """`clients` take the dialogues in their order, each one after the other."""
     answers: dict[str, Answers] = {}
-    pair = virtual_pair(costs, answers, speculates)
+    pair = virtual_pair(costs, answers, speculates, run_ahead)
     seconds: list[float] = []
     waiting = enumerate(dialogues)
     time = asyncio.get_running_loop().time
@@ -123,7 +131,7 @@ async def play(
 
 
 def virtual_pair(
-    costs: Costs, answers: Mapping[str, Answers], speculates: bool = False
+    costs: Costs, answers: Mapping[str, Answers], speculates: bool = False, run_ahead: int = 0
 ) -> dict[WorkerName, VirtualWorker]:
     """Both models, which answer from the record by request."""
     device = Device()
@@ -132,7 +140,7 @@ def virtual_pair(
     )
     small = VirtualEngine(costs.small, device if costs.shared_device else Device())
     return {
-        "small": VirtualWorker("small", small, answers),
+        "small": VirtualWorker("small", small, answers, run_ahead),
         "large": VirtualWorker("large", large, answers),
     }
 

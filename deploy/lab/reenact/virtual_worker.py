@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from deploy.lab.reenact.dialogues import Answers
-from deploy.lab.reenact.engine import VirtualEngine
+from deploy.lab.reenact.engine import VirtualEngine, VirtualRow
 from orchestrator.loop.actions import WorkerName
 from orchestrator.types import (
     Classification,
@@ -16,32 +17,81 @@ from orchestrator.types import (
     Sampling,
     Segment,
     StopCriteria,
+    Transcript,
     Usage,
     Verification,
 )
 from orchestrator.worker import Call, Delta
+
+GOES_ON: Final = {"until": 1, "length": 1, "doubt": 3}
+"""By how a text ended, the rows that run ahead: after a doubt, one for each likely token."""
+
+
+@dataclass(frozen=True)
+class AheadRow:
+    """A row that runs ahead behind a text; of what follows it, it has made `spare` tokens."""
+
+    row: VirtualRow
+    text: tuple[int, ...]
+    spare: int
+
+    def lacks(self, transcript: Transcript) -> int | None:
+        """How many tokens of a transcript it still has to make; None: it is another text.
+
+        Behind its own text others may have put tokens: they are taken to be its own.
+        """
+        tokens = _ids(transcript)
+        if tokens[: len(self.text)] != self.text:
+            return None
+        return len(tokens) - len(self.text) - self.spare
+
+
+def _ids(transcript: Transcript) -> tuple[int, ...]:
+    return tuple(token for segment in transcript.phase for token in segment.tokens)
 
 
 class VirtualWorker:
     """A `Worker` over recorded answers (by request) and an engine in virtual time.
 
     A request's first call reads its whole prompt. Later ones find cached what they found cached
-    when they were recorded.
+    when they were recorded. With `run_ahead` a text that no model ended continues for that many
+    tokens, and the next generation that continues it takes them, without the costs of a call.
     """
 
     def __init__(
-        self, name: WorkerName, engine: VirtualEngine, answers: Mapping[str, Answers]
+        self,
+        name: WorkerName,
+        engine: VirtualEngine,
+        answers: Mapping[str, Answers],
+        run_ahead: int = 0,
     ) -> None:
         self._name, self._engine, self._answers = name, engine, answers
         self._known: set[str] = set()  # requests that have read their prompt
+        self._run_ahead = run_ahead
+        self._ahead: dict[str, AheadRow] = {}  # by request
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncIterator[Delta | Generation]:
         """Continue the transcript; the whole text comes at its end."""
         answer: Generation = self._take(call, criteria)
-        made = answer.usage.generated
-        await self._spend(call, answer.usage, aborted=0 < made < criteria.max_tokens)
+        segment, tokens = answer.segment, max(1, answer.usage.generated)
+        ahead = self._ahead.pop(call.request, None)
+        lacking = None if ahead is None else ahead.lacks(call.transcript)
+        if ahead is not None and lacking is not None:
+            row, tokens = ahead.row, tokens + lacking
+        else:
+            if ahead is not None:
+                self._engine.end(ahead.row, aborted=ahead.row.runs_ahead)
+            row = await self._begin(call, answer.usage)
+        await self._engine.write(row, tokens)
+        if self._run_ahead and criteria.max_tokens and segment.finish in GOES_ON:
+            self._engine.run_ahead(row, self._run_ahead, GOES_ON[segment.finish])
+            text = _ids(call.transcript) + segment.tokens
+            spare = answer.usage.generated - len(segment.tokens)
+            self._ahead[call.request] = AheadRow(row, text, spare)
+        else:
+            self._engine.end(row, aborted=0 < answer.usage.generated < criteria.max_tokens)
         yield answer
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
@@ -60,9 +110,14 @@ class VirtualWorker:
     def _take(self, call: Call, about: StopCriteria | LabelQuery | Segment) -> Any:
         return self._answers[call.request].take(self._name, call.transcript, about)
 
-    async def _spend(self, call: Call, usage: Usage, aborted: bool = False) -> None:
-        """Let the time of a call pass."""
+    async def _spend(self, call: Call, usage: Usage) -> None:
+        """Let the time of a call pass that only reads."""
+        row = await self._begin(call, usage)
+        await self._engine.write(row, 1)
+        self._engine.end(row)
+
+    async def _begin(self, call: Call, usage: Usage) -> VirtualRow:
         cached = usage.cached if call.request in self._known else 0
         self._known.add(call.request)
         await asyncio.sleep(self._engine.costs.call_ms / 1000)
-        await self._engine.run(max(1, usage.prompt - cached), usage.generated, aborted)
+        return self._engine.begin(max(1, usage.prompt - cached))

@@ -20,13 +20,19 @@ def model(**more: Any) -> WorkerCosts:
     return WorkerCosts.model_validate(COSTS | more)
 
 
+async def run(engine: VirtualEngine, unread: int, tokens: int, aborted: bool = False) -> None:
+    row = engine.begin(unread)
+    await engine.write(row, max(1, tokens))
+    engine.end(row, aborted)
+
+
 def ends(*rows: tuple[VirtualEngine, float, int, int]) -> list[Any]:
     """When rows end, each an engine, when it begins, tokens to read and tokens to write."""
 
     async def main() -> list[float]:
         async def row(engine: VirtualEngine, at: float, *work: Any) -> float:
             await asyncio.sleep(at / 1000)
-            await engine.run(*work)
+            await run(engine, *work)
             return asyncio.get_running_loop().time() * 1000
 
         return list(await asyncio.gather(*(row(*one) for one in rows)))
@@ -76,3 +82,51 @@ def test_a_round_of_speculation_makes_several_tokens() -> None:
     engine = VirtualEngine(model(), Device(), (model(token_ms=3), rounds))
     assert ends((engine, 0, 6, 1), (engine, 100, 6, 6)) == [15, 115 + 2 * 16]
     assert ends((engine, 0, 6, 7)) == [15 + 3 * 16]
+
+
+def test_a_row_that_runs_ahead_is_taken_where_it_is() -> None:
+    """Read and one token by 15, two more by 35; then as much as was run ahead, three rows wide."""
+
+    async def main() -> list[float]:
+        engine, seen = VirtualEngine(model(), Device()), []
+        time = asyncio.get_running_loop().time
+        row = engine.begin(6)
+        for tokens, pause in ((3, 0.03), (4, 1.0), (2, 0.0), (1, 0.0)):
+            await engine.write(row, tokens)
+            seen.append(time() * 1000)
+            engine.run_ahead(row, 2, 3)
+            await asyncio.sleep(pause)
+        engine.end(row)
+        return seen
+
+    # Two passes of 14 by 63, and from 65 on two of 10; two are made in the next second.
+    # The last is one of a pass that has begun.
+    assert clock.run(main()) == [pytest.approx(ms) for ms in (35, 85, 1085, 1099)]
+
+
+def test_a_pass_ahead_lets_others_pass_until_a_call_waits_for_it() -> None:
+    """From 15 on a pass of 10 runs ahead; the other model's of 10 begins at 20."""
+
+    async def main(asked_at: float) -> list[float]:
+        device = Device()
+        engine, other = VirtualEngine(model(), device), VirtualEngine(model(), device)
+        loop = asyncio.get_running_loop()
+
+        async def ahead() -> float:
+            row = engine.begin(6)
+            await engine.write(row, 1)
+            engine.run_ahead(row, 1, 1)
+            await asyncio.sleep(asked_at / 1000 - loop.time())
+            await engine.write(row, 1)
+            return loop.time() * 1000
+
+        async def large() -> float:
+            await asyncio.sleep(0.020)
+            await run(other, 0, 1)
+            return loop.time() * 1000
+
+        return list(await asyncio.gather(ahead(), large()))
+
+    assert clock.run(main(100)) == [100, pytest.approx(30)]
+    # Asked for at 24, with five of its ten and six of the other's left.
+    assert clock.run(main(24)) == [pytest.approx(34), pytest.approx(35)]

@@ -9,7 +9,10 @@ import pytest
 from deploy.lab.call_costs import Costs, load_costs
 from deploy.lab.reenact import rows
 from deploy.lab.reenact.dialogues import Dialogue, shipped
+from deploy.lab.reenact.engine import VirtualRow
+from deploy.lab.reenact.virtual_worker import AheadRow
 from orchestrator.errors import ConfigError
+from orchestrator.types import Segment, Segments, Transcript
 
 WORKER = {"model": "m", "call_ms": 2, "read_ms": 1, "read_token_ms": 0}
 COSTS = Costs.model_validate(
@@ -69,3 +72,27 @@ def test_the_errors_beside_the_measured_rows() -> None:
     assert len(found) == 6
     for row in found:
         assert abs(row["error"]) < known.get((row["policy"], row["clients"]), 0.1), row
+
+
+def test_running_ahead_changes_times_alone() -> None:
+    """All calls are found on record, and the small model's texts are there when asked for."""
+    played = some("large-only", "bild")
+    plain, ahead = (
+        {row["policy"]: row["seconds"] for row in rows.table(played, COSTS, [2], run_ahead)}
+        for run_ahead in (0, 32)
+    )
+    assert ahead["large-only"] == plain["large-only"]
+    assert ahead["bild"] < 0.9 * plain["bild"]
+
+
+def test_what_a_row_that_runs_ahead_still_lacks() -> None:
+    def transcript(*tokens: int) -> Transcript:
+        segments = [Segment("small", "", (token,)) for token in tokens]
+        return Transcript((), answer=Segments(segments)).without_thought()
+
+    row = VirtualRow(0)
+    assert AheadRow(row, (1, 2), 0).lacks(transcript(1, 2)) == 0
+    assert AheadRow(row, (1, 2), 0).lacks(transcript(1, 2, 9)) == 1  # the large model's token
+    assert AheadRow(row, (1, 2), 1).lacks(transcript(1, 2, 9)) == 0  # in place of a doubtful one
+    assert AheadRow(row, (1, 2), 0).lacks(transcript(1, 9)) is None
+    assert AheadRow(row, (1, 2), 0).lacks(transcript(1)) is None
