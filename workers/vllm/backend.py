@@ -74,12 +74,16 @@ JUDGE, WRITER = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an engine holds: live sequences, waiting ones, tokens in its cache and in a sequence."""
+    """What an engine holds: live sequences, waiting ones, tokens in its cache and in a sequence.
+
+    run_ahead: tokens that a request decodes after its call has ended, while no call is live.
+    """
 
     rows: int
     queue: int
     tokens: int
     context: int
+    run_ahead: int = 0
 
 
 class VllmBackend:
@@ -93,7 +97,6 @@ class VllmBackend:
         counter: what the engine reports to.
         sampling: the checkpoint's own, for requests that say nothing of it.
         lossy: whether its speculation changes the text.
-        run_ahead: tokens that a request decodes on after its call has ended, while no call is live.
     """
 
     def __init__(
@@ -106,13 +109,12 @@ class VllmBackend:
         *,
         sampling: Sampling = GREEDY,
         lossy: bool = False,
-        run_ahead: int = 0,
     ) -> None:
         self.engine, self.prompts, self.ends = engine, prompts, ends
         self.sampling, self.lossy = sampling, lossy
         self._capacity, self._counter = capacity, counter
         self._live, self._closed = 0, False
-        self._ahead = RequestsAhead(run_ahead)
+        self._ahead = RequestsAhead(capacity.run_ahead)
         counted = ("prompt_tokens", "cached_tokens", "generated_tokens", "adopted_tokens")
         self._counts = dict.fromkeys(counted, 0)
         self._resetting: asyncio.Task[Any] | None = None

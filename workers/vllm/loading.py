@@ -122,15 +122,16 @@ def load(model: str | Path, **options: Unpack[VllmOptions]) -> EngineWorker[Vllm
     tokens = (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size
     vocabulary = config.model_config.get_vocab_size()
     ends = tokenizer.ends | _stop_token_ids(config.model_config, tokenizer)
+    is_plain = method.get("method", "vanilla") == "vanilla"
+    run_ahead = chosen["run_ahead"] if is_plain else 0
     backend = VllmBackend(
         engine,
         PromptRenderer(tokenizer, vocabulary),
         frozenset(token for token in ends if token < vocabulary),
-        Capacity(rows, chosen["queue"], tokens, context),
+        Capacity(rows, chosen["queue"], tokens, context, run_ahead),
         counter,
         sampling=sampling,
         lossy=is_lossy(method),
-        run_ahead=chosen["run_ahead"] if method.get("method", "vanilla") == "vanilla" else 0,
     )
     return EngineWorker(backend)
 
