@@ -76,11 +76,22 @@ _format("date", lambda given: (date.fromisoformat(given), _matched(".{10}")(give
 _format("ipv4", IPv4Address)
 _format("ipv6", IPv6Address)
 _format("email", _matched(r"[^@]+@(\[[^\]@]*\]|[^@\[\]]+)"))
-_format("uri", _matched("[a-zA-Z][a-zA-Z0-9+.-]*:.*"))
+_PART = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"  # of a path (RFC 3986)
+_HOST = rf"(?:\[[^\]]*\]|(?:(?![:@]){_PART})*)"
+_PATH = (
+    rf"(?://(?:(?:(?!@){_PART})*@)?{_HOST}(?::\d*)?(?:/{_PART}*)*|/?(?:{_PART}+(?:/{_PART}*)*)?)"
+)
+_REST = rf"(?:\?(?:{_PART}|[/?])*)?(?:#(?:{_PART}|[/?])*)?"
+_format("uri", _matched(rf"[a-zA-Z][a-zA-Z0-9+.-]*:{_PATH}{_REST}"))
 _format("hostname", _matched("[a-zA-Z0-9][a-zA-Z0-9.-]*"))
 _format("duration", _matched(r"P(?=.)(\d+W|(\d+Y)?(\d+M)?(\d+D)?(T(?=.)(\d+H)?(\d+M)?(\d+S)?)?)"))
-_format("date-time", _matched(r"\d{4}-\d\d-\d\d[tT].+([zZ]|[+-]\d\d:\d\d)"))
-_format("time", _matched(r"\d\d:\d\d:\d\d.*([zZ]|[+-]\d\d:\d\d)"))
+_HOUR = r"([01]\d|2[0-3]):[0-5]\d"
+_TIME = rf"{_HOUR}:([0-5]\d|60)(\.\d+)?([zZ]|[+-]{_HOUR})"
+_format(
+    "date-time",
+    lambda given: (date.fromisoformat(given[:10]), _matched(rf".{{10}}[tT]{_TIME}")(given)),
+)
+_format("time", _matched(_TIME))
 
 
 def reference(schema: Any, dialect: str) -> Any:
