@@ -322,7 +322,9 @@ def test_a_log_probability_that_is_nan_is_an_error() -> None:
 async def test_an_id_that_the_tokenizer_does_not_have_is_an_error(
     large: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.vllm.backend.made_tokens", lambda output: [(10**6, {10**6: 0.0})])
+    monkeypatch.setattr(
+        "workers.vllm.run_ahead.made_tokens", lambda output: [(10**6, {10**6: 0.0})]
+    )
     with pytest.raises(WorkerError, match="the model wrote id 1000000"):
         await written(large, QUESTION, StopCriteria(4))
 
