@@ -21,7 +21,7 @@ from orchestrator.loop.solve import solve
 
 REQUESTS_A_CLIENT: Final = 4
 """At least: the end of a row, when clients run out of questions, is a small part of it."""
-SPECULATING: Final = f"{BASELINE}:speculating"
+SPECULATING: Final = ":speculating"
 Row: TypeAlias = dict[str, Any]
 
 
@@ -44,9 +44,10 @@ def table(
     run_ahead: int = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
-    """A row for each policy at each number of clients, and one for a large model that speculates.
+    """A row for each policy at each number of clients, and one over a large model that speculates.
 
-    Ratios are of requests a second. `run_ahead` is of the small model's.
+    Ratios are of requests a second, to `large-only` in both ways. `run_ahead`: tokens of the small
+    model.
 
     Raises:
         ConfigError: no dialogues of large-only, or the costs have no figures for that many clients.
@@ -63,13 +64,13 @@ def table(
     rows = []
     for clients in counts:
         found = {}
-        for policy, mine in [*by_policy.items(), (SPECULATING, by_policy[BASELINE])]:
+        for policy, mine in by_policy.items():
             rounds = -(-REQUESTS_A_CLIENT * clients // len(mine))
-            tell(f"{policy}, {clients} at once")
-            speculates = policy == SPECULATING
-            found[policy] = clock.run(
-                play(mine * rounds, costs, clients, speculates=speculates, run_ahead=run_ahead)
-            )
+            for suffix in ("", SPECULATING) if "large" in mine[0].build_policy().called else ("",):
+                tell(f"{policy}{suffix}, {clients} at once")
+                found[policy + suffix] = clock.run(
+                    play(mine * rounds, costs, clients, bool(suffix), run_ahead)
+                )
         rows += [
             {
                 "policy": policy,
@@ -77,7 +78,7 @@ def table(
                 "seconds": mean(one.seconds),
                 "requests_per_s": one.per_s,
                 "ratio": one.per_s / found[BASELINE].per_s,
-                "ratio_speculating": one.per_s / found[SPECULATING].per_s,
+                "ratio_speculating": one.per_s / found[BASELINE + SPECULATING].per_s,
             }
             for policy, one in found.items()
         ]

@@ -276,9 +276,10 @@ def test_an_evaluation_from_rows_to_other_costs(
     assert "Virtual workers at the costs of Qwen2.5 1.5B + 32B" in ran.out
     told = json.loads(played.read_text())
     assert [row["policy"] for row in told["rows"]] == [
-        "large-only", "small-only", "specreason", "large-only:speculating",
+        "large-only", "large-only:speculating", "small-only",
+        "specreason", "specreason:speculating",
     ]  # fmt: skip
-    large, small, *_ = (row["ratio"] for row in told["rows"])
+    large, _, small, *_ = (row["ratio"] for row in told["rows"])
     assert large == 1.0 < small
 
 
