@@ -146,6 +146,8 @@ def test_every_series_is_on_the_dashboard_or_known_not_to_be(labels: dict[str, s
         "ray_baton_worker_calls_total",
         "ray_baton_worker_switches_total",
         "ray_baton_worker_lossy",
+        "ray_baton_worker_ahead_tokens_total",  # what running ahead gives, for who tunes it
+        "ray_baton_worker_adopted_tokens_total",
         "ray_baton_worker_drafted_tokens_total",  # emitted and rounds say the same in one number
         "ray_baton_worker_accepted_tokens_total",
     }
