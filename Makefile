@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu serve check test test-services test-workers test-others test-vllm test-real real-pair bench clients redis-server chromium
+.PHONY: help setup setup-gpu serve check test test-services test-others test-vllm test-real real-pair bench clients redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -43,24 +43,21 @@ check: $(STAMP) ## lint and type-check
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-# The tests of services mostly wait for processes to start, so the others run beside them, in two halves.
+# The tests of services mostly wait for processes to start, so the others run beside them.
 SERVICES := $(addprefix tests/deploy/,cli launch service telemetry) tests/clients
 
 # Tests of real processes share a machine with whatever else it does: in CI what fails is tried once more, and
 # the summary names it (RERUN).
 RERUNS := $(if $(CI),--reruns 1 -r fER)
 
-test: check redis-server chromium ## lint, type-check and run the whole test suite (16 minutes)
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=line test-services test-workers test-others
+test: check redis-server chromium ## lint, type-check and run the whole test suite (12 minutes)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-services test-others
 
 test-services:
 	@$(BIN)/python -m pytest $(RERUNS) $(SERVICES)
 
-test-workers:
-	@$(BIN)/python -m pytest $(RERUNS) tests/workers
-
 test-others:
-	@$(BIN)/python -m pytest $(RERUNS) tests $(SERVICES:%=--ignore=%) --ignore=tests/workers --ignore=tests/lab
+	@$(BIN)/python -m pytest $(RERUNS) tests $(SERVICES:%=--ignore=%) --ignore=tests/lab
 
 # vLLM's pins are not ours, so it has an environment of its own. An engine of vLLM's belongs to one
 # event loop, so all tests share one.
