@@ -50,7 +50,7 @@ SERVICES := $(addprefix tests/deploy/,cli launch service telemetry) tests/client
 # the summary names it (RERUN).
 RERUNS := $(if $(CI),--reruns 1 -r fER)
 
-test: check redis-server chromium ## lint, type-check and run the whole test suite (12 minutes)
+test: check redis-server chromium ## lint, type-check and run the whole test suite (22 minutes)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-services test-others
 
 test-services:
