@@ -226,7 +226,8 @@ class WorkerSpec(StrictModel):
         ge=0,
         le=4096,
         description="tokens decoded on after a call while no call is served, for the call that "
-        "continues from there; None: 64 by the small model, 0 by the large",
+        "continues from there; None: 64 by the small model, but 0 if "
+        "it has all cores of a CPU, and 0 by the large",
     )
     thinking: str | dict[str, str] = Field(
         default="auto",
@@ -355,7 +356,8 @@ class WorkerSpec(StrictModel):
 
 
 def _runs_ahead(spec: WorkerSpec) -> WorkerSpec:
-    if spec.url is not None or spec.run_ahead is not None:
+    shares_cores = spec.device == "cpu" and spec.threads is None  # with what it would run beside
+    if spec.url is not None or spec.run_ahead is not None or shares_cores:
         return spec
     return spec.model_copy(update={"run_ahead": RUN_AHEAD})
 
