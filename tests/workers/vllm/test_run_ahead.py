@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.types import Generation, Message, Sampling, Segment, StopCriteria, Transcript
+from orchestrator.types import Message, Sampling, Segment, StopCriteria, Transcript
 from orchestrator.worker import Call
+from tests.workers.engine.local import run
 from workers.vllm import run_ahead
 from workers.vllm.loading import load
 
@@ -37,15 +38,6 @@ def requests(ahead: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(ahead.backend.engine, "generate", noted)
     return made
-
-
-async def run(
-    worker: Any, call: Call, criteria: StopCriteria, sampling: Sampling | None = None
-) -> Generation:
-    stream = worker.generate(call, criteria, sampling or Sampling(), stream=False)
-    (answer,) = [item async for item in stream]
-    assert isinstance(answer, Generation)
-    return answer
 
 
 def behind(call: Call, segment: Segment) -> Call:
