@@ -154,7 +154,6 @@ class VllmBackend:
                         if finish is not None:  # a token in doubt is none of the text
                             running.unread = made[place + (finish != "doubt") :]
                             break
-                    self._counts["adopted_tokens"] += len(made) if running.adopted else 0
                     if wanted.stream and (delta := text.delta(ended=finish is not None)):
                         yield delta
             finally:
@@ -164,6 +163,7 @@ class VllmBackend:
                     await running.outputs.aclose()
         elif text.criteria.max_tokens == 0 and len(ids) < self.context:
             await self._answer(ids, request_parameters(Sampling(), max_tokens=1), WRITER, cost)
+        self._counts["adopted_tokens"] += text.generated if cost.adopted else 0
         drafts = cost.drafts
         yield Generation(
             text.segment(finish or "length"),

@@ -105,12 +105,15 @@ class RequestsAhead:
         await self.end()
         if found is None:
             return None
+        found.adopted = False
         alike = found.sampling == sampling and found.thinking == thinking
-        if alike and prompt.call.constraint is None and await found.leads_to(prompt.ids):
-            found.adopted = True
-            return found
-        await found.outputs.aclose()
-        return None
+        try:
+            if alike and prompt.call.constraint is None:
+                found.adopted = await found.leads_to(prompt.ids)
+        finally:  # also if the caller leaves meanwhile
+            if not found.adopted:
+                await found.outputs.aclose()
+        return found if found.adopted else None
 
     async def end(self) -> None:
         """End all of them."""
