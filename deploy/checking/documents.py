@@ -149,7 +149,7 @@ class _Places:
 
 
 def at(data: Any, path: Path, default: Any = None) -> Any:
-    """The entry at `path`, or `default` where there is none."""
+    """The entry at `path`, or `default` if there is none."""
     for step in path:
         try:
             data = data[step]

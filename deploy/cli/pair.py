@@ -100,15 +100,15 @@ def with_small(workers: Workers, small: str | None) -> Workers:
 def large_speculation(
     workers: Workers, text: str | None, default: str | None = None
 ) -> Speculation | None:
-    """What the large worker decodes with; None where its server decides.
+    """What the large worker decodes with; None if its server decides.
 
     Args:
-        text: NAME or NAME:KEY=VALUE; what it leaves out is as in the file, where the file offers
+        text: NAME or NAME:KEY=VALUE; what it leaves out is as in the file, if the file offers
             the method, else the method's own default, and the small model drafts.
-        default: instead of the file's method, where there is no text.
+        default: instead of the file's method, if there is no text.
 
     Raises:
-        ConfigError, InvalidRequest: no such method or parameter, or nobody who drafts.
+        ConfigError, InvalidRequest: no such method or parameter, or no model that drafts.
     """
     from deploy.evaluation.candidates import Candidate
     from deploy.service.config import Speculation
@@ -131,7 +131,7 @@ def large_speculation(
 
 
 def _drafter(chosen: Candidate, workers: Workers) -> str | None:
-    """Which of a method's parameters names its draft model; None where nothing does."""
+    """Which of a method's parameters names its draft model; None if nothing does."""
     method = chosen.policy
     if workers.large.runs_vllm:
         return "model" if method == "draft_model" else None
