@@ -15,7 +15,7 @@ from pydantic import Field, StringConstraints
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
 from orchestrator.loop.actions import REST, A, Action, Close, Script, WorkerName, Write
 from orchestrator.loop.policy import Policy
-from orchestrator.types import Segment, StopCriteria, Transcript
+from orchestrator.types import ENDED, Segment, StopCriteria, Transcript
 
 Delimiters: TypeAlias = Annotated[
     tuple[Annotated[str, StringConstraints(min_length=1, max_length=64)], ...],
@@ -111,7 +111,7 @@ def attempt(script: Action[A] | Script[A]) -> Script[A | None]:
 
 def ends(segment: Segment) -> bool:
     """Return whether the chain ends with this segment."""
-    return segment.finish in ("think_end", "eos", "stop")
+    return segment.finish in (*ENDED, "stop")
 
 
 def blank(segment: Segment) -> bool:

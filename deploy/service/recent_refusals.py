@@ -1,17 +1,16 @@
-"""Keys that were just told that there is no place: the next that they ask is told so again.
+"""API keys whose last request got 429: the proxy gives their next ones the same answer.
 
-Whoever refuses a request has read it, and Serve has carried it there and back. Under a flood that
-takes what answers are made of, so the proxy repeats what a key was told for as long as the refusal
-says that it holds: until most of the key's requests that wait should have their places, so that
-none need stand empty. What one orchestrator says holds for all of them: Serve gives each as much to
-do. Others' requests pass, and so do those that say how many places they want (`n`, several prompts)
-or when it is their turn (`priority`).
+An orchestrator must read a request to refuse it, and Serve carries it there and back. Under a flood
+that takes the capacity of real answers. So the proxy repeats a refusal for as long as it says that
+it holds: until most of the key's waiting requests should have a place, so that no place stays
+empty. One orchestrator's refusal holds for all, since Serve spreads the load evenly. Requests of
+other keys pass, and so do those that ask for several places (`n`, several prompts) or name a
+`priority`.
 
-Each refused request of a key is told a turn of its own to come again, one after the other at the
-pace at which the key's find places with the orchestrator that said so: told the same second, all
-but a few would be refused again. Turns are given `TURNS_S` ahead, for those who come anew find
-places too, and not everybody comes again; who is told to come later still is spread over the second
-half of that.
+Each refused request of a key gets a different `Retry-After`, its turn: one after the other, as fast
+as that orchestrator finds places for the key. With the same second for all, all but a few would be
+refused again. Turns reach `TURNS_S` ahead, since new requests take places as well and not every
+client retries; later retries are spread at random over the second half of that time.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from orchestrator.http.errors import (
     no_place,
 )
 
-MOST_S: Final = 1.0  # for which a refusal is repeated, whatever it says
-TURNS_S: Final = 30.0  # for which turns are given ahead
-UNKNOWN_S: Final = 0.1  # from one turn to the next, where nobody has said so yet
-KEYS: Final = 1024  # that are remembered
+MOST_S: Final = 1.0  # the longest that a refusal is repeated, whatever it says
+TURNS_S: Final = 30.0  # how far ahead turns are given
+UNKNOWN_S: Final = 0.1  # from one turn to the next, if no orchestrator has said it yet
+KEYS: Final = 1024  # the most that are remembered
 _ASKING: Final = ("/completions", "/responses")  # paths of requests that take places
 _OF_ITS_OWN: Final = re.compile(rb'"n"|"priority"|"prompt"\s*:\s*\[\s*["[]')
-"""Parameters for which another's refusal says nothing."""
+"""Parameters by which a request differs from others of its key: it passes."""
 _MILLISECONDS: Final = re.compile(r"(\d{1,9})ms", re.ASCII)
 _NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
 
@@ -55,8 +54,8 @@ class _Refusal(NamedTuple):
     turn_s: float  # from one that finds a place to the next
 
 
-def _end(key: bytes, told: _Refusal, now: float) -> float:
-    return told.until
+def _end(key: bytes, refusal: _Refusal, now: float) -> float:
+    return refusal.until
 
 
 def _due(key: bytes, turn: float, now: float) -> float:
@@ -64,52 +63,52 @@ def _due(key: bytes, turn: float, now: float) -> float:
 
 
 class RecentRefusals:
-    """What keys were told a moment ago, by digest; `clock` in seconds, `chance` of who is told to
-    come when turns are given out."""
+    """The latest refusal of each key, by its digest; `clock` in seconds, `chance` spreads retries
+    once all turns are given."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, chance: random.Random | None = None
     ) -> None:
         self._salt, self._clock = secrets.token_bytes(16), clock
         self._chance = chance or random.Random()
-        self._told: TLRUCache[bytes, _Refusal] = TLRUCache(KEYS, _end, clock)
+        self._refusals: TLRUCache[bytes, _Refusal] = TLRUCache(KEYS, _end, clock)
         self._paces: LRUCache[bytes, float] = LRUCache(KEYS)  # seconds from one turn to the next
         self._turns: TLRUCache[bytes, float] = TLRUCache(KEYS, _due, clock)  # the last to be given
 
     def note(
         self, scope: Scope, body: Sequence[Message], status: int, answered: Headers
     ) -> int | None:
-        """What a request was answered; only a refusal for want of a place is remembered.
+        """Remember an answer if it is a refusal for want of a place.
 
         Returns:
-            Seconds until the turn of a request that was so refused; None: it has none.
+            Seconds until the refused request's turn; None if it was not refused so.
         """
         if status != 429:
             return None
-        # During an upgrade orchestrators of another release may say it otherwise, or not at all.
+        # During an upgrade an orchestrator of another release may lack these headers.
         after, limit = (_number(answered.get(name)) for name in ("retry-after", LIMIT))
         if not after or not limit:
             return None
         key, said = self._key(scope), _MILLISECONDS.fullmatch(answered.get(RESET, ""))
         holds_s = min(MOST_S, int(said[1]) / 1000) if said else 0.0
         self._paces[key] = turn_s = 60 / limit
-        told = _Refusal(min(after, MOST_RETRY_AFTER_S), self._clock() + holds_s, turn_s)
+        refusal = _Refusal(min(after, MOST_RETRY_AFTER_S), self._clock() + holds_s, turn_s)
         if answered.get(NO_PLACE[0]) == NO_PLACE[1] and holds_s and _is_like_others(body):
-            self._told[key] = told
-        return self._turn(key, told)
+            self._refusals[key] = refusal
+        return self._turn(key, refusal)
 
     def check(self, scope: Scope, body: Sequence[Message]) -> None:
         """Whether a request may pass.
 
         Raises:
-            HttpError: 429, its key was just told so.
+            HttpError: 429, its key was refused a moment ago.
         """
-        if not self._told or not _asks(scope) or not _is_like_others(body):
+        if not self._refusals or not _asks(scope) or not _is_like_others(body):
             return
         key = self._key(scope)
-        if (told := self._told.get(key)) is not None:
-            holds_s = max(0.0, told.until - self._clock())
-            raise no_place(self._turn(key, told), holds_s, told.turn_s)
+        if (refusal := self._refusals.get(key)) is not None:
+            holds_s = max(0.0, refusal.until - self._clock())
+            raise no_place(self._turn(key, refusal), holds_s, refusal.turn_s)
 
     def to_turn_s(self, scope: Scope) -> int:
         """Seconds until the turn of a request that Serve itself refused."""
@@ -119,15 +118,15 @@ class RecentRefusals:
         turn_s = self._paces.get(key, UNKNOWN_S)
         return self._turn(key, _Refusal(RETRY_AFTER_S, self._clock(), turn_s))
 
-    def _turn(self, key: bytes, told: _Refusal) -> int:
-        """Seconds until the next turn that is free."""
+    def _turn(self, key: bytes, refusal: _Refusal) -> int:
+        """Seconds until the next free turn."""
         now, last = self._clock(), self._turns.get(key, -math.inf)
-        turn = max(now + told.after_s, last + told.turn_s)
-        latest_s = min(told.after_s + TURNS_S, MOST_RETRY_AFTER_S)
+        turn = max(now + refusal.after_s, last + refusal.turn_s)
+        latest_s = min(refusal.after_s + TURNS_S, MOST_RETRY_AFTER_S)
         if turn <= now + latest_s:
             self._turns[key] = turn
         else:
-            turn = now + self._chance.uniform((told.after_s + latest_s) / 2, latest_s)
+            turn = now + self._chance.uniform((refusal.after_s + latest_s) / 2, latest_s)
         return max(1, round(turn - now))
 
     def _key(self, scope: Scope) -> bytes:
@@ -146,7 +145,7 @@ def _asks(scope: Scope) -> bool:
 
 
 def _is_like_others(body: Sequence[Message]) -> bool:
-    """Whether one that asks for a place asks for one like any other of its key."""
+    """Whether a request takes one place, like any other of its key."""
     if body[-1]["more_body"]:
         return False
     text = b"".join(message.get("body", b"") for message in body)

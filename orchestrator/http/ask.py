@@ -269,7 +269,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def begin(self) -> bytes:
-        """The first chunks of a stream, once the prompt is read."""
+        """The first chunks of a stream: once the prompt is read, or after `headers_s` before."""
 
     @abstractmethod
     def more(self, events: Sequence[Event]) -> bytes:

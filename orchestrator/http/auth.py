@@ -105,8 +105,8 @@ class Access:
             keys.owner(authorization) is not None for keys in (self.admins, self.observers)
         )
 
-    def owner(self, method: str, path: str, authorization: str | None) -> str | None:
-        """Who sends this request, as `Keys.owner` has it; None if no key is needed.
+    def authorize(self, method: str, path: str, authorization: str | None) -> str | None:
+        """Return who sends this request, as `Keys.owner` has it; None if no key is needed.
 
         Raises:
             HttpError: 401, no valid key; 403, one that is not allowed this.

@@ -69,8 +69,8 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 class HttpError(BatonError):
     """One error as a client sees it: the HTTP status and the body `{"error": {...}}`.
 
-    The HTTP layer raises one to refuse a request before any work. OpenAI's type of it
-    follows from the status, and 429 and 503 always say when to try again.
+    The HTTP layer raises one to refuse a request before any work. `type` follows from the
+    status, and 429 and 503 always say when to try again.
     """
 
     status: int

@@ -70,7 +70,7 @@ class RequestMiddleware:
                     code="wrong_host",
                 )
             authorization = headers.get("authorization")
-            key = self._service.access.owner(scope["method"], path, authorization)
+            key = self._service.access.authorize(scope["method"], path, authorization)
             scope.setdefault("state", {}).update(request_id=request_id, key=key)
             await self._app(scope, receive, with_id)
         except ClientDisconnect:

@@ -418,7 +418,7 @@ class Engine:
             self._leave(request)
 
     def _leave(self, request: EngineRequest) -> None:
-        """Free a request's slot, which keeps the prefix for the next one that begins so."""
+        """Free a request's slot; it keeps its tokens for a later prompt that begins like them."""
         if request.slot in self._decoding:
             del self._decoding[request.slot]
         else:

@@ -28,9 +28,9 @@ class PrefixCache:
     def allocate(self, ids: list[int], num_logits: int, owner: str = "") -> tuple[int, int]:
         """A slot for a prompt, and how many of its tokens are cached there.
 
-        That is the owner's slot that holds most of the prompt. Where it is in use, or holds a
-        longer text of which the prompt shares only the beginning, the common part is copied to the
-        least recently used free slot instead. The last `num_logits` tokens do not count as cached:
+        That is the owner's slot that holds most of the prompt. If it is in use, or holds a longer
+        text of which the prompt shares only the beginning, the common part is copied to the least
+        recently used free slot instead. The last `num_logits` tokens do not count as cached:
         their logits are wanted.
         """
         shared = [
@@ -45,10 +45,10 @@ class PrefixCache:
             self._decoder.copy(best, slot, shared[best])
             self.copied += shared[best]
         elif self._owners[slot] != owner:
-            self._decoder.copy(slot, slot, 0)  # nothing of it, in the methods' caches neither
+            self._clear(slot)
         self._owners[slot] = owner
         del self._free[slot]
-        return slot, self._cache.allocate(slot, ids, len(ids) - num_logits)
+        return slot, self._cache.truncate(slot, ids, len(ids) - num_logits)
 
     @property
     def is_full(self) -> bool:
@@ -63,7 +63,11 @@ class PrefixCache:
 
     def reset(self) -> None:
         for slot in self._free:
-            self._decoder.copy(slot, slot, 0)  # in the methods' caches too
+            self._clear(slot)
 
     def _shared_with(self, slot: int, ids: Sequence[int]) -> int:
         return common_prefix(self._cache.ids[slot], ids, self._cache.lengths[slot])
+
+    def _clear(self, slot: int) -> None:
+        """Forget a slot's tokens, in the methods' caches as well."""
+        self._decoder.copy(slot, slot, 0)

@@ -155,7 +155,10 @@ class KVCache:
     # Between passes ------------------------------------------------------------------------
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
-        """Keep the accepted path of the last pass, ascending nodes from 0; drop the others."""
+        """Keep the accepted path of the last pass, ascending nodes from 0.
+
+        The other nodes stay beyond the length; a later pass overwrites them.
+        """
         start, length = self.lengths[slot], len(path)
         if path[-1] != length - 1:  # a branch: gather its entries (out of place, then back)
             source = torch.tensor(path, device=self.data.device) + start
@@ -166,10 +169,10 @@ class KVCache:
                 self.hidden_states[slot, start : start + length] = self.hidden_states[slot, source]
         self.lengths[slot] = start + length
 
-    def allocate(self, slot: int, ids: list[int], limit: int) -> int:
-        """Give the slot to the owner of `ids`; returns how many of them it has cached.
+    def truncate(self, slot: int, ids: list[int], limit: int) -> int:
+        """Keep the prefix that a slot shares with `ids`, at most `limit` tokens; return its length.
 
-        That is the prefix it shares with what the slot held, at most `limit` tokens.
+        The slot holds `ids` from now on: the list itself, which its owner extends.
         """
         shared = common_prefix(self.ids[slot], ids, self.lengths[slot])
         self.lengths[slot] = min(shared, limit)

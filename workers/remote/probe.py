@@ -44,8 +44,8 @@ from workers.text.prompt import PromptRenderer
 
 log = logging.getLogger(__name__)
 
-Form = Literal["ids", "text", "chat"]
-FORMS: Final[tuple[Form, ...]] = get_args(Form)
+PromptKind = Literal["ids", "text", "chat"]
+PROMPT_KINDS: Final[tuple[PromptKind, ...]] = get_args(PromptKind)
 Fields = Mapping[str, Any]
 TOP = (20, 5, 1, 0)  # log-probabilities to ask for: vLLM's most, OpenAI's most, the least, none
 STEP = Segment("policy", "1 + 1 = 2.\n\n")
@@ -76,14 +76,14 @@ async def probe(
     declined: Declined | None = None
     absent: Absent | None = None
     broke: Broke | None = None
-    for form in FORMS:
-        trial = _Trial(server, model, prompts, vocabulary, form)
+    for kind in PROMPT_KINDS:
+        trial = _Trial(server, model, prompts, vocabulary, kind)
         try:
-            trial.prompt = trial.requests.body(form, trial.ids, TRACE)
+            trial.prompt = trial.requests.body(kind, trial.ids, TRACE)
         except Unsupported as error:
             reasons.append(str(error))
             continue
-        for wish in _wishes(form):
+        for wish in _wishes(kind):
             try:
                 answer, events = await trial.first(wish)
             except Absent as error:  # no such endpoint
@@ -109,14 +109,14 @@ async def probe(
     raise Unsupported(f"the model's server cannot continue a text: {'; '.join(why)}")
 
 
-def _wishes(form: Form) -> list[Fields]:
+def _wishes(kind: PromptKind) -> list[Fields]:
     """Fields to request, from the most to the least."""
-    chat = form == "chat"
+    chat = kind == "chat"
     return [one.logprob_fields(top, chat=chat) for one in (VLLM, OPENAI) for top in TOP]
 
 
 class _Trial:
-    """Requests to a server whose texts continue by one form of prompt; `able` is what they show."""
+    """Requests to a server whose texts continue by one kind of prompt; `able` is what they show."""
 
     def __init__(
         self,
@@ -124,13 +124,13 @@ class _Trial:
         model: str,
         prompts: PromptRenderer,
         vocabulary: Vocabulary,
-        form: Form,
+        kind: PromptKind,
     ) -> None:
         self._server, self._model, self._prompts = server, model, prompts
         self._vocabulary = vocabulary
         self.requests, self.ids = RequestBuilder(prompts), prompts.transcript(TRACE)
         self.prompt: Fields = {}
-        self.able = ServerCapabilities(form)
+        self.able = ServerCapabilities(kind)
 
     async def first(self, wish: Fields) -> tuple[Fields, list[Fields]]:
         """The answer to a request for these fields, and the events of a streamed one."""
@@ -141,11 +141,11 @@ class _Trial:
 
     def refused(self, answer: Fields, wish: Fields) -> str | None:
         """Why the answer is none that we can use; if it is, take what it shows."""
-        form, size = self.able.prompt, len(self.ids)
+        kind, size = self.able.prompt, len(self.ids)
         read = (answer.get("usage") or {}).get("prompt_tokens")
-        if form == "chat" and read != size:
+        if kind == "chat" and read != size:
             return "it does not continue the last message of a chat"
-        if form == "text" and read is not None and read != size:
+        if kind == "text" and read is not None and read != size:
             return (
                 f"it reads a prompt of {size} tokens as {read}: it puts a template of its "
                 "own around a text, or the tokenizer is not the served model's"
@@ -154,7 +154,7 @@ class _Trial:
         shows = bool(dialect.first_logprobs(answer, self._vocabulary))
         chunk = dialect.chunk(answer, self._vocabulary)
         repeats = chunk is not None and chunk.text.strip().startswith(self._continued)
-        if form == "chat" and repeats and not shows:  # its text alone shows a judge's choice
+        if kind == "chat" and repeats and not shows:  # its text alone shows a judge's choice
             return "it repeats the message of a chat that it continues"
         top = int(wish.get("top_logprobs", wish.get("logprobs", 0))) if shows else 0
         extras = wish.keys() >= EXTRAS.keys()

@@ -71,7 +71,7 @@ class Drafter:
     def join(self, row: Row) -> None:
         """Prefill what the slot lacks of the row's tokens, all but the newest."""
         prompt = row.ids[:-1]
-        if self.cache.allocate(row.slot, row.ids, len(prompt)) < len(prompt):
+        if self.cache.truncate(row.slot, row.ids, len(prompt)) < len(prompt):
             self.model.prefill(row.slot, prompt, num_logits=0)
 
     def grow(

@@ -29,12 +29,12 @@ class Continuation:
     Attributes:
         call: the call, its transcript extended by what was given before a `resume`.
         before: what was given before a `resume`.
-        criteria: those of the text after that.
+        criteria: the stop criteria of what follows `before`.
         thinking: whether the text continues a thought.
         closing: the text that ends a thought; empty in an answer, and if the model marks none.
         ends: the ids that end this text.
         bare: whether the log-probabilities of its tokens are not known.
-        late_ends: of these, those that may not come before `min_tokens` tokens.
+        late_ends: those of `ends` that may not come before `min_tokens` tokens.
         max_tokens: those that fit both the criteria and the context; none if not above 0.
         generated: tokens that were taken.
 

@@ -30,7 +30,7 @@ class Ends:
     """What ends a text.
 
     Attributes:
-        until: finds the delimiter that ends the text and is kept.
+        step_end: finds the delimiter that ends the text and is kept.
         stops: strings that end it and are cut off, each with the reason to report.
         begins_answer: whether the text begins an answer: the white space before it is never shown,
             so no stop string is looked for there.
@@ -38,7 +38,7 @@ class Ends:
         second_close: finds the end of the thought in what was to be the answer; cut off as well.
     """
 
-    until: StepEnd = field(default_factory=lambda: StepEnd(()))
+    step_end: StepEnd = field(default_factory=lambda: StepEnd(()))
     stops: Sequence[Stop] = ()
     begins_answer: bool = False
     min_tokens: int = 0
@@ -129,7 +129,7 @@ class Detokenizer:
             self._cut(start + at)
             return finish
         self._tail = window[max(0, len(window) - self._longest + 1) :]
-        self._ending = self._ending or self._ends.until.feed(new) is not None
+        self._ending = self._ending or self._ends.step_end.feed(new) is not None
         return "until" if self._ending and whole else None
 
     def _first_of(self, finish: Finish) -> int:

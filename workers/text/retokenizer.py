@@ -52,7 +52,7 @@ class Retokenizer:
         for stop, finish in self._stops:
             if (at := self._rest.find(stop, begin)) >= 0:
                 ends.append((at + len(stop), at, finish))
-        if (end := self._ends.until.feed(text)) is not None:
+        if (end := self._ends.step_end.feed(text)) is not None:
             ends.append((before + end, before + end, "until"))
         second = self._ends.second_close
         if second is not None and (again := second.feed(text)) is not None:

@@ -47,7 +47,7 @@ def generate(
             method = methods[number] if methods else None
             seed = (sampling.seed or 0) + number
             row = Row(slot, list(prompt), sampling, seed, max_new, method)
-            decoder.target.cache.allocate(slot, row.ids, len(prompt) - 1)
+            decoder.target.cache.truncate(slot, row.ids, len(prompt) - 1)
             append(row, decoder.join(row, decoder.target.prefill(slot, row.ids)).tokens)
         for rows in decoder.method_groups(decoder.rows):
             for row, accepted in decoder.step(rows):

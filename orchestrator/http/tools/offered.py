@@ -170,7 +170,7 @@ class ToolUse:
         choice: as given; None: auto.
         parallel: whether one answer may make several calls; never if the choice is a function.
         form: what an answer without calls must match.
-        inner: between a tool and its parameters, in the names of places.
+        inner: the path from a tool to its parameters in error messages, such as `function.`.
 
     Attributes:
         names: the tools that may be called.

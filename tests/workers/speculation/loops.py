@@ -76,7 +76,7 @@ def begin(
     """Make a prompt a row."""
     seed = 50 + slot if sampling.seed is None else sampling.seed
     row = Row(slot, list(prompt), sampling, seed, room, **more)
-    loop.target.cache.allocate(slot, row.ids, 0)
+    loop.target.cache.truncate(slot, row.ids, 0)
     loop.join(row, loop.target.prefill(slot, row.ids))
     return row
 

@@ -29,7 +29,7 @@ PROMPTS = [[5, 9, 2, 7], [8] * 12, [1, 2, 3]]
 def start(loop: Decoder, slot: int, prompt: list[int], temperature: float) -> Row:
     """Make a prompt a row, from what its slot holds of it on."""
     row = Row(slot, list(prompt), Sampling(temperature), slot)
-    loop.target.cache.allocate(slot, row.ids, len(row.ids) - 1)
+    loop.target.cache.truncate(slot, row.ids, len(row.ids) - 1)
     loop.join(row, loop.target.prefill(slot, row.ids, most=5))
     return row
 

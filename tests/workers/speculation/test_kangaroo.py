@@ -195,7 +195,7 @@ def test_a_copied_prefix_needs_no_reading_again() -> None:
         cache.data[:, 4, :, : cache.lengths[4]], cache.data[:, 0, :, : cache.lengths[4]]
     )
     row = Row(4, PROMPTS[0] + first[:6], Sampling(), 0)
-    assert cache.allocate(4, row.ids, len(row.ids) - 1) == len(row.ids) - 1
+    assert cache.truncate(4, row.ids, len(row.ids) - 1) == len(row.ids) - 1
     loop.join(row, loop.target.prefill(4, row.ids))
     loop.step(loop.rows)
     assert row.ids[:16][len(PROMPTS[0]) :] == first[: len(row.ids[:16]) - len(PROMPTS[0])]

@@ -256,7 +256,7 @@ def test_sampled_tokens_have_the_masked_law(name: str) -> None:
     target = Target(loop.target.model, slots=1, max_len=120)
 
     def law(ids: list[int], matcher: Alternating) -> list[float]:
-        target.cache.allocate(0, ids, 0)
+        target.cache.truncate(0, ids, 0)
         with torch.inference_mode():
             logits = target.prefill(0, ids).logits[0, -1]
         target.cache.reset(0)

@@ -139,7 +139,7 @@ def test_logits_are_fused_as_a_plain_reading_of_the_flat_text_says(
         plan = Plan([rows[i] for i in chosen], [trees[i] for i in chosen])
         with torch.inference_mode():
             for row in plan.rows:
-                target.cache.allocate(row.slot, row.ids, 0)
+                target.cache.truncate(row.slot, row.ids, 0)
                 target.extend(row.slot, row.ids[:-1], num_logits=0)
             made = loop.method.score(target, plan).logits
             assert made.shape[:2] == (len(chosen), max(map(len, plan.trees)))

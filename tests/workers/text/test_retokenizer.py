@@ -52,10 +52,10 @@ def test_the_ids_are_those_of_the_whole_text(text: str) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_delimiters_stay_and_stops_go(seed: int) -> None:
     cuts = random.Random(seed)
-    made, finish = run(TEXTS[0], cuts, until=StepEnd(("\n\n",)))
+    made, finish = run(TEXTS[0], cuts, step_end=StepEnd(("\n\n",)))
     assert (made.text, finish) == ("14*3=42.\n\n", "until")
     assert tuple(made.tokens) == TOKENIZER.encode("14*3=42.\n\n")
-    made, finish = run(TEXTS[0], cuts, until=StepEnd(("33",)), stops=[(".\n\n42", "stop")])
+    made, finish = run(TEXTS[0], cuts, step_end=StepEnd(("33",)), stops=[(".\n\n42", "stop")])
     assert (made.text, finish) == ("14*3=42", "stop")
     made, finish = run(TEXTS[0] + "</think>", cuts, stops=[("</think>", "think_end")])
     assert (made.text, finish) == (TEXTS[0], "think_end")

@@ -1,8 +1,11 @@
 """Dialects of OpenAI's API, one file each: what a request says and how its answer is read.
 
 To add one, subclass `openai.OpenAI` in a separate file, and name it here: in `RETURN_IDS` if its
-servers return ids of tokens, in `SCORING` if they give log-probabilities of a prompt. By that, and
-never by a server's name, the probe recognizes it.
+servers return ids of tokens, in `SCORING` if they give log-probabilities of a prompt. The probe
+recognizes a dialect by a server's answers, never by its name (`transformers_serve`: by how it
+samples).
+The prompt itself, and the fields by which a chat continues a message, are the same in all
+(`RequestBuilder`).
 
 - `openai`: OpenAI's API as it is.
 - `vllm`: vLLM, and proxies and routers before it.
@@ -27,7 +30,8 @@ SCORING: Final[Mapping[OpenAI, tuple[OpenAI, ...]]] = {
     VLLM: (VLLM, SGLANG, SGLANG_COMPLETIONS),
     OPENAI: (OPENAI,),
 }
-"""The dialects by whose way a server may score a prompt, by the one that its answers are in."""
+"""By the dialect of the answers: the ways to score a prompt, tried in order. The first that works
+is the server's dialect from then on."""
 
 
 def recognized(answer: Mapping[str, Any], vocabulary: Vocabulary) -> OpenAI:

@@ -24,7 +24,7 @@ from workers.remote.protocol import (
 
 
 class OpenAI:
-    """What a server is sent and how its answers are read; other dialects say what differs.
+    """What a request holds besides its prompt, and how an answer is read; others say what differs.
 
     A dialect has no state. What a server of its dialect may lack all the same (a proxy drops it,
     another version ignores it) is found by the probe.
