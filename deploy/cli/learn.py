@@ -71,13 +71,9 @@ def gate(
     """
     from deploy.evaluation.cached_worker import opened_pair
     from deploy.evaluation.gate_learning import fit, reliability
+    from deploy.service.extras import want
 
-    try:
-        import sklearn  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "baton learn needs scikit-learn: pip install -e '.[learn]' in Baton's checkout"
-        ) from None
+    want("eval", "baton learn", "sklearn")
     from deploy.evaluation.calibration_file import document_of, pair_of
     from deploy.launch.deployment_file import DEFAULT_FILE, load
 

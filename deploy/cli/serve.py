@@ -125,7 +125,8 @@ def _planned(config: Path | None, small: str | None, large: str | None, port: in
         raise InvalidRequest(f"{config}: name a deployment file, or --small and --large, not both")
     from deploy.launch.plan import Machine, ModelSize, plan
 
-    return plan(ModelSize.of(small), ModelSize.of(large), Machine.look()).text(port or 8000)
+    machine = Machine.look()
+    return plan(ModelSize.of(small), ModelSize.of(large), machine).text(port or 8000)
 
 
 def _write_new(path: Path, text: str) -> None:

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
+from deploy.service.extras import want
 from orchestrator.experiments.answer_equality import compare, equal
 from orchestrator.experiments.answer_text import expected, final
 
@@ -74,6 +75,7 @@ class Grader:
 
     def _opened(self) -> ProcessPool:
         if self._pool is None:
+            want("eval", "a comparison by algebra", "pebble", "math_verify")
             from pebble import ProcessPool
 
             # Spawned: this process may hold a model's threads, which no fork survives.

@@ -13,6 +13,7 @@ from typing import Any
 
 from deploy.evaluation.evaluate import Question
 from deploy.evaluation.gym_answers import check_of
+from deploy.service.extras import want
 from orchestrator.errors import ConfigError
 
 FORMAT = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -38,12 +39,9 @@ def draw(kind: str, seed: int, n: int) -> Sequence[Question]:
     Raises:
         ConfigError: the package is not installed, or has no such kind.
     """
-    try:
-        from reasoning_gym.factory import DATASETS, create_dataset
-    except ImportError as error:
-        raise ConfigError(
-            f"gym:{kind} needs the package reasoning-gym ({error}): install 'baton[gym]'"
-        ) from None
+    want("eval", f"gym:{kind}", "reasoning_gym")
+    from reasoning_gym.factory import DATASETS, create_dataset
+
     known = DATASETS.keys() - {"composite"}  # of other kinds, which need to be named
     if kind not in known:
         near = ", ".join(get_close_matches(kind, sorted(known), 5, 0.4)) or "gsm_symbolic"

@@ -9,6 +9,7 @@ from typing import Any
 from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.summary import Row
 from deploy.evaluation.tables import label
+from deploy.service.extras import want
 from orchestrator.errors import ConfigError
 
 PANELS = (
@@ -124,12 +125,9 @@ def draw_reliability(summary: Mapping[str, Any], path: Path) -> None:
 
 def figure_of(width: float, height: float) -> Any:
     """An empty figure of so many inches; ConfigError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(
-            "a plot needs matplotlib: pip install -e '.[plot]' in Baton's checkout"
-        ) from None
+    want("eval", "a plot", "matplotlib")
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from deploy.launch.quantization import weight_bits
+from deploy.service.extras import want
 from orchestrator.errors import ConfigError
 from workers.reporting import first_line
 
@@ -52,6 +53,7 @@ class Machine:
     @classmethod
     def look(cls) -> Machine:
         """This machine."""
+        want("engine", "a plan for two models", "torch", "transformers")
         import torch
 
         from workers.engine.memory import machine_memory

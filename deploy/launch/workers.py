@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from deploy.service.config import Workers, WorkerSpec
+from deploy.service.extras import want
 from deploy.service.workers import WITH_VLLM, connect_worker, load_worker
 from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName
@@ -30,8 +31,11 @@ def want_engines(workers: Workers) -> None:
     """Say what is not installed here, before anything is started.
 
     Raises:
-        ConfigError: vLLM is to run a model, and is missing.
+        ConfigError: an engine that is to run a model is missing.
     """
+    for name, spec in workers.by_name().items():
+        if spec.url is None and not spec.runs_vllm:
+            want("engine", f"workers.{name}", "torch", "transformers")
     if missing := without_engine(workers):
         raise ConfigError(
             f"workers.{missing[0]} is for the engine vllm (auto on cuda), which is not installed "

@@ -6,6 +6,7 @@ In reading order:
 - `calibration`: thresholds that were measured on a pair of models, and which pair that was.
 - `store_spec`: the file's `store`: where replicas of the orchestrator meet.
 - `workers`: from a worker's part of the file to a worker in this process or over a server.
+- `extras`: whether the packages of an extra are installed.
 - `stores`: the store that the file names: Redis, or a deployment that holds it in memory.
 - `pools`: whether each worker answers, its context, and the sampling of its checkpoint.
 - `scaling`: how many replicas a worker's pool should have.

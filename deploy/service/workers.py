@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deploy.service.config import WorkerSpec
+from deploy.service.extras import want
 from orchestrator.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def load_worker(spec: WorkerSpec, share: float | None = None) -> EngineWorker[Lo
     assert spec.model is not None
     if spec.runs_vllm:
         return _load_vllm(spec, spec.model, settings)
+    want("engine", spec.model, "torch", "transformers")
     from transformers.utils.logging import disable_progress_bar
 
     from workers.engine.loading import load

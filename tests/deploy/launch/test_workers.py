@@ -11,6 +11,7 @@ from deploy.cli import main as cli
 from deploy.cli.pair import large_speculation, with_small
 from deploy.launch import workers
 from deploy.launch.deployment_file import load
+from deploy.service import extras
 from deploy.service import workers as service_workers
 from deploy.service.config import Workers, WorkerSpec
 from orchestrator.errors import ConfigError, InvalidRequest
@@ -81,6 +82,16 @@ def test_parameters_of_a_method_go_before_those_of_the_file() -> None:
     for text, said in (("chian", "no speculation method 'chian'"), ("chain:gama=3", "'gama'")):
         with pytest.raises(InvalidRequest, match=said):
             large_speculation(pair, text)
+
+
+def test_an_engine_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    said = r"workers\.small needs torch, .*'baton\[engine\]'"
+    with pytest.raises(ConfigError, match=said):
+        workers.want_engines(load(ROOT / "deploy" / "local.yaml").args.workers)
+    workers.want_engines(load(ROOT / "deploy" / "remote.yaml").args.workers)
+    with pytest.raises(ConfigError, match="embedded:small needs torch"):
+        workers.open_worker(spec())
 
 
 def test_a_vllm_that_is_missing_is_told_before_anything_starts(
