@@ -1,6 +1,6 @@
-"""Workers: whatever runs or reaches a model, behind the port `orchestrator.worker.Worker`.
+"""Workers run or reach a model; each implements the port `orchestrator.worker.Worker`.
 
-They know tokens and models, and no policy. Rooms, in reading order:
+They know tokens and models, but no policy. Rooms, in reading order:
 
 - `engine`: the built-in engine as a backend: a checkpoint in this process.
 - `speculation`: the token loop, and one file for each method of token-level speculation.
@@ -14,12 +14,12 @@ They know tokens and models, and no policy. Rooms, in reading order:
 Files that several rooms share:
 
 - `worker`: the port over any backend: `generate`, `classify` and `verify`, written once.
-- `backend`: the seam below it: what an engine or a server does with token ids.
-- `options`: what a worker over a checkpoint may be loaded with.
+- `backend`: the interface below it: what an engine or a server does with token ids.
+- `options`: options for loading a worker from a checkpoint.
 - `streams`: the stream protocol: batches of deltas, heartbeats, resuming a stream that broke off.
 - `retry`: when to call a server again after a failure: retries and the circuit breaker.
 - `rng`: random numbers as a function of seed and position.
-- `memo`: results that are kept within a number of bytes.
-- `top_logprobs`: estimates from the likeliest tokens at a position, where no more is shown.
-- `reporting`: what answers and errors of every worker say alike.
+- `memo`: caches bounded by bytes.
+- `top_logprobs`: estimates from the likeliest tokens of a position, if no others are returned.
+- `reporting`: call times and error messages, the same for every worker.
 """

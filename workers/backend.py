@@ -1,7 +1,7 @@
-"""The seam between a worker and what runs its model: the built-in engine, vLLM, or a server.
+"""The interface between a worker and what runs its model: the built-in engine, vLLM, or a server.
 
-A backend knows token ids, log-probabilities and passes. What a call means is decided above it, in
-`workers.worker`: the prompt, the checks, stops and step ends, labels, verifications.
+A backend handles token ids, log-probabilities and passes. `workers.worker` above it handles
+prompts, checks, stops, step ends, labels and verifications.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from workers.text.prompt import PromptRenderer
 from workers.text.verification import Scores
 
 GOES_ON: Final[frozenset[Finish]] = frozenset({"until", "doubt", "length"})
-"""Ends of a text after which the model is often asked to continue."""
+"""Finishes after which a policy often asks the same model to continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the model reads for a call.
+    """The token ids that the model reads for a call.
 
     Attributes:
-        ids: those of the call's transcript, then those of a side conversation or of a draft.
-        kept: how many of them may begin the prompt of a later call.
-        query: the side conversation, if there is one.
+        ids: the transcript's, then those of a side conversation or of a draft.
+        kept: length of the prefix that a later call may share.
     """
 
     call: Call
@@ -38,12 +37,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How to continue a prompt.
-
-    Attributes:
-        text: takes each token as soon as it is made, and says with which the text ends.
-        stream: whether the caller wants the text as it is made.
-    """
+    """How to continue a prompt; `text` takes each token and returns why the text ends with it."""
 
     text: Continuation
     sampling: Sampling
@@ -52,17 +46,15 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """What to find out about a prompt.
-
-    A place is a position of a token; the last one follows the prompt.
+    """Which scores of a prompt to compute. A place is a token's position; the last follows it.
 
     Attributes:
-        part: the places of the ids to score; None: none.
-        ends: ids of which the likelihood at the place after `part` is wanted, taken together.
-        labels: ids of which the log-probability after the prompt is wanted.
-        sampling: how the model's own choices are drawn, at the places of `part` and after it;
-            None: none is wanted.
-        top: how many of the likeliest ids are wanted beside each choice.
+        part: the places of the ids to score.
+        ends: ids whose joint likelihood is wanted at the place after `part`.
+        labels: ids whose log-probabilities after the prompt are wanted.
+        sampling: how to choose a token at each place of `part` and at the one after it; None
+            chooses none.
+        top: how many of the likeliest ids to return with each choice.
     """
 
     part: range | None
@@ -76,9 +68,8 @@ class Backend(Protocol):
     """What runs one model.
 
     Attributes:
-        prompts: those of the model.
         ends: the ids that end any text of the model.
-        sampling: the checkpoint's own, for requests that say nothing of it.
+        sampling: the checkpoint's defaults, for requests that set none.
     """
 
     prompts: PromptRenderer
@@ -87,36 +78,37 @@ class Backend(Protocol):
 
     @property
     def context(self) -> int | None:
-        """The longest text, in tokens; None: not known."""
+        """The context length in tokens; None if unknown."""
         ...
 
     @property
     def methods(self) -> Collection[str]:
-        """The token-level methods that a call may name."""
+        """The speculation methods that a call may name."""
         ...
 
     async def ready(self) -> None:
-        """Wait until the backend knows what it can do.
+        """Wait until the backend's capabilities are known.
 
         Raises:
-            Unsupported: it can do nothing for us.
+            Unsupported: it cannot continue a text.
             WorkerError: it cannot be reached.
         """
         ...
 
     def decode(self, prompt: Prompt, wanted: Decoding) -> AsyncIterator[Delta | Generation]:
-        """Continue the prompt until `wanted.text` ends: deltas if streamed, then one Generation
-        without its time and its formats. With `max_tokens` 0 the prompt is only read.
+        """Continue the prompt until `wanted.text` ends: yield deltas if streamed, then a
+        Generation, to which the worker adds its time and formats. With `max_tokens` 0, only read
+        the prompt.
 
-        A sampled token depends on the seed and its position, and on nothing else.
+        The random number that draws a token depends on the seed and the token's position alone.
         """
         ...
 
     async def score(self, prompt: Prompt, wanted: Scoring) -> Scores:
-        """Find out about the prompt, in as few passes as possible.
+        """Compute the scores, in as few passes as possible.
 
         Raises:
-            Unsupported: names what the backend does not give.
+            Unsupported: the backend cannot compute one of them, which the message names.
         """
         ...
 
@@ -130,11 +122,11 @@ class LocalBackend(Backend, Protocol):
         ...
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start and gauges of now."""
+        """Return counters since the start, and current gauges."""
         ...
 
     def reset_prefix_cache(self) -> None:
-        """Forget the prefixes of all calls that have ended, before any call that comes after."""
+        """Drop the cached prefixes of all ended calls before the next call begins."""
         ...
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Results that are kept for some minutes, as long as they fit into a number of bytes.
+"""Caches that keep results for `KEPT_S` seconds, within a number of bytes.
 
-A count of entries bounds nothing, because a caller decides how long each of them is. Most results
-serve one request, so those that are older than a request may be are dropped.
+The bound is in bytes because clients decide how large an entry is. Most results serve one request,
+so entries older than a request can be are dropped.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from cachetools import TTLCache, cached
 
 P = ParamSpec("P")
 R = TypeVar("R")
-ENTRY_BYTES = 1024  # about what an entry takes beside its result
+ENTRY_BYTES = 1024  # estimate of an entry's overhead
 KEPT_S = 300.0
 
 
 def remembered(
     function: Callable[P, R], max_bytes: int, size: Callable[[R], int]
 ) -> Callable[P, R]:
-    """`function`, which takes hashable arguments, with its latest results at hand.
+    """Return `function` with a cache of its results; its arguments must be hashable.
 
     Args:
-        max_bytes: how much the results and their arguments may take together. A result that alone
-            takes more is not kept.
-        size: bytes of a result and the arguments that led to it, about.
+        max_bytes: of all results and their arguments; a single larger result is not kept.
+        size: estimates the bytes of a result and its arguments.
     """
     kept: TTLCache[Hashable, R] = TTLCache(
         max_bytes, KEPT_S, getsizeof=lambda result: size(result) + ENTRY_BYTES

@@ -1,4 +1,4 @@
-"""What a worker over a checkpoint may be loaded with."""
+"""Options for loading a worker from a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from workers.text.thinking import AUTO, ThinkingFormat
 
 
 class LoadOptions(TypedDict, total=False):
-    """What every engine has.
+    """The options that every engine takes.
 
     Attributes:
         device: a torch device; for vLLM "cuda", or "cpu" if it is its build for CPUs.
         speculation: `{"method": NAME, **parameters}`; None or vanilla: plain decoding.
-        rows: most calls served at once; `queue` more may wait, then `Overloaded`.
+        rows: calls served at once; `queue` more may wait, and further ones raise `Overloaded`.
         max_len: longest sequence, in tokens (None: the checkpoint's own).
         threads: of the CPU (None: the engine's choice).
-        run_ahead: tokens that a row decodes after its call has ended, while no call is served;
-            the call that continues from there takes them.
-        share: of the GPU's memory, which the process keeps to.
+        run_ahead: tokens that an idle engine decodes after a call has ended, for the call that
+            continues it.
+        share: the fraction of the GPU's memory that the process may use.
         thinking: how the model marks its thought; see `workers.text.tokenizer.Tokenizer`.
     """
 

@@ -1,4 +1,4 @@
-"""What answers and errors of every worker say alike: how long a call took, what failed."""
+"""Call times and error messages, the same for every worker."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from time import perf_counter
 
 
 def ms_since(began: float) -> float:
-    """Milliseconds since a `perf_counter`."""
+    """Return the milliseconds since `began`, a value of `perf_counter`."""
     return (perf_counter() - began) * 1e3
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, or else what caused it, in one line; its kind where neither says it."""
+    """Return the first line of an error's message, else of its cause's, else its type's name."""
     lines = str(error).strip().splitlines() or str(error.__cause__ or "").strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF_S = 0.1  # before the first retry; twice as long before each further one
 MAX_BACKOFF_S = 10.0  # a server that asks for a longer pause is not called again
-POOL_BACKOFF_S, POOL_MAX_BACKOFF_S = 0.05, 1.0  # likewise within a pool: another replica may do
+POOL_BACKOFF_S, POOL_MAX_BACKOFF_S = 0.05, 1.0  # shorter in a pool: another replica may answer
 
 
 class CircuitBreaker:
@@ -21,10 +21,6 @@ class CircuitBreaker:
 
     Opens after `failure_threshold` failures in a row; then one call every `reset_timeout_s` seconds
     is let through to see whether the server is back.
-
-    Args:
-        name: the server's, for messages.
-        clock: seconds of a clock that only goes forward.
     """
 
     def __init__(
@@ -44,10 +40,10 @@ class CircuitBreaker:
         return self._failures >= self._failure_threshold
 
     def before_call(self) -> None:
-        """Let a call through, or not.
+        """Let a call through, or refuse it.
 
         Raises:
-            WorkerUnavailable: the breaker is open, and another call is the one that tries.
+            WorkerUnavailable: the breaker is open, and was not due to let a call through.
         """
         if not self.is_open:
             return
@@ -65,20 +61,19 @@ class CircuitBreaker:
 
 
 class CountedRetry:
-    """Retries of one call, up to `max_retries` without progress between them.
-
-    While `breaker` is open there is none.
+    """Retries of one call: up to `max_retries` in a row without progress; none while `breaker` is
+    open.
     """
 
     def __init__(self, max_retries: int, breaker: CircuitBreaker) -> None:
         self._max_retries, self._breaker, self._retries = max_retries, breaker, 0
 
     def reset(self) -> None:
-        """The call made progress: count from zero again."""
+        """Count from zero again, after progress."""
         self._retries = 0
 
     async def backoff(self, error: WorkerUnavailable | Overloaded) -> None:
-        """Pause before the next try; raise `error` if there is none left."""
+        """Pause before the next try; raise `error` if no try is left."""
         pause = BACKOFF_S * 2**self._retries
         if isinstance(error, Overloaded):
             pause = max(pause, error.retry_after_s or 0.0)
@@ -90,10 +85,10 @@ class CountedRetry:
 
 
 class TimedRetry:
-    """Retries of one call, until `timeout_s` seconds were waited without progress.
+    """Retries of one call, until it has waited `timeout_s` seconds without progress.
 
-    Only what was waited counts (`waited`): a process that was stopped meanwhile has not waited.
-    `ended` names the servers that died while they had the call.
+    Only seconds passed to `waited` count, so the time of a suspended process does not. `ended`
+    holds the replicas that died while they had the call.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -102,11 +97,11 @@ class TimedRetry:
         self.retries, self._waited_s = 0, 0.0
 
     def reset(self) -> None:
-        """The call made progress: it has all of its time again."""
+        """Restart the timeout, after progress."""
         self._waited_s = 0.0
 
     def waited(self, seconds: float) -> None:
-        """Count seconds in which nothing came."""
+        """Count seconds without an item."""
         self._waited_s += seconds
 
     @property

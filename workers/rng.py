@@ -1,12 +1,12 @@
 """Counter-based random numbers, without torch.
 
 A random number is a function of (seed, absolute position, purpose), not of a generator's state.
-So a request draws by the same numbers alone and in any batch, and plain decoding draws by them
-again when it is resumed half-way. A server's generator does have a state: `reseeded`.
+So a request draws the same numbers alone and in any batch, and so does plain decoding that resumes
+half-way. A remote server's generator does have a state; see `reseeded`.
 
-Drafts are keyed by the position at which their *step* begins, and so is an acceptance test that
-looks further ahead than the token it decides: the next step covers the positions of rejected
-drafts again, and its numbers must be independent of theirs.
+Drafts, and acceptance tests that look beyond the token they decide, are keyed by the position at
+which their *step* begins: the next step covers the positions of rejected drafts again, and needs
+independent numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 from orchestrator.types import Sampling
 
 DRAW, DRAFT, ACCEPT = 0, 1, 2  # purposes; ACCEPT + i is the i-th test at a position
-RESEED = (1 << 64) - 1  # another one, which no test reaches
+RESEED = (1 << 64) - 1  # another purpose, which no ACCEPT + i reaches
 _MASK = (1 << 64) - 1
 STEP = 0x9E3779B97F4A7C15
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -31,7 +31,7 @@ def _mix(x: int) -> int:
 
 
 def key(seed: int, *counters: int) -> int:
-    """64 random bits that depend on the arguments only."""
+    """Return 64 random bits, a function of the arguments."""
     x = _mix(seed & _MASK)
     for counter in counters:
         x = _mix(x ^ counter)
@@ -39,15 +39,14 @@ def key(seed: int, *counters: int) -> int:
 
 
 def uniform(seed: int, position: int, purpose: int = DRAW, *counters: int) -> float:
-    """A number in [0, 1) that depends on its arguments only."""
+    """Return a random number in [0, 1), a function of the arguments."""
     return (key(seed, position, purpose, *counters) >> 11) * 2.0**-53
 
 
 def reseeded(sampling: Sampling, position: int) -> Sampling:
-    """The sampling of a call whose first token is at `position`, for a fresh generator.
+    """Return the sampling with a seed for the call's first `position`, for a server's generator.
 
-    Without this, the second half of a text that is made by two calls would repeat the first one's
-    draws.
+    Without it, if two calls make one text, the second would repeat the draws of the first.
     """
     if sampling.seed is None:
         return sampling

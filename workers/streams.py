@@ -1,13 +1,13 @@
 """The stream protocol between a worker and a caller that may lose its stream.
 
-A replica sends deltas in batches and heartbeats (`batch_stream`); a caller whose stream broke off
-asks for the rest elsewhere (`resume_generation`). Nothing here knows the transport.
+A replica sends heartbeats and batches of deltas (`batch_stream`); if a stream breaks off, its
+caller asks another replica for the rest (`resume_generation`). The transport is not known here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from itertools import chain
@@ -51,13 +51,12 @@ async def resume_generation(
     sampling: Sampling,
     stream: bool,
 ) -> AsyncGenerator[Delta | Generation, None]:
-    """The rest of a generation of which `received` has arrived: its deltas, then the whole.
+    """Yield the deltas that follow `received`, then the whole generation.
 
     `tokenizer` is the hash of the worker's vocabulary, to which the tokens in `received` belong.
     """
-
     empty = Segment(cast("Author", call.author), "", tokenizer=tokenizer)
-    # It ended in no delimiter: a block that is open at its end stays open.
+    # "length", since no delimiter ended it: a block that is open at its end stays open.
     sent = replace(
         empty,
         text=received.text,
@@ -70,7 +69,7 @@ async def resume_generation(
         rest, usage = made.segment, made.usage
         segment = sent + rest
         prompt, generated = usage.prompt - len(received.tokens), len(segment.tokens)
-        cached = min(usage.cached, prompt)  # what was received is no prompt of the caller's
+        cached = min(usage.cached, prompt)  # the received tokens are not part of the prompt
         usage = replace(usage, prompt=prompt, cached=cached, generated=generated)
         provenance = joined_provenance(sent, None, rest, made.provenance)
         return replace(made, segment=segment, usage=usage, provenance=provenance)
@@ -82,7 +81,7 @@ async def resume_generation(
         return
     step = StepEnd(criteria.until, begun(call.transcript, criteria.until))
     ended = step.feed(received.text) is not None
-    if ended or criteria.max_tokens == len(received.tokens):  # only its end was lost
+    if ended or criteria.max_tokens == len(received.tokens):  # only the Generation was lost
         finish: Finish = "until" if ended else "length"
         yield whole(Generation(replace(empty, finish=finish), Usage(len(received.tokens))))
         return
@@ -97,7 +96,7 @@ async def resume_generation(
                     return
                 yield item
                 rest.append(item)
-                if step.feed(item.text) is not None:  # it broke off inside one
+                if step.feed(item.text) is not None:  # a delimiter that `received` had begun
                     made = merge_deltas(rest)
                     segment = replace(
                         empty, text=made.text, tokens=made.tokens, logprobs=made.logprobs
@@ -105,35 +104,34 @@ async def resume_generation(
                     spent = Usage(len(received.tokens), passes=len(made.tokens))
                     yield whole(Generation(segment, spent))
                     return
-    except Unsupported as error:  # such as resuming within a form: no other worker can
+    except Unsupported as error:  # such as resuming a constrained answer: no replica can
         raise WorkerError(f"a stream broke off and cannot resume: {error}") from None
 
 
 def _start(
     generate: GenerateCall, call: Call, criteria: StopCriteria, sampling: Sampling, stream: bool
 ) -> AsyncGenerator[Delta | Generation, None]:
-    """The worker's iterator as what it is, a generator: closing it cancels the call."""
+    """Call the worker; closing the generator cancels the call."""
     items = generate(call, criteria, sampling, stream=stream)
     return cast("AsyncGenerator[Delta | Generation, None]", items)
 
 
 def batch_s(streams: int) -> float:
-    """Seconds within which deltas are merged if this many streams share a replica."""
+    """Return the seconds within which deltas are merged if `streams` share a replica."""
     return min(max(BATCH_S, streams / BATCHES_PER_S), MAX_BATCH_S)
 
 
 async def batch_stream(
     items: AsyncGenerator[Any, None], streams: Callable[[], int] = lambda: 1
 ) -> AsyncGenerator[Any, None]:
-    """The items: deltas within `batch_s` merged to one, None as a heartbeat in a long silence.
+    """Yield the items, with deltas within `batch_s` merged, and None as a heartbeat in a silence.
 
-    The first item is sent at once, and so are those that wait when the items end. `streams` returns
-    how many streams share the replica now.
+    The first item is sent at once, and so is the last batch. `streams` returns how many streams
+    share the replica now.
 
-    Serve takes items as fast as they come, whether or not the caller still listens, so the call's
-    lease is renewed as long as this runs. The caller's cancellation ends a call early, or Serve
-    does when the caller's process is gone; if both are lost, the row is held until the generation
-    ends.
+    Serve takes items as fast as they come, even if the caller no longer listens, so the engine's
+    lease on the call is renewed. A call ends early if its caller cancels it, or if Serve sees the
+    caller's process end; if both are lost, the call keeps its row until the generation ends.
     """
     batch: list[Any] = []
     arrived, exhausted = asyncio.Event(), asyncio.Event()
@@ -155,7 +153,7 @@ async def batch_stream(
             if not await _is_set_within(HEARTBEAT_S, arrived):
                 yield None
                 continue
-            if not is_first:  # the first goes at once
+            if not is_first:
                 await _is_set_within(batch_s(streams()), exhausted)
             is_first = False
             deltas = [item for item in batch if isinstance(item, Delta)]
@@ -178,9 +176,8 @@ async def _is_set_within(seconds: float, event: asyncio.Event) -> bool:
     return event.is_set()
 
 
-def merge_deltas(deltas: Iterable[Delta]) -> Delta:
-    """Consecutive deltas as one."""
-    deltas = list(deltas)
+def merge_deltas(deltas: Sequence[Delta]) -> Delta:
+    """Join consecutive deltas."""
     return Delta(
         "".join(delta.text for delta in deltas),
         tuple(chain.from_iterable(delta.tokens for delta in deltas)),

@@ -1,9 +1,9 @@
-"""Estimates from the log-probabilities by token id that a server or vLLM shows at a position.
+"""Estimates from the log-probabilities, by token id, that a server or vLLM returns for a position.
 
-They show the likeliest tokens alone (and the one that was drawn), so estimates are bounds unless
-the others can be looked up: a server that is made to draw one of a few tokens gives its
-log-probability under the whole distribution. (vLLM's `logprob_token_ids` would show them at once,
-but in vLLM 0.32 takes the likeliest tokens away from all other requests of that pass.)
+They cover only the likeliest tokens and the drawn one, so estimates are bounds unless the others
+can be looked up: a server that may draw only certain tokens returns the drawn one's log-probability
+under the whole distribution. (vLLM's `logprob_token_ids` would return them at once, but in vLLM
+0.32 it takes the likeliest tokens away from all other requests of that pass.)
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from workers.rng import uniform
 from workers.text.verification import Scores
 
 Lookup = Callable[[Collection[int]], Awaitable[tuple[int, float]]]
-"""From tokens to the likeliest of them and its log-probability."""
+"""Returns the likeliest of the given tokens and its log-probability."""
 MAX_LOOKUPS: Final = 4
-"""Ends of the turn, not among the tokens shown, whose likelihood is asked for one by one."""
+"""Most lookups of stop tokens that are not among those shown."""
 _NEGLIGIBLE: Final = 1e-3
 _FLOOR = -9999.0  # how vLLM spells minus infinity in JSON
 _ROUNDING = 1e-6  # rounding error of a sum of probabilities
@@ -35,15 +35,15 @@ def probability(logprob: float) -> float:
 def likeliest(
     positions: Sequence[Mapping[int, float]], count: int
 ) -> list[list[tuple[int, float]]]:
-    """The `count` likeliest tokens at each position, likeliest first."""
+    """Return the `count` likeliest tokens at each position, likeliest first."""
     return [sorted(logprobs.items(), key=lambda one: -one[1])[:count] for logprobs in positions]
 
 
 def stop_nll(logprobs: Mapping[int, float], stop_token_ids: Collection[int]) -> float:
-    """The negative log-likelihood that the next token is any of `stop_token_ids`.
+    """Return the negative log-likelihood that the next token is any of `stop_token_ids`.
 
-    The ids that are shown count. If none is shown, this is a lower bound: a stop
-    token is then no likelier than the last token shown, nor than all that is not shown.
+    Only ids that are shown count. If none is, return a lower bound: a stop token is no likelier
+    than the least likely token shown, nor than all that is not shown.
     """
     if not stop_token_ids:
         return inf
@@ -57,8 +57,7 @@ def stop_nll(logprobs: Mapping[int, float], stop_token_ids: Collection[int]) -> 
 
 
 def negligible(tokens: Collection[int], shown: Mapping[int, float]) -> bool:
-    """Whether those of `tokens` that are not among the likeliest, `shown`, have next to nothing of
-    what all of them have together."""
+    """Whether the `tokens` that are not `shown` add a negligible share to their probability."""
     own = [probability(shown[i]) for i in tokens if i in shown]
     each = probability(min(shown.values(), default=0.0))
     all_ = 1.0 - sum(map(probability, shown.values())) + _ROUNDING
@@ -68,10 +67,10 @@ def negligible(tokens: Collection[int], shown: Mapping[int, float]) -> bool:
 async def whole_stop_nll(
     shown: Mapping[int, float], stop_token_ids: Collection[int], lookup: Lookup
 ) -> float:
-    """`stop_nll` if tokens that are not `shown` can be looked up.
+    """Return `stop_nll` after looking up the likeliest stop tokens that are not `shown`.
 
-    The likeliest of them are, until the next adds nothing, or `MAX_LOOKUPS` have been: what is left
-    out is then less likely than each of them.
+    Stop once the rest is negligible, or after `MAX_LOOKUPS`: the rest is less likely than each
+    token that was looked up.
     """
     known = {token: shown[token] for token in stop_token_ids if token in shown}
     rest = set(stop_token_ids) - known.keys()
@@ -90,12 +89,12 @@ async def whole_stop_nll(
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is shown of some places of a prompt, and of the place after them.
+    """Log-probabilities at some places of a prompt and at the place after them.
 
     Attributes:
-        own: the log-probability of the id at each place.
-        shown: those shown at each place and after them.
-        made: the token made after them, if they are the prompt's end.
+        own: that of the prompt's id at each place.
+        shown: those by id, at each place and at the one after.
+        made: the token generated after them, if they end the prompt.
     """
 
     own: Sequence[float]
@@ -104,7 +103,7 @@ class Known:
 
 
 async def estimate(known: Known, wanted: Scoring, lookup: Lookup | None) -> Scores:
-    """The scores that are wanted, but for labels; `lookup` is for the place after."""
+    """Estimate the scores that are wanted, except labels; `lookup` is for the place after."""
     *positions, after = known.shown
     scores = Scores(nll=[-logprob for logprob in known.own])
     if lookup is None:
@@ -120,9 +119,9 @@ async def estimate(known: Known, wanted: Scoring, lookup: Lookup | None) -> Scor
 
 
 def choices(positions: Sequence[Mapping[int, float]], sampling: Sampling, first: int) -> list[int]:
-    """A token at each of several positions, the first of which is number `first`.
+    """Choose a token at each position, counted from `first`.
 
-    A seed draws the same tokens as a local worker would from the same probabilities.
+    A seed draws the same tokens as in a local worker with the same probabilities.
     """
     if sampling.is_greedy:
         return [max(logprobs, key=lambda i: logprobs[i]) for logprobs in positions]
@@ -134,9 +133,9 @@ def choices(positions: Sequence[Mapping[int, float]], sampling: Sampling, first:
 
 
 def _draw(logprobs: Mapping[int, float], sampling: Sampling, number: float) -> int:
-    """The token at `number` in [0, 1) of the distribution function, in the order of ids.
+    """Invert the distribution function at `number` in [0, 1), with tokens in the order of ids.
 
-    Temperature comes first, then top-k, then top-p, the smallest set that reaches it.
+    Temperature applies first, then top-k, then top-p (the smallest set that reaches it).
     """
     ranked = sorted(logprobs, key=lambda i: (-logprobs[i], i))[: sampling.top_k or None]
     best = logprobs[ranked[0]]

@@ -32,7 +32,7 @@ Items = AsyncGenerator[Delta | Generation, None]
 
 
 class ModelWorker(Generic[AnyBackend]):
-    """One model, whatever runs it."""
+    """One model over any backend."""
 
     def __init__(self, backend: AnyBackend) -> None:
         self.backend = backend
@@ -76,7 +76,7 @@ class ModelWorker(Generic[AnyBackend]):
                 yield item
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
-        """The distribution over the query's labels after its side conversation."""
+        """Return the distribution over the query's labels after its side conversation."""
         began = perf_counter()
         labels = label_ids(self.tokenizer, query.labels)
         last = call.transcript.last if query.nll else None
@@ -101,13 +101,13 @@ class ModelWorker(Generic[AnyBackend]):
     async def verify(
         self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
     ) -> Verification:
-        """The negative log-likelihood of a segment's k tokens, and k + 1 choices of this model."""
+        """Return the negative log-likelihood of a segment's k tokens, and k + 1 choices."""
         began = perf_counter()
         check_sampling(sampling)
         tokens = self.prompts.verified(segment)
         prefix = await self._read(call)
         ids = prefix + list(tokens)
-        first = max(1, len(prefix))  # nothing precedes the first token of all, so it is given
+        first = max(1, len(prefix))  # without a prefix, the first token has no likelihood
         wanted = Scoring(
             range(first, len(ids)), self._ends(call, segment), sampling=sampling, top=top
         )
@@ -117,7 +117,7 @@ class ModelWorker(Generic[AnyBackend]):
         return verification(scores, call, segment, self.prompts, self.backend.ends, ms_since(began))
 
     async def _read(self, call: Call) -> list[int]:
-        """The ids of the call's transcript."""
+        """Return the ids of the call's transcript, once the backend is ready."""
         await self.backend.ready()
         return await self.prompts.prepare(call.transcript, self.context, call.owner)
 
@@ -143,10 +143,10 @@ class EngineWorker(ModelWorker[AnyLocal]):
 
 
 def distribution(logprobs: Sequence[float]) -> tuple[tuple[float, ...], float]:
-    """The probabilities of labels among themselves, and of everything else beside them.
+    """Return the labels' probabilities among themselves, and that of all other tokens.
 
-    `logprobs` are their log-probabilities among all tokens. If all of them underflow, they are
-    compared with the largest; if none has any, they are equal.
+    `logprobs` are the labels' among all tokens. If all of them underflow, they are compared with
+    the largest; if all are minus infinity, the labels are equally likely.
     """
     shares = [exp(min(0.0, logprob)) for logprob in logprobs]
     inside = sum(shares)
