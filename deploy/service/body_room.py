@@ -1,7 +1,7 @@
-"""Room for large bodies, of whose requests nobody has looked at the keys yet.
+"""Bounds the proxy's memory for large bodies, whose API keys no one has checked yet.
 
-Whoever can reach the port could fill the proxy's memory with them. Where there is no room left, the
-body that has been arriving longest gives way: a user's is seldom slow, an attacker's often.
+Any client that can reach the port could fill that memory. If no room is left, the body that has
+been arriving longest is refused: a user's is seldom slow, an attacker's often.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ ROOM_BYTES: Final = 128 << 20
 
 
 class BodyRoom:
-    """Room for so many bytes of bodies."""
+    """Room for `size` bytes of bodies."""
 
     def __init__(self, size: int = ROOM_BYTES) -> None:
         self._left = size
-        self._arriving: dict[BodyShare, None] = {}  # the first to come is the first
+        self._arriving: dict[BodyShare, None] = {}  # in the order in which they began
 
     def grow(self, share: BodyShare, size: int) -> None:
-        """So many bytes more of a body that is arriving; others give way to it, or it to them."""
+        """Add `size` bytes to a body that is arriving; while they do not fit, the oldest yields."""
         self._arriving.setdefault(share)
         share.size += size
         self._left -= size
@@ -31,11 +31,11 @@ class BodyRoom:
             next(iter(self._arriving)).give_way()
 
     def arrived(self, share: BodyShare) -> None:
-        """A body is whole, or as much of it as is kept: it no longer gives way."""
+        """Keep a body, which has arrived as far as the proxy gathers it."""
         self._arriving.pop(share, None)
 
     def leave(self, share: BodyShare) -> None:
-        """A body is not kept any more."""
+        """Free the room of a body."""
         self.arrived(share)
         self._left += share.size
         share.size = 0
@@ -47,10 +47,9 @@ class BodyShare:
     def __init__(self, room: BodyRoom) -> None:
         self.size, self._room, self._gave_way = 0, room, False
         self.scope: asyncio.Timeout | None = None
-        """Of the wait for the body; ended where it gives way."""
+        """The timeout of the wait for the body: `give_way` ends it."""
 
     def grow(self, size: int) -> None:
-        """So many bytes more have arrived."""
         self._room.grow(self, size)
 
     def give_way(self) -> None:
@@ -61,7 +60,7 @@ class BodyShare:
                 self.scope.reschedule(asyncio.get_running_loop().time())
 
     def check(self) -> None:
-        """Raises HttpError, 503: the body gave way."""
+        """Raise HttpError (503) if the body gave way."""
         if self._gave_way:
             message = "too many large bodies are arriving; try again shortly"
             raise HttpError(503, message, code="overloaded")

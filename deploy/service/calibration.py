@@ -17,11 +17,11 @@ from orchestrator.errors import ConfigError
 from workers.text.gguf_tokenizer import is_gguf
 
 SAMPLE = 1 << 20  # bytes read at each end of a file of weights
-PLACES = 64  # of a GGUF file, which begins with a vocabulary and may end with what is not tuned
+PLACES = 64  # parts read of a GGUF file, since tuning may change neither of its ends
 
 
 class CalibratedPolicy(BaseModel):
-    """One policy's parameters, and what they came to on the problems."""
+    """One policy's calibrated parameters."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -29,10 +29,10 @@ class CalibratedPolicy(BaseModel):
 
 
 class Calibration(BaseModel):
-    """What of the file a service reads.
+    """The part of the file that a service reads.
 
-    pair: by worker, its checkpoint (see `fingerprint`).
-    policies, unmet: by name; for the latter no value met the target.
+    `pair` has each worker's checkpoint (see `fingerprint`). For a policy in `unmet` no value met
+    the target.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -43,7 +43,7 @@ class Calibration(BaseModel):
     unmet: dict[str, Any] = {}
 
     def params(self, policy: str) -> dict[str, Any]:
-        """The policy's calibrated parameters; none where it was not calibrated."""
+        """Return the policy's calibrated parameters; {} if it was not calibrated."""
         return dict(self.policies[policy].params) if policy in self.policies else {}
 
 
@@ -51,7 +51,7 @@ def read(path: Path) -> Calibration:
     """Read a calibration file.
 
     Raises:
-        ConfigError: it cannot be read, or is none.
+        ConfigError: it cannot be read, or is no calibration file.
     """
     try:
         return Calibration.model_validate(json.loads(path.read_text(encoding="utf-8-sig")))
@@ -64,7 +64,7 @@ def read(path: Path) -> Calibration:
 
 
 def fingerprint(place: Path | None, name: str) -> str:
-    """The identity of a checkpoint: its name and, for a folder or file, a digest of its weights.
+    """Return a checkpoint's identity: its name and, for a folder or file, a digest of its weights.
 
     Weights of many gigabytes are not read whole: the digest takes the size and the first and last
     mebibyte of each file, and for a GGUF file 64 parts of it.

@@ -1,4 +1,4 @@
-"""What a deployment file says of Baton itself: the application's `args`, one typed model.
+"""The application's `args` in a deployment file, as one typed model.
 
 The rest of the file is Ray Serve's. Unknown keys are refused by name, at every level.
 """
@@ -61,18 +61,15 @@ VLLM_METHODS = (
 )  # fmt: skip
 """Methods of vLLM's own speculation; all lossless under its standard rejection sampling."""
 LOSSY = {"reflective", "relaxed"}
-"""Methods of `METHODS` that change the text; named here, since those cannot be imported
-without torch."""
-
+"""Methods of `METHODS` that change the text; `METHODS` cannot be imported without torch."""
 
 RUN_AHEAD = 64
 """Tokens that the small model runs ahead if the file does not say."""
 ANSWERING = {"url", "tokenizer", "engine_args", "device", "dtype", "thinking", "max_len"}
-"""Fields of a worker by which one checkpoint gives other answers, or other log-probabilities."""
-
+"""Fields of a worker that change a checkpoint's answers or log-probabilities."""
 
 Params = Annotated[dict[str, Any], BeforeValidator(with_numbers)]
-"""Parameters by name, whose types are known elsewhere."""
+"""Parameters by name; the model that takes them checks their types."""
 
 
 class MethodSpec(StrictModel):
@@ -87,7 +84,7 @@ class MethodSpec(StrictModel):
 
     @property
     def label(self) -> str:
-        """The method as users read it, marked where it is lossy."""
+        """The method as users read it, marked if it is lossy."""
         return f"{self.method} (lossy)" if self.lossy else self.method
 
 
@@ -115,9 +112,8 @@ class Speculation(MethodSpec):
 class Replicas(StrictModel):
     """How many replicas: a number, or the fewest and the most of them (`{min: 1, max: 4}`).
 
-    Between the two, replicas come and go with the load: one of a worker's is full when its rows
-    are taken (live sequences, and with them the cache, are what limits), one of the orchestrator's
-    when it has `limits.concurrent` requests.
+    Between the two, their number follows the load. A worker's replica is full when its rows (live
+    sequences) are taken, the orchestrator's when it has `limits.concurrent` requests.
     """
 
     min: int = Field(ge=1)
@@ -125,8 +121,10 @@ class Replicas(StrictModel):
     full_at: float = Field(
         default=0.8, gt=0, le=1, description="share of a replica's room in use; above it, one more"
     )
-    up_after_s: float = Field(default=20.0, ge=0, description="so long above it")
-    down_after_s: float = Field(default=600.0, ge=0, description="so long below it")
+    up_after_s: float = Field(default=20.0, ge=0, description="seconds above it, before one more")
+    down_after_s: float = Field(
+        default=600.0, ge=0, description="seconds below it, before one fewer"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -144,7 +142,7 @@ class Replicas(StrictModel):
         return self
 
     def scaling(self, room: int) -> dict[str, Any]:
-        """Options of `serve.deployment` for replicas that hold `room` calls or requests each."""
+        """Return options of `serve.deployment` for replicas that hold `room` calls each."""
         if self.min == self.max:
             return {"num_replicas": self.min}
         return {
@@ -185,9 +183,9 @@ class WorkerSpec(StrictModel):
         description="with url: a file of certificates (PEM) to trust beside the usual ones, such "
         "as those of a company",
     )
-    connect_s: float = Field(default=5.0, gt=0, description="with url: to come to a connection")
+    connect_s: float = Field(default=5.0, gt=0, description="with url: seconds to connect")
     silence_s: float = Field(
-        default=60.0, gt=0, description="with url: silence after which a call counts as lost"
+        default=60.0, gt=0, description="with url: seconds of silence before a call counts as lost"
     )
     retries: int = Field(default=2, ge=0, le=10, description="with url: tries after the first")
     engine: Literal["auto", "builtin", "vllm"] = Field(
@@ -215,7 +213,7 @@ class WorkerSpec(StrictModel):
         default=1.0,
         gt=0,
         le=1,
-        description="share of a GPU and its memory per replica, where device is cuda",
+        description="share of a GPU and its memory per replica, if device is cuda",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
         default="auto", description="of the weights; int8 for CPUs; auto: float32 there"
@@ -225,9 +223,9 @@ class WorkerSpec(StrictModel):
         default=None,
         ge=0,
         le=4096,
-        description="tokens decoded on after a call while no call is served, for the call that "
-        "continues from there; None: 64 by the small model, but 0 if "
-        "it has all cores of a CPU, and 0 by the large",
+        description="tokens decoded after a call, while no call is served, for the next call to "
+        "continue from; None: 64 by the small model, but 0 if it has all cores of a CPU, and 0 by "
+        "the large",
     )
     thinking: str | dict[str, str] = Field(
         default="auto",
@@ -256,7 +254,7 @@ class WorkerSpec(StrictModel):
         for name in sorted(self.model_fields_set & (SERVERS if self.url is None else OURS)):
             if self.url is None:
                 raise ValueError(f"{name}: goes with url, which is missing")
-            raise ValueError(f"{name}: is the server's own where a url is given")
+            raise ValueError(f"{name}: is the server's own if a url is given")
         if self.url is not None:
             try:
                 if base(self.url).startswith("https"):
@@ -284,7 +282,7 @@ class WorkerSpec(StrictModel):
         if self.speculation.also:
             raise ValueError("speculation.also: vLLM has one method for all requests")
         if self.gpus > 1 and self.gpu < 1:
-            raise ValueError(f"gpu: must be 1 where the model is spread, not {self.gpu}")
+            raise ValueError(f"gpu: must be 1 if the model is spread, not {self.gpu}")
         return self
 
     @property
@@ -295,19 +293,19 @@ class WorkerSpec(StrictModel):
         return self.engine == "vllm" or (self.engine == "auto" and self.device == "cuda")
 
     @property
-    def drafts_by_nobody(self) -> bool:
-        """Whether vLLM's draft_model lacks its model."""
+    def lacks_draft_model(self) -> bool:
+        """Whether vLLM's draft_model names no model."""
         method = self.speculation
         return self.runs_vllm and method.method == "draft_model" and "model" not in method.params
 
     @property
     def on_gpu(self) -> bool:
-        """Whether replicas of this deployment's own take a share of a GPU."""
+        """Whether replicas of this deployment take a share of a GPU."""
         return self.url is None and self.device == "cuda"
 
     @property
     def gpus(self) -> int:
-        """Over how many GPUs, or processes on CPUs, a replica is spread."""
+        """The number of GPUs, or of processes on CPUs, over which a replica is spread."""
         return self.tensor_parallel * self.pipeline_parallel
 
     @field_validator("thinking")
@@ -320,10 +318,10 @@ class WorkerSpec(StrictModel):
         return value
 
     def key(self) -> str | None:
-        """The key of the server.
+        """Return the server's key; None if it needs none.
 
         Raises:
-            ConfigError: it is promised and not there.
+            ConfigError: `api_key_env` names a variable that is empty.
         """
         if self.api_key_env is None:
             return None
@@ -336,27 +334,27 @@ class WorkerSpec(StrictModel):
 
     @property
     def source(self) -> str | None:
-        """The checkpoint, of a server's model that of its tokenizer."""
+        """The checkpoint; for a server, that of the tokenizer."""
         return self.model if self.url is None else self.tokenizer or self.model
 
     def folder(self) -> Path | None:
-        """Where the checkpoint lies, if that is a folder of this machine."""
+        """Return the checkpoint's folder; None if it is not on this machine."""
         return folder_of(self.source)
 
     def checkpoint(self) -> str:
-        """The identity of the checkpoint; see `fingerprint`."""
+        """Return the checkpoint's identity (`fingerprint`)."""
         return fingerprint(place_of(self.source), str(self.model))
 
     def answering(self) -> dict[str, Any]:
-        """What answers depend on beside the weights, where it is not the default."""
-        said = self.model_dump(mode="json", include=ANSWERING, exclude_defaults=True)
-        if self.device == "cpu" and said.get("dtype") == "float32":  # what auto is there
-            del said["dtype"]
-        return said | ({"engine": "vllm"} if self.runs_vllm else {})
+        """Return the settings, beside the weights, that answers depend on, without defaults."""
+        given = self.model_dump(mode="json", include=ANSWERING, exclude_defaults=True)
+        if self.device == "cpu" and given.get("dtype") == "float32":  # as auto on a CPU
+            del given["dtype"]
+        return given | ({"engine": "vllm"} if self.runs_vllm else {})
 
 
 def _runs_ahead(spec: WorkerSpec) -> WorkerSpec:
-    shares_cores = spec.device == "cpu" and spec.threads is None  # with what it would run beside
+    shares_cores = spec.device == "cpu" and spec.threads is None
     if spec.url is not None or spec.run_ahead is not None or shares_cores:
         return spec
     return spec.model_copy(update={"run_ahead": RUN_AHEAD})
@@ -374,11 +372,11 @@ class Workers(StrictModel):
 
     @model_validator(mode="after")
     def _drafts_by_the_small(self) -> Workers:
-        """vLLM's draft_model drafts with the small worker's model where none is named."""
-        if self.small.drafts_by_nobody:
+        """Let vLLM's draft_model of the large worker draft with the small model by default."""
+        if self.small.lacks_draft_model:
             raise ValueError("small.speculation.params.model: is missing; name a draft model")
         method = self.large.speculation
-        if self.large.drafts_by_nobody:
+        if self.large.lacks_draft_model:
             if self.small.url is not None:
                 raise ValueError(
                     "large.speculation.params.model: name a draft model; small is a server's"
@@ -390,19 +388,19 @@ class Workers(StrictModel):
         return {"small": self.small, "large": self.large}
 
     def speculation(self) -> dict[str, str]:
-        """What each worker decodes with, as users read it."""
+        """Return each worker's method of decoding, as users read it."""
         return {
             name: spec.speculation.label if spec.url is None else SERVER_METHOD
             for name, spec in self.by_name().items()
         }
 
     def answering(self) -> dict[str, dict[str, Any]]:
-        """Of each worker what its answers depend on (`WorkerSpec.answering`), where it is said."""
+        """Return each worker's `WorkerSpec.answering`, without workers that have none."""
         found = {name: spec.answering() for name, spec in self.by_name().items()}
-        return {name: said for name, said in found.items() if said}
+        return {name: given for name, given in found.items() if given}
 
     def methods(self) -> dict[str, str]:
-        """What a request may ask of the large worker, by name and as users read it."""
+        """Return the methods that a request may name for the large worker, as users read them."""
         if self.large.url is not None or self.large.runs_vllm:
             return {}
         return {one.method: one.label for one in self.large.speculation.offered}
@@ -432,19 +430,19 @@ class PolicyChoice(StrictModel):
 
     @model_validator(mode="after")
     def _calibrated(self) -> PolicyChoice:
-        """A calibration's parameters beside those that the deployment file says."""
+        """Add a calibration's parameters to those of the deployment file."""
         if self.calibration is not None:
             try:
                 measured = read_calibration(self.calibration)
             except ConfigError as error:
                 raise ValueError(f"calibration: {error}") from None
             for name, policy in POLICIES.items():
-                written = self.params.get(name, {})
-                if twice := sorted(measured.params(name).keys() & written.keys()):
+                written, calibrated = self.params.get(name, {}), measured.params(name)
+                if twice := sorted(calibrated.keys() & written.keys()):
                     raise ValueError(
-                        f"params.{name}.{twice[0]}: stands in the calibration too; leave one out"
+                        f"params.{name}.{twice[0]}: the calibration has it too; leave one out"
                     )
-                if not (calibrated := measured.params(name)):
+                if not calibrated:
                     continue
                 self.params[name] = calibrated | written
                 try:
@@ -454,15 +452,15 @@ class PolicyChoice(StrictModel):
         return self
 
     def policy(self, name: str) -> Policy:
-        """The policy of that name with the file's parameters."""
+        """Return the policy of that name, with the file's parameters."""
         return build(POLICIES, name, self.params.get(name, {}))
 
 
 class Auth(StrictModel):
-    """Where keys come from: variables of the environment (comma-separated) or files (one a line).
+    """The source of keys: variables of the environment (comma-separated) or files (one a line).
 
-    Keys themselves never stand in a deployment file. A file may hold `sha256:` and a key's digest
-    in place of the key; one that changes is read again, so keys are rotated without a restart.
+    A deployment file never holds a key. A file of keys may hold `sha256:` and a key's digest in
+    place of the key. It is read again when it changes, so keys are rotated without a restart.
     """
 
     api_keys_env: str | None = None
@@ -479,10 +477,10 @@ class Auth(StrictModel):
         return self
 
     def access(self) -> Access:
-        """Who may do what, by the keys as they are now; of a kind that is not named there are none.
+        """Read the keys; a kind that is not named has none.
 
         Raises:
-            ConfigError: a variable or file is missing, holds no key, or one that is no key.
+            ConfigError: a variable or file is missing, holds no key, or holds an invalid one.
         """
         return Access(
             _keys(self.api_keys_env, self.api_keys_file),
@@ -498,7 +496,7 @@ class OrchestratorSpec(StrictModel):
     nodes: Nodes = Field(default={})
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = Field(
         default="reasoning_content",
-        description="what holds the thought; some clients show it twice where they find both",
+        description="the field of the thought; some clients show it twice if they get both",
     )
     strict: bool = Field(
         default=True,
@@ -511,7 +509,7 @@ class OrchestratorSpec(StrictModel):
 
 
 class Tracing(StrictModel):
-    """Spans of every request, by OpenTelemetry; none are made where this is not written."""
+    """Spans of every request, by OpenTelemetry; without this section there are none."""
 
     exporter: Literal["otlp", "console"] = "otlp"
     endpoint: str | None = Field(
@@ -521,7 +519,7 @@ class Tracing(StrictModel):
         default=None, description="with otlp: the variable with name=value,... sent along"
     )
     sample: float = Field(
-        default=1.0, ge=0, le=1, description="share of requests, where the client does not decide"
+        default=1.0, ge=0, le=1, description="share of requests, unless the client decides"
     )
     service: str = Field(default="baton", min_length=1, description="service.name of the spans")
 
@@ -530,9 +528,7 @@ class Tracing(StrictModel):
         if self.exporter == "otlp" and not (self.endpoint or "").startswith(
             ("http://", "https://")
         ):
-            raise ValueError(
-                "endpoint: an http(s) address is wanted, as http://HOST:4318/v1/traces"
-            )
+            raise ValueError("endpoint: expected an http(s) address, as http://HOST:4318/v1/traces")
         if self.endpoint is not None:
             try:
                 if not checked(self.endpoint).hostname:
@@ -546,7 +542,7 @@ class Tracing(StrictModel):
 
 
 class Args(StrictModel):
-    """The application's `args`: everything that is Baton's own."""
+    """The application's `args`: all of Baton's own settings."""
 
     workers: Workers
     orchestrator: OrchestratorSpec = OrchestratorSpec()
@@ -575,15 +571,13 @@ class Args(StrictModel):
     @classmethod
     def _something_costs(cls, prices: TokenPrices | None) -> TokenPrices | None:
         if prices is not None and prices.all_free:
-            raise ValueError("a price above 0 of small, large or prompt is wanted")
+            raise ValueError("expected a price above 0 for small, large or prompt")
         return prices
 
     @model_validator(mode="after")
     def _of_the_checkpoint(self) -> Args:
-        """A checkpoint may say how it judges, and bring the gate for one small model.
-
-        Parameters of the deployment file come before it.
-        """
+        """Add the parameters that the large checkpoint brings: of its judge, and of its gate for
+        one small model. Those of the deployment file take precedence."""
         folder = self.workers.large.folder()
         if folder is None:
             return self
@@ -613,18 +607,18 @@ class Args(StrictModel):
         return store
 
     def access(self) -> Access:
-        """Who may do what, by the keys as they are now; everything is open where none is named.
+        """Read the keys; without `auth` everything is open.
 
         Raises:
-            ConfigError: auth names keys, and there are none.
+            ConfigError: a variable or file that `auth` names has no key.
         """
         return self.auth.access() if isinstance(self.auth, Auth) else Access()
 
     def check_host(self, host: str | None) -> None:
-        """Without keys, only this machine may connect.
+        """Refuse to serve other machines without keys.
 
         Raises:
-            ConfigError: `host` is reachable from elsewhere, and `auth` is not written at all.
+            ConfigError: `host` is reachable from elsewhere, and the file has no `auth`.
         """
         if self.auth is None and not _is_loopback(host):
             raise ConfigError(
@@ -634,9 +628,9 @@ class Args(StrictModel):
 
 
 def explain(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """The first thing that is wrong, in one line: `where: what`.
+    """Return the first error in one line, as `where: what`.
 
-    With the `model` that was validated, a field that is unknown is told those that are known.
+    With the `model` that was validated, the error of an unknown field names known ones.
     """
     _, loc, what = first_error(error.errors(include_url=False), model, "field")
     where = ".".join(map(str, loc))
@@ -665,7 +659,7 @@ def _keys(variable: str | None, file: Path | None) -> Keys:
 
 def _is_loopback(host: str | None) -> bool:
     if host is None or host == "localhost":
-        return True  # no HTTP at all, or this machine
+        return True  # None: there is no HTTP
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

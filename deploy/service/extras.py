@@ -8,7 +8,7 @@ from orchestrator.errors import ConfigError
 
 
 def want(extra: str, what: str, *packages: str) -> None:
-    """Raises ConfigError if one of the packages that `what` needs is not installed."""
+    """Raise ConfigError if one of the packages that `what` needs is not installed."""
     for package in packages:
         if find_spec(package) is None:
             raise ConfigError(

@@ -1,7 +1,6 @@
 """Connections whose requests begin in time and with headers of bounded size.
 
-uvicorn's parser takes headers of any size, for as long as a client cares to send them, before a
-body and behind it.
+uvicorn's parser takes headers and trailers of any size, for as long as a client sends them.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ HEAD_S: Final = 20.0  # for a request's headers, from the first byte or from the
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which refuses a head that is too large (431), too slow (408) or none
-    (400).
+    """uvicorn's protocol, which refuses headers that are too large (431), too slow (408) or not
+    HTTP (400).
 
-    Trailers are read past, as a server may (RFC 9110, 6.5.1): uvicorn would add them to the headers
-    that were checked before. A connection on which more comes of them than of a head is closed.
+    Trailers are ignored, as a server may (RFC 9110, 6.5.1): uvicorn would add them to the headers
+    that were checked before. If they are larger than headers may be, the connection is closed.
     """
 
     _head_bytes = 0
-    """Of a head; where none is awaited, what came since the last piece of a body."""
+    """Bytes of the headers so far; if none are awaited, those since the last piece of a body."""
     _deadline: asyncio.TimerHandle | None = None
-    """Set while a head is awaited or arriving."""
+    """Set while headers are awaited or arriving."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -50,7 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(HttpError(431, text, code="headers_too_large"))
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn's parser cannot read is refused as everything else is."""
+        """Refuse what uvicorn's parser cannot read, in the same form as everything else."""
         self._refuse(HttpError(400, "expected an HTTP/1.1 request", code="invalid_http"))
 
     def on_message_begin(self) -> None:

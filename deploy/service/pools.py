@@ -1,4 +1,4 @@
-"""What the orchestrator knows of a worker: whether it answers, its context, its sampling."""
+"""The status of each worker: whether it answers, its context, its checkpoint's sampling."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
     AnyWorker = ReplicaWorker | ModelWorker[RemoteBackend]
 
-REUSE_S = 1.0  # for which an answer, or the lack of one, is reused
-TIMEOUT_S = 2.0  # for a pool or a server to answer
+REUSE_S = 1.0  # seconds for which an answer, or the lack of one, is reused
+TIMEOUT_S = 2.0  # seconds for a pool or a server to answer
 
 
 class WorkerView:
-    """A worker as it was last seen.
+    """A worker's last known status.
 
-    Requests at the same time share one question, and its answer is reused a while. A model's
-    context and sampling never change, so a pool that has reported them is not asked for them again.
+    Concurrent callers share one status call, whose result is reused for `REUSE_S`. A model's
+    context and sampling never change, so once reported they are kept.
     """
 
     def __init__(self, worker: AnyWorker, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,7 +37,7 @@ class WorkerView:
         self._sampling: Sampling | None = None
 
     async def answers(self) -> bool:
-        """Whether a replica of the pool, or the server, answers."""
+        """Return whether a replica of the pool, or the server, answers."""
         async with self._lock:
             if self._clock() >= self._until:
                 self._answers = await self._ask()
@@ -45,7 +45,7 @@ class WorkerView:
         return self._answers
 
     async def context(self) -> int | None:
-        """The model's context in tokens; None if it is not known."""
+        """Return the model's context in tokens; None if it is not known."""
         if not isinstance(self._worker, ReplicaWorker):
             return self._worker.context
         if self._context is None:
@@ -53,7 +53,7 @@ class WorkerView:
         return self._context
 
     async def sampling(self) -> Sampling:
-        """The sampling of the model's checkpoint.
+        """Return the sampling of the model's checkpoint.
 
         Raises:
             WorkerUnavailable: its pool has not reported it yet.
@@ -78,27 +78,27 @@ class WorkerView:
 
 
 class WorkerViews:
-    """Both workers, and the sampling of requests that leave it open."""
+    """Both workers' status, and the default sampling of requests."""
 
     def __init__(self, workers: Mapping[WorkerName, AnyWorker], sampling: PartialSampling) -> None:
         self._views = {name: WorkerView(worker) for name, worker in workers.items()}
         self._sampling = sampling
 
     async def ready(self) -> dict[str, bool]:
-        """Whether each worker answers."""
+        """Return whether each worker answers, by name."""
         answers = await asyncio.gather(*(view.answers() for view in self._views.values()))
         return dict(zip(self._views, answers, strict=True))
 
     async def contexts(self) -> dict[WorkerName, int | None]:
-        """Each model's context in tokens; None if it is not known."""
+        """Return each model's context in tokens, by name; None if it is not known."""
         contexts = await asyncio.gather(*(view.context() for view in self._views.values()))
         return dict(zip(self._views, contexts, strict=True))
 
     async def sampling(self) -> Sampling:
-        """The deployment file's sampling, completed by that of the large model's checkpoint.
+        """Return the deployment file's sampling, completed by the large model's checkpoint.
 
         Raises:
-            WorkerUnavailable: the file leaves something open that is not known yet.
+            WorkerUnavailable: the file leaves something out that the pool has not reported yet.
         """
         if self._sampling.is_complete:
             return self._sampling.over(GREEDY)

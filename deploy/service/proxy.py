@@ -1,20 +1,20 @@
-"""What stands before Ray Serve's own HTTP handling, in the process of its proxies.
+"""Middleware before Ray Serve's own HTTP handling, in the process of its proxies.
 
-Serve answers what it cannot pass on in plain text, a replica that died as "500 Internal Server
-Error", and a stream whose replica died not at all. Here
+Serve refuses requests in plain text, answers "500 Internal Server Error" if a replica died, and
+never ends a stream whose replica died. This middleware
 
-- a request of which nothing was answered is made again, where doing so is safe, and else refused
-  by 503 in OpenAI's form, with a time to try again; a stream that broke off ends by an error event.
-  It is made again once: one that ends the replicas it comes to ends two of them, and no more;
-- a body is gathered before the request takes a place in a replica, so that slow bodies take none;
-- large bodies have bounded room together (`body_room`);
-- large bodies go to Serve one after the other, so that small ones do not queue behind many of them;
-- headers that Serve cannot read are refused by 400, too many by 431;
-- a key that was just told that there is no place is told so again, for a moment, at no cost, and
-  each of its requests that is refused another second to come again (`recent_refusals`);
-- a request that only reads (/health) is asked again a few times where Serve has no room;
-- a page of another origin may read such a refusal if the application let it read an answer (or its
-  browser's preflight) before: the proxy knows no settings.
+- repeats a lost request once, if that is safe, so that a request that crashes replicas crashes at
+  most two; else it answers 503 in OpenAI's form, with Retry-After;
+- ends a stream that broke off with an error event;
+- gathers a body before the request takes a place in a replica, so that slow bodies take none;
+- bounds the memory for large bodies (`body_room`);
+- passes large bodies to Serve one after the other, so that small ones need not wait for many;
+- refuses headers that Serve cannot read (400) or that are too large (431);
+- repeats a 429 for a key that just got one, and gives each refused request another Retry-After
+  (`recent_refusals`);
+- retries a request that only reads (/health) a few times if Serve has no room;
+- lets a page of another origin read its refusals if the application let that page read an answer
+  (or its browser's preflight) before, since the proxy knows no settings.
 
 Ray calls `middlewares` by the name in RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
 (`deploy.launch.environment`).
@@ -45,17 +45,17 @@ from orchestrator.http.errors import EXPOSED, HttpError, http_error
 
 log = logging.getLogger(__name__)
 
-PAUSE_S: Final = 0.5  # before a request is made again
+PAUSE_S: Final = 0.5  # seconds before a lost request is repeated
 READ_AGAIN_S: Final = (0.1, 0.2, 0.4)
-"""Pauses of a request that only reads, such as one for /health, for which there is no room now."""
+"""Seconds before each retry of a request that only reads, if there is no room."""
 OF_SERVE: Final = {404, 408, 429, 500, 503}  # in plain text these are Serve's own answers
-BUFFER_BYTES: Final = 1 << 20  # of a body; a longer one is passed on as it comes, and made once
-LARGE_BYTES: Final = 64 << 10  # of a body; a longer one needs room, and waits for its turn
-TURN_S: Final = 0.1  # for which it keeps its turn, unless it is answered before
-BODY_S: Final = 30.0  # for that much of a body to arrive
+BUFFER_BYTES: Final = 1 << 20  # a longer body is passed on as it comes, and never repeated
+LARGE_BYTES: Final = 64 << 10  # a longer body needs room, and waits for its turn
+TURN_S: Final = 0.1  # seconds for which it keeps its turn, unless it is answered before
+BODY_S: Final = 30.0  # seconds for a body, or its first `BUFFER_BYTES`, to arrive
 MAX_HEAD_BYTES: Final = 64 << 10  # of a request's headers
 TO_SERVE: Final = {b"x-request-timeout-seconds", b"x-request-disconnect-disabled"}
-"""Headers by which Serve lets a client change how it treats the request: not a client's to say."""
+"""Headers that change how Serve treats a request: a client's are removed."""
 ORIGINS: Final = 256  # allowed origins that are remembered
 ALLOWED: Final = "access-control-allow-origin"
 LOST: Final = HttpError(
@@ -66,7 +66,7 @@ LOST: Final = HttpError(
 
 
 def middlewares() -> list[Middleware]:
-    """What Ray Serve's proxies are to put before their own."""
+    """Return the middleware for Ray Serve's proxies to put before their own."""
     uvicorn.config.HTTP_PROTOCOLS["auto"] = "deploy.service.http_protocol:BoundedProtocol"
     return [Middleware(ProxyMiddleware)]
 
@@ -117,8 +117,7 @@ class ProxyMiddleware:
         await attempt.finish()
 
     async def _carry(self, attempt: _Attempt, share: BodyShare) -> bool:
-        """Whether a request was lost; one with a large body has its turn first, after which the
-        application knows of it."""
+        """Pass a request to Serve, a large body in its turn; return whether it was lost."""
         if attempt.body_bytes <= LARGE_BYTES:
             return await attempt.was_lost(self.app)
         await self._large.acquire()
@@ -131,31 +130,31 @@ class ProxyMiddleware:
 
 
 class AllowedOrigins:
-    """Origins whose pages the application let read its answers, and what it told their browsers."""
+    """Origins whose pages the application lets read its answers, with the header it sent them."""
 
     def __init__(self) -> None:
-        self._told: LRUCache[str, str] = LRUCache(ORIGINS)
+        self._allowed: LRUCache[str, str] = LRUCache(ORIGINS)
 
     def note(self, scope: Scope, answered: Headers) -> None:
-        """What the application said to the origin of a request."""
+        """Remember whether the application lets a request's origin read the answer."""
         origin = _origin(scope)
         if origin is None:
             return
-        self._told.pop(origin, None)
-        if (told := answered.get(ALLOWED)) is not None:
-            self._told[origin] = told
+        self._allowed.pop(origin, None)
+        if (allowed := answered.get(ALLOWED)) is not None:
+            self._allowed[origin] = allowed
 
     def readable(self, error: HttpError, scope: Scope) -> HttpError:
-        """A refusal of this request, readable by its page where the page may read answers."""
-        told = self._told.get(_origin(scope) or "")
-        if told is None:
+        """Let a request's page read its refusal, if that page may read answers."""
+        origin = self._allowed.get(_origin(scope) or "")
+        if origin is None:
             return error
-        allowed = {ALLOWED: told, "access-control-expose-headers": ", ".join(EXPOSED)}
+        allowed = {ALLOWED: origin, "access-control-expose-headers": ", ".join(EXPOSED)}
         return replace(error, headers={**error.headers, **allowed, "vary": "Origin"})
 
 
-def _come_again(start: Message, after_s: int) -> Message:
-    """The start of an answer that says to come again in so many seconds."""
+def _with_retry_after(start: Message, after_s: int) -> Message:
+    """Return the start of an answer with this Retry-After."""
     later = MutableHeaders(raw=list(start["headers"]))
     later["retry-after"] = str(after_s)
     return {**start, "headers": later.raw}
@@ -167,7 +166,7 @@ def _origin(scope: Scope) -> str | None:
 
 
 class _Attempt:
-    """One request to Serve, and what of its answer was sent."""
+    """One try of a request at Serve, and the state of its answer."""
 
     def __init__(
         self,
@@ -180,17 +179,16 @@ class _Attempt:
         self._origins, self._refusals = middleware.origins, middleware.refusals
         self._given = body
         self.body_bytes = sum(len(message.get("body", b"")) for message in body)
-        # Serve puts headers of its own into a request.
         headers = [header for header in scope["headers"] if header[0] not in TO_SERVE]
         self._scope, self._body = {**scope, "headers": headers}, list(body)
         self._receive, self._send = receive, send
         self._whole = not body[-1]["more_body"]
         self._gone = self._ended = self._streams = self._bodiless = False
         self._started: Message | None = None
-        self._refused: Message | None = None  # the start of an answer of Serve's own
+        self._refused: Message | None = None  # the start of Serve's own answer
 
     async def was_lost(self, app: ASGIApp) -> bool:
-        """Whether the request was not answered at all, and somebody still waits for it."""
+        """Carry the request out; return whether it got no answer, and its client still waits."""
         try:
             await app(self._scope, self._next_message, self._relay)
         except Exception as error:
@@ -203,7 +201,7 @@ class _Attempt:
         return self._refused is not None and self._refused["status"] == 503
 
     async def finish(self) -> None:
-        """Say of an answer that is not whole why it ends here."""
+        """End an answer that is not complete with an error."""
         if self._gone or self._ended:
             return
         if self._started is None:
@@ -230,7 +228,7 @@ class _Attempt:
                 return
             turn_s = self._refusals.note(self._scope, self._given, message["status"], headers)
             if turn_s is not None:
-                message = _come_again(message, turn_s)
+                message = _with_retry_after(message, turn_s)
             self._started, self._streams = message, kind.startswith("text/event-stream")
             self._origins.note(self._scope, headers)
         elif self._refused is not None or self._bodiless:
@@ -254,7 +252,7 @@ class _Attempt:
 
 
 def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raises InvalidRequest or HttpError where Serve could not read them."""
+    """Raise InvalidRequest or HttpError if Serve could not read them."""
     if sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
         raise HttpError(
             431, f"the headers have more than {MAX_HEAD_BYTES} bytes", code="headers_too_large"
@@ -270,10 +268,10 @@ def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
 
 
 async def _gather(receive: Receive, share: BodyShare) -> list[Message] | None:
-    """A request's body, or its first `BUFFER_BYTES`; None where the client went away.
+    """Return a request's body, or its first `BUFFER_BYTES`; None if the client went away.
 
     Raises:
-        HttpError: 408, that much did not arrive in time; 503, it gave way to others.
+        HttpError: 408, it did not arrive in time; 503, it gave way to others.
     """
     messages, size = list[Message](), 0
     try:
@@ -298,12 +296,12 @@ async def _gather(receive: Receive, share: BodyShare) -> list[Message] | None:
 
 
 def _may_be_repeated(scope: Scope) -> bool:
-    """Whether a request that was perhaps carried out may be carried out again."""
+    """Return whether a request that was perhaps carried out may be repeated."""
     return scope["method"] in READ_METHODS or scope["path"].endswith(tuple(USER_PATHS))
 
 
 def _event(path: str, error: HttpError) -> bytes:
-    """The end of a stream that broke off, in the form of its path."""
+    """Return the error event that ends a stream, in the form of its path."""
     if path.endswith("/responses"):
         data = {"type": "error", **error.body["error"], **error.body}
         return b"event: error\ndata: " + json.dumps(data).encode() + b"\n\n"

@@ -42,16 +42,16 @@ TURNS_S: Final = 30.0  # how far ahead turns are given
 UNKNOWN_S: Final = 0.1  # from one turn to the next, if no orchestrator has said it yet
 KEYS: Final = 1024  # the most that are remembered
 _ASKING: Final = ("/completions", "/responses")  # paths of requests that take places
-_OF_ITS_OWN: Final = re.compile(rb'"n"|"priority"|"prompt"\s*:\s*\[\s*["[]')
-"""Parameters by which a request differs from others of its key: it passes."""
+_DIFFERENT: Final = re.compile(rb'"n"|"priority"|"prompt"\s*:\s*\[\s*["[]')
+"""Parameters by which a request differs from others of its key, so that it passes."""
 _MILLISECONDS: Final = re.compile(r"(\d{1,9})ms", re.ASCII)
 _NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
 
 
 class _Refusal(NamedTuple):
-    after_s: int  # when the next of the line should find a place
-    until: float  # when it holds no longer, by the clock
-    turn_s: float  # from one that finds a place to the next
+    after_s: int  # until the next request should find a place
+    until: float  # by the clock: when the refusal no longer holds
+    turn_s: float  # between two requests that find a place
 
 
 def _end(key: bytes, refusal: _Refusal, now: float) -> float:
@@ -73,7 +73,7 @@ class RecentRefusals:
         self._chance = chance or random.Random()
         self._refusals: TLRUCache[bytes, _Refusal] = TLRUCache(KEYS, _end, clock)
         self._paces: LRUCache[bytes, float] = LRUCache(KEYS)  # seconds from one turn to the next
-        self._turns: TLRUCache[bytes, float] = TLRUCache(KEYS, _due, clock)  # the last to be given
+        self._turns: TLRUCache[bytes, float] = TLRUCache(KEYS, _due, clock)  # the last one given
 
     def note(
         self, scope: Scope, body: Sequence[Message], status: int, answered: Headers
@@ -98,11 +98,7 @@ class RecentRefusals:
         return self._turn(key, refusal)
 
     def check(self, scope: Scope, body: Sequence[Message]) -> None:
-        """Whether a request may pass.
-
-        Raises:
-            HttpError: 429, its key was refused a moment ago.
-        """
+        """Raise HttpError (429) if a request's key was refused a moment ago."""
         if not self._refusals or not _asks(scope) or not _is_like_others(body):
             return
         key = self._key(scope)
@@ -111,7 +107,7 @@ class RecentRefusals:
             raise no_place(self._turn(key, refusal), holds_s, refusal.turn_s)
 
     def to_turn_s(self, scope: Scope) -> int:
-        """Seconds until the turn of a request that Serve itself refused."""
+        """Return the seconds until the turn of a request that Serve itself refused."""
         if not _asks(scope):
             return RETRY_AFTER_S
         key = self._key(scope)
@@ -119,7 +115,7 @@ class RecentRefusals:
         return self._turn(key, _Refusal(RETRY_AFTER_S, self._clock(), turn_s))
 
     def _turn(self, key: bytes, refusal: _Refusal) -> int:
-        """Seconds until the next free turn."""
+        """Return the seconds until the next free turn."""
         now, last = self._clock(), self._turns.get(key, -math.inf)
         turn = max(now + refusal.after_s, last + refusal.turn_s)
         latest_s = min(refusal.after_s + TURNS_S, MOST_RETRY_AFTER_S)
@@ -139,14 +135,14 @@ def _number(text: str | None) -> int | None:
 
 
 def _asks(scope: Scope) -> bool:
-    """Whether a request asks for a place."""
+    """Return whether a request asks for a place."""
     path: str = scope["path"]
     return scope["method"] == "POST" and path.endswith(_ASKING)
 
 
 def _is_like_others(body: Sequence[Message]) -> bool:
-    """Whether a request takes one place, like any other of its key."""
+    """Return whether a request takes one place, like others of its key."""
     if body[-1]["more_body"]:
         return False
     text = b"".join(message.get("body", b"") for message in body)
-    return _OF_ITS_OWN.search(text) is None  # in a string its quotes are escaped
+    return _DIFFERENT.search(text) is None  # quotes inside a string are escaped

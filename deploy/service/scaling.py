@@ -1,8 +1,8 @@
 """How many replicas of a worker pool there should be: by sequences and cached prefixes, not calls.
 
-A replica is full when its rows are taken, or when the requests that come back to it have more
-prefixes than its cache has slots: then each step reads its prompt anew. Counting requests would see
-neither (a request holds no row while the other model writes, and a slot all the time).
+A replica is full when its rows are taken, or when the requests that return to it have more prefixes
+than its cache has slots: each step would then compute its prompt again. The number of requests
+shows neither (a request holds no row while the other model writes, but always a slot).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from deploy.service.config import Replicas
 
 LOOK_BACK_S = 15.0
-"""Over so many seconds a replica's load is averaged, or fewer where the delays are shorter."""
+"""Seconds over which a replica's load is averaged; fewer if the delays are shorter."""
 
 
 def by_load(replicas: Replicas, rows: int) -> dict[str, Any]:
-    """Options of `serve.deployment` for replicas of `rows` sequences each."""
+    """Return options of `serve.deployment` for replicas of `rows` sequences each."""
     options = replicas.scaling(rows)
     if (config := options.get("autoscaling_config")) is not None:
         del config["target_ongoing_requests"]
@@ -39,8 +39,8 @@ class PoolLoad:
         self._full_at = full_at
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        """The number of replicas wanted, a fraction where it is one, and no state."""
+        """Return the number of replicas wanted, which may be a fraction, and no state."""
         loads = (context.aggregated_metrics or {}).get("load", {})
-        if not loads:  # they are starting, and have reported nothing yet
+        if not loads:  # the replicas are starting, and have reported nothing yet
             return context.target_num_replicas, {}
         return sum(loads.values()) / self._full_at, {}

@@ -1,4 +1,4 @@
-"""The `store` of a deployment file: where it is, and what goes with it."""
+"""The `store` of a deployment file: its url and settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PASSWORD = "BATON_REDIS_PASSWORD"  # noqa: S105 (a name, no password)
 
 
 class StoreSpec(StrictModel):
-    """The store that replicas share; in a deployment file also its url alone."""
+    """The store that replicas share; a deployment file may give the url alone."""
 
     url: str = Field(default="memory", description="memory, redis://... or rediss://...")
     password_env: str | None = Field(
@@ -49,14 +49,14 @@ class StoreSpec(StrictModel):
         return self
 
     def redis(self, password: str | None) -> RedisStore:
-        """A client of the server, not connected yet."""
+        """Return a client of the server, not connected yet."""
         try:
             return RedisStore(self.url, password=password, prefix=self.prefix)
         except ConfigError as error:
             raise ValueError(str(error)) from None
 
     def password(self) -> str | None:
-        """The server's password, where the environment has one.
+        """Return the server's password; None if the environment has none.
 
         Raises:
             ConfigError: `password_env` names a variable that is empty.

@@ -18,11 +18,11 @@ from orchestrator.errors import BatonError, StoreUnavailable
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.store import TIMEOUT_S, Store
 
-WAITING: Final = 1000  # calls at once; those that wait for a change are one per replica
+WAITING: Final = 1000  # calls at once; each replica has one that waits for a change
 
 
 class StoreReplica:
-    """The one replica; deployed as `Store`. Errors are returned: Serve logs each that is raised."""
+    """The one replica, deployed as `Store`. It returns errors: Serve logs each that is raised."""
 
     def __init__(self) -> None:
         self._store = MemoryStore()
@@ -35,7 +35,7 @@ class StoreReplica:
 
 
 class ServedStore:
-    """A `Store` over the handle of `StoreReplica`: what it is asked is asked there."""
+    """A `Store` that passes every call to the handle of `StoreReplica`."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle.options(
@@ -50,8 +50,8 @@ class ServedStore:
     async def _ask(self, verb: str, *arguments: Any, longer_s: float = 0.0, **more: Any) -> Any:
         try:
             async with asyncio.timeout(TIMEOUT_S + longer_s):
-                # Outside of the request's context, as in `workers/replica/client.py`: of two
-                # calls that wait under one request's id only one would ever be sent.
+                # Outside the request's context, as in `workers/replica/client.py`: if two calls
+                # wait under one request's id, Serve sends only one of them.
                 answer = await Context().run(self._handle.ask.remote, verb, arguments, more)
         except TimeoutError:
             raise StoreUnavailable(f"the Store did not answer within {TIMEOUT_S:g} s") from None
@@ -74,7 +74,7 @@ class ServedStore:
 
 
 def store_deployment() -> Application:
-    """The embedded store: one replica, which outlives updates of everything around it."""
+    """Return the embedded store: one replica, which outlives updates of the other deployments."""
     deployment = serve.deployment(
         StoreReplica,
         name="Store",
@@ -89,7 +89,7 @@ def store_deployment() -> Application:
 
 
 def open_store(spec: StoreSpec, handle: Any) -> Store:
-    """The store of one replica of the ingress; `handle` is the `Store`'s where that is used."""
+    """Return an orchestrator replica's store; `handle` is that of `Store`, if the file uses it."""
     if spec.url == "memory":
         return cast("Store", ServedStore(handle))
     return spec.redis(spec.password())

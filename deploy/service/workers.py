@@ -1,4 +1,4 @@
-"""From a worker's part of the deployment file to a worker."""
+"""Makes a worker from its part of the deployment file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WITH_VLLM = (
     "`make setup-gpu` makes an environment that has it (.venv-gpu/bin/baton), or say "
     "engine: builtin"
 )
-"""What to do where there is no vLLM."""
+"""What to do if vLLM is not installed."""
 
 
 def load_worker(spec: WorkerSpec, share: float | None = None) -> EngineWorker[LocalBackend]:
-    """A worker over an engine in this process; `close()` stops it.
+    """Return a worker over an engine in this process; `close()` stops it.
 
-    `share` is what the whole process may take of a GPU's memory (None: what the file says).
+    `share`: the part of a GPU's memory that the whole process may take (None: what the file says).
 
     Raises:
         ConfigError: the model or a parameter cannot be used.
@@ -67,7 +67,7 @@ def _load_vllm(
             f"the engine vllm (auto on cuda) cannot be imported: {error}; {WITH_VLLM}"
         ) from error
     method = {"method": spec.speculation.method, **spec.speculation.params}
-    if spec.drafts_by_nobody:
+    if spec.lacks_draft_model:
         raise ConfigError("speculation.params.model: is missing; name a draft model")
     if spec.speculation.method == "draft_model":
         method["model"] = str(resolve(method["model"]))
@@ -82,7 +82,7 @@ def _load_vllm(
 
 
 def connect_worker(spec: WorkerSpec) -> ModelWorker[RemoteBackend]:
-    """A worker over the server that `spec.url` names, not connected yet.
+    """Return a worker over the server that `spec.url` names, not connected yet.
 
     Raises:
         ConfigError: there is no such tokenizer, or the key is missing.

@@ -1,4 +1,4 @@
-"""Large bodies that are arriving share a room; who came first gives way, and nobody else does."""
+"""Large bodies that are arriving share a room; the oldest gives way, and no other does."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_has_arrived_gives_no_way_and_leaves_in_the_end() -> None:
     last.check()
 
 
-async def test_who_gives_way_waits_no_longer_and_who_is_late_anyway_breaks_nobody() -> None:
+async def test_who_gives_way_waits_no_longer_and_who_is_late_anyway_breaks_none() -> None:
     room = BodyRoom(1)
     waiting, late, other = (BodyShare(room) for _ in range(3))
 

@@ -33,11 +33,11 @@ def test_measured_thresholds_are_defaults(tmp_path: Path) -> None:
     assert policy.judge == "short"  # type: ignore[attr-defined]
 
 
-def test_a_parameter_that_stands_twice_is_named(tmp_path: Path) -> None:
+def test_a_parameter_that_is_given_twice_is_named(tmp_path: Path) -> None:
     file = calibrated(tmp_path, {})
     written = {"calibration": str(file), "params": {"specreason": {"threshold": 1, "first_n": 2}}}
     with pytest.raises(
-        ConfigError, match=r"params\.specreason\.threshold: stands in the calibration"
+        ConfigError, match=r"params\.specreason\.threshold: the calibration has it too"
     ):
         load(write(tmp_path, {f"{ARGS}.policy": written}))
     del written["params"]["specreason"]["threshold"]  # type: ignore[index]
