@@ -122,12 +122,12 @@ def calibrate(
     """
     from deploy.evaluation.grading import Scored
     from deploy.evaluation.problems import for_figures, load_problems
-    from deploy.launch.deployment_file import DEFAULT_FILE, load
+    from deploy.launch.deployment_file import DEFAULT_FILE, load_args
 
     target = _target(target_large_share, target_agreement, target_accuracy)
     if for_figures(problems):
         raise InvalidRequest(f"{problems}: nothing is tuned on held-out problems: use builtin:dev")
-    args = load(config or DEFAULT_FILE).args
+    args = load_args(config or DEFAULT_FILE)
     searches = _searches(args, policy, parameter, bounds)
     chosen = load_problems(problems, limit or DEFAULT_LIMIT, seed, answers=False)
     known = [bool(problem.answer) or isinstance(problem, Scored) for problem in chosen]

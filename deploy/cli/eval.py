@@ -328,11 +328,11 @@ def _served_by(
     if pair.url is not None:
         return SERVICE, {"url": pair.url}
     from deploy.evaluation.candidates import policy_of
-    from deploy.launch.deployment_file import DEFAULT_FILE, load
+    from deploy.launch.deployment_file import DEFAULT_FILE, load_args
     from deploy.service.calibration import fingerprint
     from workers.embedded.checkpoints import place_of
 
-    args = load(pair.config or DEFAULT_FILE).args
+    args = load_args(pair.config or DEFAULT_FILE)
     for candidate in candidates:
         policy_of(args, candidate)
     workers = with_small(args.workers, pair.small)

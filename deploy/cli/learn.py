@@ -75,9 +75,9 @@ def gate(
 
     want("eval", "baton learn", "sklearn")
     from deploy.evaluation.calibration_file import document_of, pair_of
-    from deploy.launch.deployment_file import DEFAULT_FILE, load
+    from deploy.launch.deployment_file import DEFAULT_FILE, load_args
 
-    args = load(config or DEFAULT_FILE).args
+    args = load_args(config or DEFAULT_FILE)
     if notes := lossy(args.workers.speculation()):
         raise ConfigError(
             f"{notes[0]}: a gate is learned from the models' own text; name a lossless method"

@@ -55,10 +55,10 @@ class Pair:
             finally:
                 await remote.aclose()
             return
-        from deploy.launch.deployment_file import DEFAULT_FILE, load
+        from deploy.launch.deployment_file import DEFAULT_FILE, load_args
         from deploy.launch.workers import close, load_pair
 
-        args = load(self.config or DEFAULT_FILE).args
+        args = load_args(self.config or DEFAULT_FILE)
         for candidate in candidates:
             policy_of(args, candidate)
         workers = with_small(args.workers, self.small)

@@ -139,11 +139,7 @@ def own_ray() -> Iterator[set[int]]:
     folder = _own_folder()
     try:
         ray.init(
-            address="local",
-            _temp_dir=str(folder / "ray"),
-            num_cpus=max(2, os.cpu_count() or 1),
-            include_dashboard=False,
-            object_store_memory=OBJECTS_BYTES,
+            address=_start_node(folder / "ray"),
             log_to_driver=False,
             logging_level=logging.ERROR,
             namespace="serve",
@@ -151,6 +147,35 @@ def own_ray() -> Iterator[set[int]]:
         yield before
     finally:
         _stop(before)
+
+
+def _start_node(folder: Path) -> str:
+    """Start Ray's processes that a service needs, and return their address.
+
+    `ray.init` starts four more, for autoscaling, for logs in the terminal, and for the dashboard,
+    even without one; they take 5 s of CPU and 200 MB.
+    """
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    class ServingNode(Node):  # type: ignore[misc]
+        def start_api_server(self, **_: object) -> None:
+            """Start no dashboard."""
+
+    node = ServingNode(
+        RayParams(
+            num_cpus=max(2, os.cpu_count() or 1),
+            object_store_memory=OBJECTS_BYTES,
+            temp_dir=str(folder),
+            include_log_monitor=False,
+            no_monitor=True,
+        ),
+        head=True,
+        shutdown_at_exit=False,
+        ray_init_cluster=True,
+    )
+    address: str = node.address
+    return address
 
 
 def _own_folder() -> Path:

@@ -7,16 +7,19 @@ by name: Serve's own schema would let a typo pass.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from ray.serve.schema import ServeDeploySchema
 
 from deploy.service.config import Args, explain
 from orchestrator.errors import ConfigError
 from orchestrator.validation import unknown
+
+if TYPE_CHECKING:  # Ray Serve takes seconds to import, and tools want `args` alone
+    from ray.serve.schema import ServeDeploySchema
 
 DEFAULT_FILE = Path(__file__).parents[1] / "local.yaml"
 
@@ -41,34 +44,63 @@ def load(path: Path | str, *, port: int | None = None) -> Deployment:
     Raises:
         ConfigError: names the file and the key that is wrong.
     """
+    with _errors_of(path):
+        return _parse(_read(path), port)
+
+
+def load_args(path: Path | str) -> Args:
+    """Read and check a deployment file's `args` alone.
+
+    Raises:
+        ConfigError: names the file and the key that is wrong.
+    """
+    with _errors_of(path):
+        return _parse_args(_read(path))
+
+
+@contextmanager
+def _errors_of(path: Path | str) -> Iterator[None]:
+    """Name the file in errors."""
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
+        yield
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    try:
-        return _parse(data, port)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except ValidationError as error:
         raise ConfigError(f"{path}: {explain(error)}") from None
 
 
-def _parse(data: Any, port: int | None) -> Deployment:
+def _read(path: Path | str) -> dict[str, Any]:
+    data = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
     if not isinstance(data, dict):
         raise ConfigError("not a mapping; see deploy/local.yaml for a deployment file")
+    return data
+
+
+def _parse_args(data: dict[str, Any]) -> Args:
+    match data.get("applications"):
+        case [dict(application)]:
+            args = application.get("args") or {}
+        case _:
+            raise ConfigError("applications: exactly one is expected")
+    try:
+        return Args.model_validate(args)
+    except ValidationError as error:
+        raise ConfigError(f"applications.0.args.{explain(error, Args)}") from None
+
+
+def _parse(data: dict[str, Any], port: int | None) -> Deployment:
+    from ray.serve.schema import ServeDeploySchema
+
     for path, message in unknown_keys(ServeDeploySchema, data):
         raise ConfigError(f"{'.'.join(map(str, path))}: {message}")
     if port is not None:
         data = {**data, "http_options": {**(data.get("http_options") or {}), "port": port}}
     serve = ServeDeploySchema.model_validate(data)
-    if len(serve.applications) != 1:
-        raise ConfigError("applications: exactly one is expected")
-    try:
-        args = Args.model_validate(serve.applications[0].args)
-    except ValidationError as error:
-        raise ConfigError(f"applications.0.args.{explain(error, Args)}") from None
+    args = _parse_args(data)
     args.check_host(serve.http_options.host)
     return Deployment(serve, args)
 

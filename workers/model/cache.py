@@ -15,12 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
+from math import prod
 from operator import ne
 
+import numpy as np
 import torch
 from torch import Tensor
 
 SLICE = 512  # tokens that are compared at once
+ALIGNED = 64  # bytes, as torch's own memory
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int], most: int) -> int:
@@ -31,6 +34,16 @@ def common_prefix(left: Sequence[int], right: Sequence[int], most: int) -> int:
         if ours != theirs:
             return start + next(compress(range(SLICE), map(ne, ours, theirs)))
     return most
+
+
+def zeros(shape: Sequence[int], device: torch.device | str, dtype: torch.dtype) -> Tensor:
+    """Zeros; on a CPU they take no memory before they are written (torch writes its own)."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    size = prod(shape) * dtype.itemsize
+    memory = np.zeros(size + ALIGNED, np.uint8)
+    start = -memory.ctypes.data % ALIGNED
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(*shape)
 
 
 APART = 1 << 16  # bytes a row and layer, from which each row is read where it lies
@@ -59,7 +72,7 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         shape = (2 * layers, slots, heads, capacity, head_size)
-        self.data = torch.zeros(shape, device=device, dtype=dtype)
+        self.data = zeros(shape, device, dtype)
         self.slots, self.capacity = slots, capacity
         self.lengths = [0] * slots
         self.ids: list[list[int]] = [[] for _ in range(slots)]
@@ -76,13 +89,14 @@ class KVCache:
 
         They are committed, copied and reset with the keys and values.
         """
-        self.hidden_states = self.data.new_zeros(self.slots, self.capacity, width)
+        shape = (self.slots, self.capacity, width)
+        self.hidden_states = zeros(shape, self.data.device, self.data.dtype)
 
     def add_layer(self) -> int:
         """Allocate one more layer, before anything is cached; returns its index."""
         layers, *rest = self.data.shape
         self.data = self.data.new_empty(0)  # a large cache has no room beside another
-        self.data = self.data.new_zeros((layers + 2, *rest))
+        self.data = zeros((layers + 2, *rest), self.data.device, self.data.dtype)
         return layers // 2
 
     # During a pass -------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -607,3 +609,21 @@ def test_a_method_that_the_file_has_parameters_for_is_named_with_them(
     chain.write_text(yaml.safe_dump(data))
     assert _served_by(Pair(None, chain, None, "chain"), [], None)[0] == "chain:gamma=2"
     assert _served_by(Pair(None, chain, default_speculation="vanilla"), [], None)[0] == "vanilla"
+
+
+WITHOUT_RAY = """
+import subprocess
+import sys
+sys.modules["ray"] = None
+from deploy.cli.main import main
+main()
+"""
+
+
+def test_ask_in_process_imports_no_ray() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_RAY, "ask", "What is 37*6+12?"],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, "boxed{234}" in done.stdout) == (0, True), done.stderr
