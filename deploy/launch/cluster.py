@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,23 +138,25 @@ def own_ray() -> Iterator[set[int]]:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     before = descendants(os.getpid())
     folder = _own_folder()
+    node = None
     try:
+        node = _start_node(folder / "ray")
         ray.init(
-            address=_start_node(folder / "ray"),
+            address=node.address,
             log_to_driver=False,
             logging_level=logging.ERROR,
             namespace="serve",
         )
         yield before
     finally:
-        _stop(before)
+        _stop(before, node)
 
 
-def _start_node(folder: Path) -> str:
-    """Start Ray's processes that a service needs, and return their address.
+def _start_node(folder: Path) -> Any:
+    """Start Ray's processes that a service needs.
 
-    `ray.init` starts four more, for autoscaling, for logs in the terminal, and for the dashboard,
-    even without one; they take 5 s of CPU and 200 MB.
+    `ray.init` starts three more: for autoscaling, for logs in the terminal, and for the dashboard,
+    even if there is none.
     """
     from ray._private.node import Node
     from ray._private.parameter import RayParams
@@ -162,7 +165,7 @@ def _start_node(folder: Path) -> str:
         def start_api_server(self, **_: object) -> None:
             """Start no dashboard."""
 
-    node = ServingNode(
+    return ServingNode(
         RayParams(
             num_cpus=max(2, os.cpu_count() or 1),
             object_store_memory=OBJECTS_BYTES,
@@ -174,8 +177,6 @@ def _start_node(folder: Path) -> str:
         shutdown_at_exit=False,
         ray_init_cluster=True,
     )
-    address: str = node.address
-    return address
 
 
 def _own_folder() -> Path:
@@ -313,7 +314,7 @@ def _gist(messages: list[str]) -> str:
     return re.sub(rf"^{BatonError.__module__}\.\w+: ", "", gist)
 
 
-def _stop(before: set[int]) -> None:
+def _stop(before: set[int], node: Any) -> None:
     import ray
     from ray import serve
 
@@ -326,6 +327,8 @@ def _stop(before: set[int]) -> None:
             parting.join(SHUTDOWN_S)
             ours |= descendants(os.getpid()) - before
             _quietly(ray.shutdown)
+        if node is not None:
+            _quietly(partial(node.kill_all_processes, check_alive=False, allow_graceful=True))
     _reap(ours)
 
 

@@ -32,8 +32,6 @@ def prepare() -> None:
         # address, also with its port for metrics, which has no token.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # One heap for each of 30 threads is memory that nothing uses.
-        "MALLOC_ARENA_MAX": "2",
         # Ray makes its workers nice (15): any other load on the machine would starve the models.
         "RAY_worker_niceness": "0",
         # A busy machine is slow, not broken: Serve's 5 and 10 s would kill its HTTP proxy.
