@@ -1,6 +1,6 @@
-"""Where a server is, and who may vouch for it.
+"""A server's address and the certificates to trust.
 
-Apart from the rest, so that a deployment file is checked without torch.
+In a separate file, so that a deployment file can be checked without torch.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from orchestrator.errors import ConfigError
 
 
 def base(url: str) -> str:
-    """A server's base as OpenAI clients take it, `/v1` where no path is given.
+    """Return a server's base url as OpenAI clients take it, with `/v1` if it has no path.
 
     Raises:
-        ConfigError: it is no address of an HTTP server, or holds more than that.
+        ConfigError: it is not the url of an HTTP server, or has credentials, query or fragment.
     """
     parts = checked(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -27,10 +27,10 @@ def base(url: str) -> str:
 
 
 def checked(url: str) -> SplitResult:
-    """An address in its parts.
+    """Split a url.
 
     Raises:
-        ConfigError: its host or port can be none.
+        ConfigError: its host or port is impossible.
     """
     try:
         parts = urlsplit(url)
@@ -46,13 +46,13 @@ def checked(url: str) -> SplitResult:
 
 
 def trusted(ca: str | None = None) -> ssl.SSLContext:
-    """What connections to servers by https trust: `ca`, a file of certificates, beside the usual
-    ones, which are those of the environment (`SSL_CERT_FILE`, `SSL_CERT_DIR`) if it names some.
+    """Trust the certificates in the file `ca`, and those of the environment (`SSL_CERT_FILE`,
+    `SSL_CERT_DIR`), else the usual ones.
 
     Raises:
         ConfigError: a file is missing, or holds no certificate.
     """
-    import httpx  # not above: most deployment files name no server
+    import httpx  # here, since most deployment files name no server
 
     try:
         context = httpx.create_ssl_context(trust_env=True)

@@ -1,8 +1,8 @@
-"""Whether a server's text is that of the ids beside it.
+"""Checks that a server's text is that of the ids beside it.
 
-The text may lag behind (half a character, or what may begin a stop string, is held) and may lack
-control tokens and what a stop string cut; decoders of servers also differ in white space. So the
-text without all that must be the beginning of what the ids spell.
+The text may come later than the ids (servers hold back half characters and possible stop strings),
+and may lack control tokens and text that a stop string cut. Decoders also differ in white space. So
+without all these, the text must be a prefix of what the ids spell.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _BLANK = re.compile(r"[\s\ufffd]+")
 class Agreement:
     """One stream's ids and texts, compared as they come.
 
-    `unfinished_bytes` are those of a character that the prompt left unfinished: how a server shows
-    such a character is not known, so then nothing is compared.
+    If the prompt ends inside a character (`unfinished_bytes`), nothing is compared: servers show
+    such a character in different ways.
     """
 
     def __init__(self, tokenizer: Tokenizer, unfinished_bytes: bytes = b"") -> None:
         self._tokenizer, self._blind = tokenizer, bool(unfinished_bytes)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._spelled = self._shown = ""  # what the other side lacks
-        self._ended = False  # by the last token
+        self._spelled = self._shown = ""  # what the other one still lacks
+        self._ended = False  # whether the last token ends a text
 
     def made(self, token: int) -> None:
-        """Take a token of the server's."""
+        """Take an id."""
         self._ended = token in self._tokenizer.ends
         if token not in self._tokenizer.controls:
             piece = self._decoder.decode(self._tokenizer.pieces[token])
             self._spelled += _BLANK.sub("", piece)
 
     def shown(self, text: str) -> None:
-        """Take the text of a chunk, whose tokens are taken.
+        """Take a chunk's text, after its ids.
 
         Raises:
             Gap: there is text without ids.
@@ -50,7 +50,7 @@ class Agreement:
         spelled, at, same = self._spelled, 0, 0
         while at < len(shown):
             if len(shown) - at < self._longest and shown[at:] in self._beginnings:
-                break  # the next text says whether it is a control
+                break  # the next text shows whether it is a control
             control = self._control.match(shown, at)
             if control and not spelled.startswith(control[0], same):
                 at = control.end()
@@ -70,7 +70,7 @@ class Agreement:
 
     @cached_property
     def _controls(self) -> list[str]:
-        """How controls are spelled, which a server may show or hide; the longest first."""
+        """The texts of control tokens, which a server may show or hide; the longest first."""
         pieces, controls = self._tokenizer.pieces, self._tokenizer.controls
         texts = {_BLANK.sub("", pieces[i].decode("utf-8", "replace")) for i in controls}
         return sorted(texts - {""}, key=len, reverse=True)

@@ -1,22 +1,21 @@
 """Any OpenAI-compatible server as a `Backend`: vLLM, SGLang, `transformers serve` and the like.
 
-A prompt is continued at `/completions`, by token ids if the server takes them; if there is no such
-endpoint, by a chat whose last message is continued, if the server is seen to do that. What a server
-can do is probed once, with a few calls of one token; what it cannot do is refused (`Unsupported`,
-which names it).
+A server continues a prompt at `/completions`, by token ids if it takes them. Without that endpoint
+it continues the last message of a chat, if the probe finds that it can. The first call probes a
+server with a few short requests; `Unsupported` names what it cannot do.
 
-A call is made again after a failure, up to `retries` times; a generation continues where its stream
-broke off. Closing an iterator closes its HTTP stream, by which servers stop working on it.
+A call is retried up to `retries` times; a generation continues where its stream broke off. Closing
+an iterator closes its HTTP stream, and the server stops working on it.
 
 Differences from a local backend, all of them the servers':
 
 - log-probabilities are those at temperature 1, whatever the request's;
-- choices drawn at a temperature come from the likeliest tokens that the server shows;
-- the likelihood of an end is estimated from those, as a bound if tokens that are not shown count
-  (see `workers.top_logprobs`);
-- prefill (a generation of no tokens) makes it generate one, which is dropped;
+- choices drawn at a temperature come from the likeliest tokens that the server returns;
+- the likelihood of an end is estimated from those, as a bound if other tokens count (see
+  `workers.top_logprobs`);
+- prefill (a generation of no tokens) generates one token, which is dropped;
 - a server that returns no ids must show the end of the thought in its text, or stop at it;
-- llama.cpp's gives no log-probabilities of the prompt, and no ids of tokens that end inside a
+- llama.cpp gives no log-probabilities of the prompt, and no ids of tokens that end inside a
   character: those are found by encoding it (see `response_parser`).
 """
 
@@ -67,15 +66,14 @@ class RemoteBackend:
     """Requests to a `Server`.
 
     Args:
-        server: where the model is served.
         model: its name there.
         tokenizer: that of the served model.
-        context: tokens of its context; None asks the server, and if it does not say, leaves it to
+        context: its length in tokens; None asks the server, which may not say: then it is left to
             refuse what is too long.
     """
 
     methods = ()
-    """None that a call may name: the server decides."""
+    """A call may name none: the server decides."""
     sampling = GREEDY
 
     def __init__(
@@ -119,7 +117,7 @@ class RemoteBackend:
                         if not inside:
                             yield replace(generation, usage=_in_all(spent))
                             return
-            except Gap as found:  # the text continues without
+            except Gap as found:  # continue the text without these
                 if gap is None:
                     self._seen(found.what)
                 gap = found.what
@@ -133,8 +131,9 @@ class RemoteBackend:
     async def _attempt(
         self, prompt: Prompt, wanted: Decoding, gap: Missing
     ) -> AsyncGenerator[Delta | tuple[Generation, bool], None]:
-        """Deltas of one request, then the generation so far, and whether the server stopped inside
-        a step. Always streamed: a server that sends nothing for long counts as lost."""
+        """Yield the deltas of one request, then the generation so far and whether the server
+        stopped inside a step. The request is always streamed, since a silent server counts as lost.
+        """
         text = wanted.text
         able = await self._able(wanted, gap)
         text.bare = not able.reads_logprobs
@@ -171,21 +170,21 @@ class RemoteBackend:
             usage = parser.usage(len(ids), shared=_shared(prompt, able))
         if gap is None and text.count:
             self._seen(parser.missing)
-        if before := len(text.before.tokens):  # which is no prompt of the caller's
+        if before := len(text.before.tokens):  # these are not part of the caller's prompt
             read = usage.prompt - before
             cached = min(usage.cached, read)
             usage = replace(usage, prompt=read, cached=cached, generated=len(segment.tokens))
         yield Generation(segment, usage), parser.inside
 
     async def _able(self, wanted: Decoding, gap: Missing) -> ServerCapabilities:
-        """What the server can do for a generation; `gap` is what a stream of the same call lacked.
+        """Return the capabilities for a generation; `gap` is what a stream of this call lacked.
 
         Raises:
-            Unsupported: not what the criteria need.
+            Unsupported: the generation needs more than these.
         """
         able, criteria = (await self.capabilities()).lacking(gap), wanted.text.criteria
         if not (criteria.min_confidence or criteria.min_tokens):
-            able = able.lacking(self._gaps.missing)  # it can go without
+            able = able.lacking(self._gaps.missing)  # this call needs neither
         if criteria.min_confidence > 0 and not able.reads_logprobs:
             raise self._lacks("log-probabilities of tokens, which min_confidence needs")
         if not able.samples and not wanted.sampling.is_greedy:
@@ -204,7 +203,7 @@ class RemoteBackend:
     def _body(
         self, ids: Sequence[int], wanted: Decoding, able: ServerCapabilities
     ) -> dict[str, Any]:
-        """The request for a generation, but for what makes the server stop."""
+        """Return the request for a generation, without the fields that stop it."""
         text, call = wanted.text, wanted.text.call
         body = self._requests.body(able.prompt, ids, call.transcript)
         drawn = reseeded(wanted.sampling, len(ids))
@@ -214,7 +213,7 @@ class RemoteBackend:
         return body | fields | able.dialect.owner_fields(call.owner)
 
     async def score(self, prompt: Prompt, wanted: Scoring) -> Scores:
-        """One request, and one for each id that it does not show; see `Backend.score`."""
+        """Score by one request, and one for each id that its answer does not show."""
         ids, part, able = prompt.ids, wanted.part, await self.capabilities()
         self._check_scoring(prompt, wanted, able)
         answer, scores = await self._scored(prompt, wanted, able), Scores()
@@ -236,7 +235,7 @@ class RemoteBackend:
         return scores
 
     def _check_scoring(self, prompt: Prompt, wanted: Scoring, able: ServerCapabilities) -> None:
-        """Raises Unsupported if the server does not give what is wanted."""
+        """Refuse (`Unsupported`) what the server cannot score."""
         constraint, query = prompt.call.constraint, prompt.query
         if wanted.labels and not able.top and not (query and query.likeliest):
             raise self._lacks("log-probabilities, which a distribution over labels needs")
@@ -251,7 +250,7 @@ class RemoteBackend:
     async def _scored(
         self, prompt: Prompt, wanted: Scoring, able: ServerCapabilities
     ) -> Mapping[str, Any]:
-        """The answer to a request of one token after the prompt."""
+        """Request one token after the prompt, with log-probabilities."""
         ids, call, part, ends = prompt.ids, prompt.call, wanted.part, wanted.ends
         sampling = GREEDY if wanted.sampling is None else wanted.sampling
         drawn = reseeded(sampling, len(ids))
@@ -266,7 +265,7 @@ class RemoteBackend:
         body = self._requests.body(able.prompt, ids, call.transcript, prompt.query)
         body |= able.request_fields(self.model, drawn, 1, able.top if wanted.labels else most)
         if part is not None:
-            # Those after the part are among the prompt's if more follows it.
+            # If more of the prompt follows the part, the place after it is in the prompt, too.
             body |= able.dialect.prompt_logprob_fields(most if part.stop < len(ids) else shown)
         body |= able.dialect.owner_fields(call.owner)
         return await self.server.ask(able.path, body, call.affinity)
@@ -274,9 +273,9 @@ class RemoteBackend:
     async def _labels(
         self, prompt: Prompt, wanted: Scoring, answer: Mapping[str, Any], spent: list[Usage]
     ) -> list[float]:
-        """The log-probability of each label after the prompt.
+        """Return the log-probability of each label after the prompt.
 
-        A server without log-probabilities shows one token alone: it has all of the probability.
+        Without log-probabilities, the one token that the server made has all of the probability.
         """
         able, labels, query = await self.capabilities(), wanted.labels, prompt.query
         assert query is not None
@@ -297,8 +296,8 @@ class RemoteBackend:
     async def _lookup(
         self, prompt: Prompt, spent: list[Usage], ids: list[int], allowed: Collection[int]
     ) -> tuple[int, float]:
-        """The likeliest of the `allowed` tokens after `ids`, and its log-probability; what that
-        costs is added to `spent`."""
+        """Return the likeliest of the `allowed` tokens after `ids`, and its log-probability; add
+        the cost to `spent`."""
         able, call = await self.capabilities(), prompt.call
         body: dict[str, Any] = {"prompt": ids, "allowed_token_ids": sorted(allowed)}
         body |= able.request_fields(self.model, GREEDY, 1)
@@ -313,7 +312,7 @@ class RemoteBackend:
         return max(found.items(), key=lambda one: one[1])
 
     async def capabilities(self) -> ServerCapabilities:
-        """What the server can do; probed at the first call and kept.
+        """Return what the server can do, probed once.
 
         Raises:
             Unsupported: it cannot continue a text.
@@ -323,15 +322,15 @@ class RemoteBackend:
             home, probing = asyncio.get_running_loop(), self._probing
             if probing is None or probing.done() or probing.get_loop() is not home:
                 probing = self._probing = asyncio.create_task(self._probe())
-            # Many wait for one probe; one of them that is cancelled does not cancel it.
+            # Several calls may wait for one probe: cancelling one of them must not cancel it.
             self._capabilities = await asyncio.shield(probing)
         return self._capabilities
 
     def _seen(self, missing: Missing) -> None:
-        """Take what a stream lacked of what the probe saw."""
+        """Record what a stream lacked of what the probe saw."""
         known = self._capabilities
         if known is not None and known.lacking(missing) == known:
-            missing = None  # no more than in the probe
+            missing = None  # the probe found this already
         if self._gaps.seen(missing):
             name = self.server.name
             if missing is None:
@@ -361,7 +360,7 @@ class RemoteBackend:
         try:
             with checked_answer(self.server.name):
                 capabilities = await probe(self.server, self.model, self.prompts, self.vocabulary)
-        except Unsupported as error:  # which clients see, so it does not name the server
+        except Unsupported as error:  # clients see it, so only the log names the server
             log.error("%s, %s: %s", self.server.name, self.model, error)
             raise
         if self.context is None:
@@ -376,12 +375,11 @@ class RemoteBackend:
 
 
 def _shared(prompt: Prompt, able: ServerCapabilities) -> bool:
-    """Whether what the server has cached may be the prompts of other owners."""
+    """Whether other owners' prompts may be in what the server says it had cached."""
     return bool(prompt.call.owner) and not able.dialect.salts
 
 
 def _in_all(spent: Sequence[Usage]) -> Usage:
-    """The cost of attempts, each of which continued the one before: prompt and cache are those that
-    the first found."""
+    """Sum the cost of attempts that continued one another; prompt and cache are the first one's."""
     passes = sum(one.passes for one in spent)
     return replace(spent[0], generated=spent[-1].generated, passes=passes)

@@ -1,6 +1,6 @@
-"""What a server sends, read as it comes: of bounded size, UTF-8 as JSON and event streams are.
+"""Reads responses as they come: of bounded size, and UTF-8, as JSON and event streams are.
 
-Headers that say otherwise (`charset`, `content-encoding`) are not believed: nothing asked for them.
+A `charset` in the headers is ignored, and a compressed body is refused: nothing asked for either.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import httpx
 from orchestrator.errors import WorkerUnavailable
 
 HEADERS = {"accept-encoding": "identity"}
-"""Those that every request has: a few compressed bytes may stand for very many."""
+"""Sent with every request: a few compressed bytes could expand to very many."""
 ANSWER_BYTES = 2 << 20
 TOKEN_BYTES = 8 << 10  # of a token with 20 log-probabilities, by name
-PROMPT_TOKEN_BYTES = 32  # of a token of the prompt without: its id or text, which a server may echo
-EVENT_BYTES = 8 << 20  # a stream's event, however many tokens are asked for
+PROMPT_TOKEN_BYTES = 32  # of a prompt token's id or text, which a server may echo
+EVENT_BYTES = 8 << 20  # of a stream's event, however many tokens are asked for
 _COMPRESSED = re.compile(r"\b(gzip|deflate|br|zstd|compress)\b")
-"""Codings that change the bytes; some servers name a charset there, or `none`."""
+"""Codings that change the bytes; some servers put a charset or `none` in that header."""
 _LINE_END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)  # the next chunk may begin with \n
 
 
 def most_bytes(body: Mapping[str, Any]) -> int:
-    """The size that an answer to a request may have: servers send something a token that is made,
-    or of the prompt where its log-probabilities are asked for."""
+    """Return the largest size of a request's answer, by the tokens that it makes or scores."""
     prompt = len(body.get("prompt") or body.get("input_ids") or ())
     scored = any(body.get(field) for field in ("prompt_logprobs", "echo", "return_logprob"))
     made = int(body.get("max_tokens") or 0) + prompt * scored
@@ -36,7 +35,7 @@ def most_bytes(body: Mapping[str, Any]) -> int:
 
 
 async def read(response: httpx.Response, most: int = ANSWER_BYTES) -> bytes:
-    """The whole body.
+    """Read the whole body.
 
     Raises:
         WorkerUnavailable: it has more than `most` bytes, or is compressed.
@@ -46,10 +45,10 @@ async def read(response: httpx.Response, most: int = ANSWER_BYTES) -> bytes:
 
 
 async def events(response: httpx.Response, most: int) -> AsyncGenerator[str, None]:
-    """The data of each server-sent event that has some.
+    """Yield the data of each server-sent event that has some.
 
     Raises:
-        WorkerUnavailable: a line or all of it is too long, or compressed.
+        WorkerUnavailable: a line or the whole stream is too long, or it is compressed.
         UnicodeDecodeError: it is not UTF-8.
     """
     async with aclosing(_lines(response, most)) as lines:
@@ -61,7 +60,7 @@ async def events(response: httpx.Response, most: int) -> AsyncGenerator[str, Non
                 if any(data):  # a bare `data:` keeps a connection alive
                     yield b"\n".join(data).decode()
                 data = []
-    if any(data):  # the last one, whose empty line is missing
+    if any(data):  # the last event may lack its empty line
         yield b"\n".join(data).decode()
 
 

@@ -1,8 +1,9 @@
 """What a server can do: its dialect, what the probe found, and what its streams lack of that.
 
-Streams differ: one replica of several leaves something out, or only texts for which a draft model
-has drafts. So a gap is mended in its own call. After two streams in a row with a gap, calls that
-can go without ids begin without them, which saves a second request, until two streams have all.
+Streams differ: one replica of several may leave something out, or only texts with drafts of a draft
+model. So the call that meets a gap repairs it by a second request. After two streams in a row with
+the same gap, calls that need neither ids nor log-probabilities begin without them, until two
+streams in a row have all.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ _WORSE: tuple[Missing, ...] = (None, "logprobs", "ids")
 class ServerCapabilities:
     """What a server can do, as its answers to the probe show.
 
-    prompt: what continues a text: token ids or a text at `/completions`, or chat messages.
-    dialect: how it is asked and read.
-    top: log-probabilities it gives at each position; 0 is none.
-    scores: it gives log-probabilities of a prompt, by its dialect's way.
-    lookups: it draws one of the tokens that a request allows, and gives its log-probability
-        among all tokens.
-    min_tokens: it lets no text end before this many tokens.
-    missing: what its streams lack at some tokens although whole answers have it: log-probabilities,
-        or ids (and with them log-probabilities), as llama.cpp's with a draft model and those that
-        a proxy passes on.
-    samples: it writes other texts at a temperature.
-    forms: it holds an answer to a JSON schema.
-    extras: it takes fields that are not OpenAI's, whether or not it reads them.
-    stops: if its streams have no ids it stops at stop strings, and its text shows the marker
-        that ends a thought, or it stops there; also if nothing shows the contrary.
+    Attributes:
+        prompt: token ids or a text at `/completions`, or chat messages.
+        dialect: how requests are written and answers read.
+        top: log-probabilities that it returns at each position.
+        scores: whether it returns log-probabilities of a prompt.
+        lookups: whether it draws one of the tokens that a request allows, and returns its
+            log-probability among all tokens.
+        min_tokens: whether it reads this field, and lets no text end before.
+        missing: what its streams lack at some tokens, although whole answers have it:
+            log-probabilities, or ids (and with them log-probabilities). Examples are llama.cpp with
+            a draft model, and streams through a proxy.
+        samples: whether a temperature changes its texts.
+        forms: whether it constrains an answer to a JSON schema.
+        extras: whether it accepts fields that are not OpenAI's, even if it ignores them.
+        stops: for a server without ids: whether it stops at stop strings, and shows the marker that
+            ends a thought or stops there. True unless the probe shows otherwise.
     """
 
     prompt: Literal["ids", "text", "chat"]
@@ -68,22 +70,22 @@ class ServerCapabilities:
     def request_fields(
         self, model: str, sampling: Sampling, tokens: int, top: int = 1
     ) -> dict[str, Any]:
-        """The request fields besides the prompt: tokens, sampling, log-probabilities."""
+        """Return the request fields besides the prompt: tokens, sampling, log-probabilities."""
         fields = {"model": model, "max_tokens": max(1, tokens)}
         fields |= self.dialect.sampling_fields(sampling)
         shown = min(top, self.top)
         return fields | self.dialect.logprob_fields(shown, chat=self.prompt == "chat")
 
     def lacking(self, what: Missing) -> ServerCapabilities:
-        """The capabilities of a server whose streams lack that, too. Without ids the end of a
-        thought is not seen before it is too late to hold it back."""
+        """Return the capabilities without `what`. Without ids, the end of a thought is seen too
+        late to hold it back, so `min_tokens` goes too."""
         missing = max(self.missing, what, key=_WORSE.index)
         least = self.min_tokens and missing != "ids"
         return replace(self, missing=missing, min_tokens=least)
 
 
 class Gaps:
-    """What a server's streams lack, by the last ones: `missing` changes after two that agree."""
+    """What a server's latest streams lack: `missing` changes after two that agree."""
 
     def __init__(self) -> None:
         self.missing: Missing = None
@@ -91,7 +93,7 @@ class Gaps:
         self._times = 0
 
     def seen(self, missing: Missing) -> bool:
-        """Take what a stream lacked; returns whether `missing` changes by it."""
+        """Record what a stream lacked; return whether `missing` changes by it."""
         if missing == self.missing:
             self._times = 0
             return False

@@ -1,7 +1,7 @@
-"""What a server's error responses stand for, among the errors of `orchestrator.errors`.
+"""Translates a server's error responses into errors of `orchestrator.errors`.
 
-Only a text that is too long is the client's fault. Whatever else a server refuses is a fault of
-this deployment. A server's own words may hold an address or a key: no client sees them.
+A text that is too long is the client's fault; anything else that a server refuses is this
+deployment's. A server's message may hold an address or a key, so no client sees it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Declined(WorkerError):
 
 
 class Broke(WorkerUnavailable):
-    """The server answered that it failed, or hung up: so do some over a field that they lack."""
+    """The server failed (500) or hung up, as some do at a field that they do not know."""
 
 
 class Gap(WorkerUnavailable):
-    """A stream lacks what the probe saw: `what` is ids or log-probabilities of some tokens."""
+    """A stream lacks ids or log-probabilities (`what`) of some tokens, which the probe saw."""
 
     def __init__(self, what: Literal["ids", "logprobs"]) -> None:
         super().__init__(f"the server's stream lacks {what} of tokens, which the probe saw")
@@ -59,7 +59,7 @@ class Absent(Declined):
 
 
 def failure(status: int, headers: Mapping[str, str], body: Any, name: str) -> BatonError:
-    """An error response as the error it stands for. `body` is what its JSON was, or None."""
+    """Translate an error response; `body` is its parsed JSON, or None."""
     message, code = _message(body)
     description = f"{name}: {message or 'HTTP'} ({status})"
     if 300 <= status < 400:
@@ -88,14 +88,14 @@ def failure(status: int, headers: Mapping[str, str], body: Any, name: str) -> Ba
 
 
 def stream_failure(data: Mapping[str, Any], name: str) -> BatonError:
-    """An error event inside a stream whose status was 200."""
+    """Translate an error event of a stream whose status was 200."""
     error = data["error"]
     status = error.get("code") if isinstance(error, dict) else None
     return failure(status if isinstance(status, int) and status >= 400 else 500, {}, data, name)
 
 
 def _message(body: Any) -> tuple[str, Any]:
-    """(message, code) of an error body, in any of the shapes that servers use."""
+    """Return (message, code) of an error body, in any of the shapes that servers use."""
     if isinstance(body, dict):
         error = body.get("error", body.get("detail", body))
         if isinstance(error, dict):
@@ -105,7 +105,7 @@ def _message(body: Any) -> tuple[str, Any]:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds of a Retry-After header, a number or a date."""
+    """Return the seconds of a Retry-After header, which is a number or a date."""
     if value is None:
         return None
     try:

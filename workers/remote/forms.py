@@ -1,4 +1,4 @@
-"""Answers that a server holds to a form: how it is asked, and whether it did."""
+"""Answers that a server constrains to a form: the request fields, and the check of the answer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from workers.remote.dialects.openai import OpenAI
 
 
 def constraint_fields(call: Call, dialect: OpenAI) -> dict[str, Any]:
-    """A request's fields that hold its text to the call's constraint.
+    """Return the request fields for the call's constraint.
 
     Raises:
-        Unsupported: no server is asked for such a constraint, or for one in mid-answer.
+        Unsupported: no field expresses the constraint, or the answer has begun already.
     """
     constraint = call.constraint
     if constraint is None or is_free(constraint):
@@ -30,11 +30,7 @@ def constraint_fields(call: Call, dialect: OpenAI) -> dict[str, Any]:
 
 
 def check_held(constraint: Constraint | None, text: str, name: str) -> None:
-    """Refuse a whole answer that its server did not hold to what it was asked to.
-
-    Raises:
-        WorkerError: names the server.
-    """
+    """Refuse (`WorkerError`) a whole answer that does not match its constraint."""
     if constraint is not None and not is_free(constraint) and not holds(constraint, text):
         raise WorkerError(
             f"{name} did not hold its answer to the form that was asked for: check that it takes "

@@ -1,8 +1,8 @@
 """Finds what a server can do, by requests for a few tokens with fewer and fewer fields.
 
-A server may ignore a field and answer 200, or know it in whole answers alone: so what comes back
-counts, of an answer with one token and of a stream with several. Its dialect is the one by which
-its answers can be read.
+A server may ignore a field and answer 200, or know it in whole answers alone. So the probe believes
+what comes back: in an answer with one token, and in a stream with several. A server's dialect is
+the one that can read its answers.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 SEVEN_TEXT = "7"
 SEVEN = Constraint("json_schema", '{"const": 7}')
 HOT = ((100.0, 1), *((limit, seed) for limit in (2.0, 1.0) for seed in (1, 2, 3, 4)))
-"""(temperature, seed) by which a server that samples writes another text than the likeliest; some
-take no more than OpenAI's 2 or Anthropic's 1, where a model may be sure of it."""
-TIES = 2  # greedy texts that may differ by rounding errors, as they do beside other requests
-SURELY = 100  # OpenAI's most for `logit_bias`: only such a token is drawn
+"""(temperature, seed) at which a server that samples writes another text than the greedy one.
+Some take no more than OpenAI's 2 or Anthropic's 1, at which a confident model may repeat it."""
+TIES = 2  # greedy texts that may differ by rounding errors, beside other requests
+SURELY = 100  # OpenAI's highest `logit_bias`: only such a token is drawn
 
 
 async def probe(
     server: Server, model: str, prompts: PromptRenderer, vocabulary: Vocabulary
 ) -> ServerCapabilities:
-    """A server's capabilities, by a few calls of a few tokens.
+    """Return a server's capabilities, by a few requests for a few tokens.
 
     Raises:
         Unsupported: it cannot continue a text in any way that we know.
         WorkerError: it cannot be reached, or has no such model.
     """
-    reasons: list[str] = []  # why an answer is none that we can use
+    reasons: list[str] = []  # why its answers cannot be used
     declined: Declined | None = None
     absent: Absent | None = None
     broke: Broke | None = None
@@ -92,10 +92,10 @@ async def probe(
             except Declined as error:  # it may accept fewer fields
                 declined = error
                 continue
-            except Broke as error:  # likewise, though it may also be out of order
+            except Broke as error:  # likewise, or it is out of order
                 broke = error
                 continue
-            broke = None  # it answers, so it was a field that it lacks
+            broke = None  # it answers, so a field was the cause
             if (reason := trial.refused(answer, wish)) is None:
                 return await trial.run(answer, events)
             reasons.append(reason)
@@ -110,13 +110,13 @@ async def probe(
 
 
 def _wishes(kind: PromptKind) -> list[Fields]:
-    """Fields to request, from the most to the least."""
+    """Return the log-probability fields to try, from the most to the least."""
     chat = kind == "chat"
     return [one.logprob_fields(top, chat=chat) for one in (VLLM, OPENAI) for top in TOP]
 
 
 class _Trial:
-    """Requests to a server whose texts continue by one kind of prompt; `able` is what they show."""
+    """Requests to a server by one kind of prompt; `able` is what their answers show."""
 
     def __init__(
         self,
@@ -133,14 +133,14 @@ class _Trial:
         self.able = ServerCapabilities(kind)
 
     async def first(self, wish: Fields) -> tuple[Fields, list[Fields]]:
-        """The answer to a request for these fields, and the events of a streamed one."""
+        """Send a request with these fields, then a streamed one; return the answer and events."""
         answer = await self._ask({**self.prompt, **ONE, **wish})
         body = {"model": self._model, **self.prompt, **SEVERAL, **STREAMED, **wish}
         async with aclosing(self._server.events(self.able.path, body, trying=True)) as events:
             return answer, [event async for event in events]
 
     def refused(self, answer: Fields, wish: Fields) -> str | None:
-        """Why the answer is none that we can use; if it is, take what it shows."""
+        """Return why the answer cannot be used; if it can, record what it shows."""
         kind, size = self.able.prompt, len(self.ids)
         read = (answer.get("usage") or {}).get("prompt_tokens")
         if kind == "chat" and read != size:
@@ -162,7 +162,7 @@ class _Trial:
         return None
 
     async def run(self, answer: Fields, events: Sequence[Fields]) -> ServerCapabilities:
-        """Find out the rest. `answer` and `events` are those of the first requests."""
+        """Find out the rest, beginning with what the `first` requests returned."""
         self._check_vocabulary(self.able.dialect.shown_bytes(answer))
         if self.able.dialect is VLLM:
             self._found(min_tokens=await self._takes_min_tokens())
@@ -180,7 +180,7 @@ class _Trial:
         self.able = replace(self.able, **fields)
 
     def _read(self, events: Sequence[Fields]) -> None:
-        """Take what a stream lacks.
+        """Record what a stream lacks.
 
         Raises:
             Unsupported: its ids are another tokenizer's.
@@ -205,12 +205,12 @@ class _Trial:
             self._read(events)
 
     async def _greedy(self) -> str:
-        """The text at temperature 0, not streamed: half a character at its end may be shown
-        otherwise in a stream.
+        """Return the text at temperature 0, not streamed, since a stream may show half a character
+        at its end in another way.
 
         Raises:
             Unsupported: it samples at temperature 0, as `transformers serve --continuous-batching`
-                does whose process was first asked to sample.
+                does after a first request that sampled.
         """
         seen: set[str] = set()
         for _ in range(2 + TIES):
@@ -224,7 +224,7 @@ class _Trial:
         )
 
     async def _stops(self, greedy: str) -> bool:
-        """Whether it stops at a stop string: the first word of what it writes anyhow."""
+        """Whether it stops at a stop string, here the first word of its greedy text."""
         word, *rest = greedy.split()[:2] or [""]
         if not rest:
             return True  # nothing shows the contrary
@@ -233,11 +233,11 @@ class _Trial:
         return not (found and more.strip())
 
     async def _ends(self) -> bool:
-        """Whether the end of a thought is seen: a server that hides the marker and continues makes
-        tokens without a text, or a first one.
+        """Whether the end of a thought is seen. A server that hides the marker and continues makes
+        tokens without text, at least a first one.
 
-        The marker comes by `logit_bias`, or if the server does not read that, after a text that
-        ended with it a few times.
+        `logit_bias` forces the marker, or for servers that ignore it, a prompt that repeats a text
+        with the marker after it.
         """
         tokenizer, chat = self._prompts.tokenizer, self.able.prompt == "chat"
         if tokenizer.close_id is None:
@@ -262,7 +262,7 @@ class _Trial:
         return not one or bool(one.text)
 
     async def _forms(self) -> bool:
-        """Whether it holds an answer to a form: here to one that is wrong otherwise."""
+        """Whether it constrains an answer to a form, here one that it would not choose."""
         answered = replace(TRACE, closed=True)
         call = Call("probe", answered, "policy", constraint=SEVEN)
         ids = self._prompts.transcript(answered)
@@ -274,13 +274,13 @@ class _Trial:
         return await self._several(body) == SEVEN_TEXT
 
     async def _sampling(self, greedy: str) -> None:
-        """Find whether it samples, that is, writes another text than `greedy`, and whether it reads
-        the fields of `transformers serve` for it."""
+        """Find whether a temperature changes its text from `greedy`, and whether it needs the
+        fields of `transformers serve` for that."""
         plain, serve = self.able.dialect, TRANSFORMERS_SERVE
         drawn = await self._differs(greedy, plain.sampling_fields)
         if drawn is None or self.able.dialect.returns_ids:
             self._found(samples=drawn is not False)  # nothing shows the contrary
-        elif drawn:  # by the checkpoint's settings beside ours, if the field can override them
+        elif drawn:  # perhaps by the checkpoint's settings, which this field can override
             held = await self._differs(
                 greedy, lambda hot: plain.sampling_fields(hot) | serve.cuts(GREEDY)
             )
@@ -291,11 +291,11 @@ class _Trial:
             self._found(samples=False)
 
     async def _differs(self, greedy: str, fields: Callable[[Sampling], Fields]) -> bool | None:
-        """Whether a text at a high temperature differs; None if the server refuses all of them."""
+        """Whether a text at a high temperature differs; None if the server refuses them all."""
         differs: bool | None = None
         for temperature, seed in HOT:
             if differs is not None and temperature < 2:
-                break  # it takes more, and wrote the same
+                break  # it accepted a higher one, and wrote the same text
             text = await self._several({**self.prompt, **fields(Sampling(temperature, seed=seed))})
             if text is None:
                 continue
@@ -305,17 +305,17 @@ class _Trial:
         return differs
 
     def _made(self, chunk: Chunk) -> str:
-        """The text of a whole answer, without the message of a chat that llama.cpp repeats."""
+        """Return an answer's text, without the chat message that llama.cpp repeats."""
         return chunk.text.strip().removeprefix(self._continued).strip()
 
     @property
     def _continued(self) -> str:
-        """The message that a chat continues; empty for a completion."""
+        """The chat message that is continued; empty for a completion."""
         messages = self.prompt.get("messages") or [{"content": ""}]
         return str(messages[-1]["content"]).strip()
 
     def _check_vocabulary(self, shown: Mapping[int, bytes]) -> None:
-        """Refuse a tokenizer by which most of the tokens that the server shows are others."""
+        """Refuse a tokenizer whose texts differ for most tokens that the server shows."""
         pieces = self._prompts.tokenizer.pieces
         other = [
             i
@@ -332,7 +332,7 @@ class _Trial:
             )
 
     async def _more(self, after: Mapping[int, float]) -> None:
-        """Find what builds on log-probabilities: those of named tokens, and those of the prompt.
+        """Find whether it returns log-probabilities of named tokens, and of the prompt.
 
         `after` are those of the token after the prompt, by id.
         """
@@ -355,8 +355,8 @@ class _Trial:
                 return
 
     async def _looks_up(self, body: Fields, after: Mapping[int, float]) -> bool:
-        """Whether it draws one of three tokens, and gives its log-probability among all."""
-        # The likeliest of three tokens has a third of what they have together; among all, far less.
+        """Whether it draws one of three tokens, and returns its log-probability among all."""
+        # The likeliest of the three has at least a third of their sum, but far less among all.
         unlikely = [i for i in range(len(after) + 3) if i not in after][:3]
         answer = await self._tried({**body, "allowed_token_ids": unlikely})
         shown = {} if answer is None else VLLM.first_logprobs(answer, self._vocabulary)
@@ -364,14 +364,14 @@ class _Trial:
         return bool(drawn) and exp(max(drawn)) < 0.25
 
     async def _takes_min_tokens(self) -> bool:
-        """Whether it reads `min_tokens`: then it refuses more of them than `max_tokens`."""
+        """Whether it reads `min_tokens`: then it refuses a value above `max_tokens`."""
         body = {**self.prompt, **ONE}
         if await self._tried({**body, "min_tokens": 2}) is not None:
             return False
         return await self._tried({**body, "min_tokens": 1}) is not None
 
     def _scores(self, way: OpenAI, answer: Fields) -> bool:
-        """Whether it holds the log-probabilities of a prompt's end and of the token after it."""
+        """Whether an answer has log-probabilities of the prompt's last id and of the next token."""
         part = range(len(self.ids) - 1, len(self.ids))
         with suppress(WorkerUnavailable), checked_answer("the server"):
             way.scored_places(answer, self.ids, part, self._vocabulary)
@@ -379,11 +379,10 @@ class _Trial:
         return False
 
     async def _is_sglang(self, after: Mapping[int, float]) -> bool:
-        """Whether it has SGLang's own path, and that gives what a judge asks for, by the same
-        model.
+        """Whether SGLang's own path works, with what a judge needs, for the same model.
 
-        The path names no model. Beside an adapter (`base:adapter`), or behind a router with several
-        models, another may answer there: then its log-probabilities are not those `after` the ids.
+        The path names no model. Beside an adapter (`base:adapter`) or a router's other models,
+        another model may answer there: then its log-probabilities differ from `after`.
         """
         ids, named = self.ids, sorted({0, len(self.ids), *after})
         body = SGLANG.score_request(ids, len(ids) - 2, 1, named, "")
@@ -395,7 +394,7 @@ class _Trial:
                 if not (set(named) <= shown.keys() and self._scores(SGLANG, answer)):
                     return False
                 apart = median(abs(shown[i] - logprob) for i, logprob in after.items())
-        except BatonError as error:  # closed to us, or another's: the server is used without it
+        except BatonError as error:  # the path is closed or another's: do without it
             log.info("%s is not used: %s", PATH, error)
             return False
         if not apart <= ROUNDING:
@@ -413,7 +412,7 @@ class _Trial:
         return await self._server.ask(self.able.path, body, trying=True)
 
     async def _tried(self, body: Fields) -> Fields | None:
-        """The answer; None if the server refuses."""
+        """Return the answer, or None if the server refuses."""
         try:
             return await self._ask(body)
         except (Declined, Broke):
@@ -424,6 +423,6 @@ class _Trial:
         return None if answer is None else self.able.dialect.chunk(answer, self._vocabulary)
 
     async def _several(self, body: Fields) -> str | None:
-        """The text of several tokens, not streamed; None if the server refuses."""
+        """Return the text of several tokens, not streamed; None if the server refuses."""
         chunk = await self._chunk({**SEVERAL, **body})
         return None if chunk is None else self._made(chunk)

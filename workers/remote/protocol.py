@@ -1,4 +1,4 @@
-"""Answers of OpenAI's API as every dialect has them; what a server says of its model."""
+"""Parts of OpenAI's answers that all dialects share, and what a server says of its model."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from workers.text.tokenizer import Tokenizer
 from workers.top_logprobs import probability
 
 ID_NAME = "token_id:"
-"""How a token is named by its id, if a server is asked for that."""
+"""Prefix of a token's name, if a server is asked to name tokens by id."""
 ROUNDING = 0.15
-"""Nats by which one model's log-probabilities may differ between two of its paths, or be too high:
-bfloat16 has logits of 16 to 32 in steps of 0.125."""
+"""Nats by which a model's log-probabilities may differ between two paths, or be above 0: bfloat16
+has logits of 16 to 32 in steps of 0.125."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of an answer: its id, and the log-probabilities by id that came with it.
+    """A token of an answer.
 
-    `logprob` is None if the server gave none; `top` holds the likeliest ones, itself among them.
-    `shown` are the bytes of text that came with it, if the server says so.
+    `logprob` is None if the server returned none; `top` holds the likeliest ones by id, this token
+    among them. `shown` are the bytes of text that came with it, if the server returns them.
     """
 
     id: int
@@ -39,8 +39,8 @@ class Token:
 class Chunk:
     """One chunk of a stream, or a whole answer.
 
-    `tokens` is None if the server returns no ids. `finish` is the server's finish_reason and
-    `stop` the stop string or the id of the token at which it stopped.
+    `tokens` is None if the server returns no ids. `finish` is the server's finish_reason, and
+    `stop` the stop string or token id at which it stopped.
     """
 
     text: str
@@ -57,13 +57,13 @@ class Vocabulary:
         self._by_text: dict[str, int] = {}
 
     def id(self, name: str) -> int | None:
-        """The id of "token_id:N", or of a text that is one token.
+        """Return the id of "token_id:N", or of a text that is one token.
 
-        Part of a character has no name: servers show any of them as a replacement character.
+        A part of a character has no id by name: servers show each as a replacement character.
         """
         if name.startswith(ID_NAME):
             return int(name[len(ID_NAME) :])
-        # If two have one text, as a digit and its byte, take the one that the text is encoded as.
+        # If two tokens have one text, as a digit and its byte, take the one that encoding gives.
         ids = self._tokenizer.encode(name)
         if len(ids) == 1:
             return ids[0]
@@ -75,15 +75,15 @@ class Vocabulary:
         return self._by_text.get(name)
 
     def logprobs(self, top: Mapping[str, float] | None) -> dict[int, float]:
-        """Log-probabilities by id; names that are no token are left out."""
+        """Return log-probabilities by id, without names that are not tokens."""
         named = {self.id(name): logprob_of(logprob) for name, logprob in (top or {}).items()}
         return distribution((i, p) for i, p in named.items() if i is not None)
 
 
 @contextmanager
 def checked_answer(name: str) -> Iterator[None]:
-    """Raise errors of parsing an answer (a field missing, or of another type) as
-    WorkerUnavailable, and contradictions with the server's name."""
+    """Raise errors of parsing an answer (a missing field, a wrong type) as WorkerUnavailable, and
+    contradictions with the server's name."""
     try:
         yield
     except (Contradiction, NoLogprobs) as error:
@@ -97,10 +97,10 @@ def checked_answer(name: str) -> Iterator[None]:
 
 
 def logprob_of(value: Any) -> float:
-    """A log-probability as it came.
+    """Check a log-probability.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError, ValueError: it is not a number, or above 0 by more than rounding.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"a log-probability is a {type(value).__name__}")
@@ -110,10 +110,10 @@ def logprob_of(value: Any) -> float:
 
 
 def distribution(shown: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Log-probabilities by id of one position.
+    """Check the log-probabilities of one position, by id.
 
     Raises:
-        ValueError: together they are more than 1.
+        ValueError: their probabilities add up to more than 1.
     """
     logprobs = dict(shown)
     if (whole := sum(map(probability, logprobs.values()))) > exp(ROUNDING):
@@ -122,17 +122,17 @@ def distribution(shown: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def token_id(value: Any) -> int:
-    """The id of a token as it came."""
+    """Check that an id is a whole number; raise TypeError if not."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"the id of a token is a {type(value).__name__}")
     return value
 
 
 def choice_of(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Choice 0 of an answer or a chunk; None if it holds others or none, as a chunk of usage does.
+    """Return choice 0 of an answer or a chunk, or None (a chunk with usage has no choice).
 
     Raises:
-        ValueError: there are two of it.
+        ValueError: there are two.
     """
     first = [choice for choice in answer["choices"] if choice.get("index", 0) in (0, None)]
     if len(first) > 1:
@@ -141,22 +141,17 @@ def choice_of(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def whole_choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The choice of an answer that is not streamed.
-
-    Raises:
-        LookupError: there is none.
-    """
+    """Return choice 0 of an answer that is not streamed; raise LookupError if it has none."""
     if (choice := choice_of(answer)) is None:
         raise LookupError("no choice of number 0")
     return choice
 
 
 def text_of(choice: Mapping[str, Any]) -> str:
-    """The text of a choice.
+    """Return the text of a choice, with its thought before it.
 
     Raises:
-        TypeError, ValueError: it is of another type, or there is something that is neither text
-            nor thought.
+        TypeError, ValueError: it is of another type, or comes with a refusal or a call.
     """
     if (text := choice.get("text")) is not None:
         return _text(text)
@@ -180,8 +175,8 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is shown of each token: its name, its log-probability, those of the likeliest by name;
-    each list is empty if the server does not show it."""
+    """The names of tokens, their log-probabilities, and those of the likeliest by name; a list is
+    empty if the server does not return it."""
 
     names: Sequence[str]
     values: Sequence[Any]
@@ -201,9 +196,9 @@ def logprob_rows(choice: Mapping[str, Any]) -> Rows:
 
 
 def context(models: Any, name: str) -> int | None:
-    """The context of a model by the server's list of models, if it says so.
+    """Return the context length of a model from the server's list of models, if it is there.
 
-    A server of one model may answer to any name (llama.cpp's does).
+    A server of one model may answer to any name, as llama.cpp's does.
     """
     listed = models.get("data") or ()
     for model in listed:
@@ -214,11 +209,10 @@ def context(models: Any, name: str) -> int | None:
 
 
 def usage(answer: Mapping[str, Any], prompt: int, generated: int, *, shared: bool = False) -> Usage:
-    """What a call cost by the server's counts, or if it gives none by ours.
+    """Return a call's cost by the server's counts, else by ours (`prompt`, `generated`).
 
-    `shared`: the server may have cached others' prompts, so the number is not reported.
-
-    A server does not say how many passes it took: one a token is plain decoding.
+    If `shared`, the server may have cached other owners' prompts, so that count is left out. A
+    server does not report passes: count one a token, as in plain decoding.
     """
     counts = answer.get("usage") or {}
     details = {} if shared else counts.get("prompt_tokens_details") or {}
@@ -228,7 +222,7 @@ def usage(answer: Mapping[str, Any], prompt: int, generated: int, *, shared: boo
 
 
 def _count(value: Any) -> int:
-    """A number of tokens; 0 if the server does not say."""
+    """Check a number of tokens; None is 0."""
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:

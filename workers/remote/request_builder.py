@@ -1,7 +1,7 @@
 """From a transcript to the prompt of a request: token ids, a text, or chat messages.
 
-Ids are unambiguous. Text and messages are tokenized by the server, which would turn the spelling of
-a control token into that token: such contents are refused here.
+Ids are unambiguous. A server that tokenizes text or messages would turn the spelling of a control
+token into that token, so such contents are refused here.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ class RequestBuilder:
         transcript: Transcript,
         query: LabelQuery | None = None,
     ) -> dict[str, Any]:
-        """The request fields that make a server continue `ids`.
-
-        `ids` are the transcript's, followed by those of the query's side conversation if there is
-        one.
+        """Return the request fields that make a server continue `ids`: those of the transcript,
+        then of the query's side conversation.
 
         Raises:
             InvalidRequest: a content spells a control token, and the server would read it as one.
-            Unsupported: the chat template leaves no way to continue an assistant's message.
+            Unsupported: the chat template cannot continue an assistant's message.
         """
         if form == "ids":
             return {"prompt": list(ids)}
@@ -59,7 +57,7 @@ class RequestBuilder:
 
     def _chat(self, transcript: Transcript, query: LabelQuery | None) -> dict[str, Any]:
         if transcript.messages[0].role == "prompt":
-            raise Unsupported("continuing a text as it is, which the server of a chat cannot")
+            raise Unsupported("continuing a plain text, which a chat server cannot do")
         turns, lead_in = (query.turns, query.lead_in) if query else ((), "")
         conversation = self.prompts.conversation(transcript.messages)
         before = self.prompts.before_assistant(conversation)

@@ -1,8 +1,7 @@
-"""From the chunks of a server's stream to the tokens of a text.
+"""Turns the chunks of a server's stream into the tokens of a text.
 
-If the server returns ids, they are what counts: its text is what is left after it has cut stop
-strings and control tokens, and so must be the beginning of theirs. If it returns none, or not of
-all tokens, its text is encoded again.
+If the server returns ids, they count; its text, from which it may have cut stop strings and control
+tokens, must agree with them. If it does not return all ids, its text is encoded again.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ class ResponseParser:
     """One stream as it comes in; the text takes its tokens.
 
     Attributes:
-        made: tokens that the server is known to have made, with control tokens and those that were
-            cut.
+        made: the tokens that the server made as far as is known, control tokens and cut ones
+            included.
         finish: why the text ends, once it does.
-        reason: the server's reason to end, once it has ended.
-        answer: the event that says what was spent.
+        reason: the server's finish_reason, once it has ended.
+        answer: the event with the usage.
         inside: whether the server stopped at a delimiter that ends no step, as in a block of code.
-        missing: what it lacked, if the capabilities say that something is missing.
+        missing: what this stream lacked, if the capabilities say that streams lack something.
     """
 
     def __init__(
@@ -43,10 +42,10 @@ class ResponseParser:
         self._text, self._able = text, able
         self._tokenizer = prompts.tokenizer
         self._agreement = Agreement(self._tokenizer, prompts.unfinished(text.call.transcript))
-        self._ahead = b""  # of our ids' bytes, what the server has not shown yet
+        self._ahead = b""  # bytes of our ids that the server has not shown yet
         self.made = self._seen = 0
         self._whole = True  # nothing was cut from a text that is encoded again
-        self._unsent = 0  # most tokens at its end that the server may have made and not sent
+        self._unsent = 0  # tokens at the end that the server may have made and not sent, at most
         self.inside = False
         self.missing: Missing = None
         self.finish: Finish | None = None
@@ -54,9 +53,9 @@ class ResponseParser:
         self.answer: Mapping[str, Any] = {}
 
     def read(self, event: Mapping[str, Any], vocabulary: Vocabulary) -> bool:
-        """Take an event of the stream; whether the rest need not be read.
+        """Take an event of the stream; return whether the rest need not be read.
 
-        If the server ended by itself, an event of usage follows.
+        If the server ended by itself, an event with its usage follows.
         """
         self.answer = event if event.get("usage") else self.answer
         chunk = self._able.dialect.chunk(event, vocabulary)
@@ -72,28 +71,28 @@ class ResponseParser:
                 return self.reason is not None
             return going_on and not self._able.dialect.token_a_chunk
         if not going_on:
-            self.ended_unasked(chunk, found)
+            self._ended_unasked(chunk, found)
         return going_on
 
     def usage(self, prompt: int, *, shared: bool) -> Usage:
-        """What the stream cost, of a prompt of that many ids; `shared` as for `protocol.usage`.
+        """Return the stream's cost, for a prompt of `prompt` ids; `shared` as for `protocol.usage`.
 
         Raises:
-            Contradiction: the server counts other tokens than it sent.
+            Contradiction: the server's count is not that of the tokens that it sent.
         """
         text = self._text
         made = self.made or text.count
         if self.finish == "length":
             made = max(made, text.max_tokens)  # a text encoded again may have fewer tokens
         counts = usage(self.answer, 0, 0)
-        if self.reason and counts.generated and counts.prompt == prompt:  # counted as we count
-            self.check_count(counts.generated, self.finish)
+        if self.reason and counts.generated and counts.prompt == prompt:  # it counts as we do
+            self._check_count(counts.generated, self.finish)
         spent = usage(self.answer, prompt, made, shared=shared)
-        # It only prefilled, or not even that.
+        # With no tokens asked for, it prefilled at most.
         return replace(spent, generated=0) if text.max_tokens <= 0 else spent
 
     def push(self, chunk: Chunk) -> Finish | None:
-        """Take a chunk; why the generation ends with it, if it does."""
+        """Take a chunk; return why the generation ends with it, if it does."""
         if self._able.missing:
             self._look_for_gaps(chunk)
         if not self._able.reads_ids:
@@ -119,9 +118,9 @@ class ResponseParser:
         elif able.top and self.missing is None and any(token.logprob is None for token in tokens):
             self.missing = "logprobs"
 
-    def ended_unasked(self, chunk: Chunk, finish: Finish) -> None:
-        """Take the server's last chunk, after the one that gave `finish`: if the server was not
-        asked to stop, it may have ended with tokens more, which it counts and does not send."""
+    def _ended_unasked(self, chunk: Chunk, finish: Finish) -> None:
+        """Take the server's last chunk, after the one that gave `finish`. If the server was not
+        asked to stop, it may have ended with further tokens, which it counts and does not send."""
         stops = self._text.criteria.stop
         own = len(looked_for(self._text, stops)) < len(stops)
         unasked = own if finish == "stop" else finish == "think_end" and not self._text.closing
@@ -129,18 +128,18 @@ class ResponseParser:
             self._ends_unsent()
 
     def _ends_unsent(self) -> None:
-        """Take an end by a token that was not sent. llama.cpp sends it but after a character that
-        was not completed, whose tokens it leaves out as well."""
+        """Allow for an end token that was counted and not sent. llama.cpp also leaves out the
+        tokens of an unfinished character before it."""
         self._unsent = 1 + self._able.dialect.left_out
 
-    def check_count(self, counted: int, finish: Finish | None) -> None:
-        """Compare all that the server sent with how many tokens it says that it made.
+    def _check_count(self, counted: int, finish: Finish | None) -> None:
+        """Compare the tokens that the server sent with the number that it counts.
 
         The token that ends a text may be counted and not sent. A text that is encoded again may
         have a few tokens more or fewer than the model wrote.
 
         Raises:
-            Contradiction: there is too little text, or too much.
+            Contradiction: there are too few tokens, or too many.
         """
         if self._able.reads_ids:
             seen, more, less = self._seen, 0, self._unsent
@@ -158,11 +157,10 @@ class ResponseParser:
             )
 
     def _left_out(self, token: Token) -> list[int]:
-        """Ids of the tokens before this one that the server left out.
+        """Return the ids of the tokens before this one that the server left out.
 
-        llama.cpp sends nothing for a token that ends inside a character, and with the one that
-        completes the character the bytes of all of them. Which tokens those were is found by
-        encoding the character.
+        llama.cpp sends nothing for a token that ends inside a character; the token that completes
+        the character comes with the bytes of all of them. Encoding the character finds the ids.
         """
         if token.shown is None:
             return []
@@ -207,7 +205,7 @@ class ResponseParser:
         return self._text.push(token.id, token.logprob or 0.0, confidence)
 
     def _server_finish(self, chunk: Chunk) -> Finish | None:
-        """Why the server ended it if nothing that we saw did."""
+        """Return why the server ended the text, if nothing seen in it did."""
         if chunk.finish == "length":
             return "length"
         if chunk.finish != "stop":
@@ -215,8 +213,8 @@ class ResponseParser:
         able, text = self._able, self._text
         if isinstance(chunk.stop, str) and able.reads_ids and chunk.stop not in text.criteria.until:
             return "think_end" if chunk.stop == text.closing else "stop"
-        # A delimiter that ended no step is in the text all the same; markers and stop strings
-        # would have been seen. llama.cpp does not say at what it stopped.
+        # A delimiter in the text may have ended no step; markers and stop strings would have been
+        # seen. llama.cpp does not say at which string it stopped.
         until = looked_for(text, text.criteria.until) if not able.dialect.names_stop else ()
         self.inside = able.reads_ids and (
             isinstance(chunk.stop, str) or any(one in text.text for one in until)
@@ -225,6 +223,6 @@ class ResponseParser:
             return "until"
         if not isinstance(chunk.stop, str):
             self._ends_unsent()
-        # A thought that ends with no sign in its text was closed by its (invisible) marker.
+        # A thought that ends without a visible marker was closed by a hidden one.
         closed = not able.reads_ids or chunk.stop == self._tokenizer.close_id
         return "think_end" if text.closing and closed else text.end_of_turn()

@@ -1,6 +1,6 @@
 """The connection to one OpenAI-compatible server: requests, streams, errors, retries.
 
-It returns JSON, which a dialect parses, and raises errors of `orchestrator.errors`.
+Answers are JSON, which a dialect parses; errors are those of `orchestrator.errors`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,11 @@ class Server:
     """One server: kept connections, errors, retries, a circuit breaker.
 
     Args:
-        url: its base (`http://host:8000/v1`); ConfigError if it is not one.
-        key: sent as the bearer's token.
-        ca: a file of certificates (PEM) that are trusted beside the usual ones, those of
-            `SSL_CERT_FILE` or `SSL_CERT_DIR` if set; ConfigError if there is none in it.
+        url: its base (`http://host:8000/v1`); see `address.base`.
+        key: sent as the bearer token.
+        ca: a file of certificates (PEM); see `address.trusted`.
         connect_s: seconds for a connection to open.
         silence_s: seconds of silence after which a call counts as lost.
-        retries: tries of a call after the first.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class Server:
         breaker: CircuitBreaker | None = None,
     ) -> None:
         self.name = base(url)
-        # Making it takes a moment, and http has no use for it.
+        # Slow to make, and not needed for http.
         self._trusted = trusted(ca) if self.name.startswith("https") else False
         self._retries, self.breaker = retries, breaker or CircuitBreaker(self.name)
         self._headers = HEADERS | ({"authorization": f"Bearer {key}"} if key else {})
@@ -83,11 +81,11 @@ class Server:
         self._home = None
 
     def tries(self) -> CountedRetry:
-        """The tries that one call has."""
+        """Return the retries of one call."""
         return CountedRetry(self._retries, self.breaker)
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Any:
-        """A page's JSON, tried once."""
+        """Get a page's JSON, without retries."""
         timeout = self._timeout if timeout_s is None else httpx.Timeout(timeout_s)
         with self._errors():
             async with self._http.stream("GET", self.name + path, timeout=timeout) as response:
@@ -96,8 +94,11 @@ class Server:
     async def ask(
         self, path: str, body: Mapping[str, Any], session: str = "", *, trying: bool = False
     ) -> dict[str, Any]:
-        """The answer to a request that is not streamed; `trying`: what it holds may be more than
-        the server knows, so the breaker does not count that the server broke down over it."""
+        """Send a request that is not streamed, and return its answer.
+
+        If `trying`, the request may have fields that the server does not know, so the breaker does
+        not count that they break it.
+        """
         retries = self.tries()
         while True:
             try:
@@ -109,11 +110,13 @@ class Server:
     async def ask_sglang(
         self, body: Mapping[str, Any], session: str = "", *, once: bool = False
     ) -> dict[str, Any]:
-        """The answer of SGLang's own path, which is beside `/v1`. `once`: the path may be closed
-        on a server that works, so it is tried once, and the breaker does not count a failure.
+        """Send a request to SGLang's own path, which is beside `/v1`, and return its answer.
+
+        If `once`, the path may be closed on a server that works: do not retry, and do not count a
+        failure in the breaker.
 
         Raises:
-            Absent: whatever answers there is not SGLang.
+            Absent: the server at this path is not SGLang.
         """
         retries, url = self.tries(), self.name.removesuffix("/v1") + PATH
         while True:
@@ -138,7 +141,8 @@ class Server:
     async def events(
         self, path: str, body: Mapping[str, Any], session: str = "", *, trying: bool = False
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of a streamed answer, tried once; closing it hangs up. `trying` as above."""
+        """Yield the chunks of a streamed answer, without retries; closing it hangs up. `trying` as
+        for `ask`."""
         with self._errors(trying):
             headers = {"accept": "text/event-stream"} | _session(session)
             source = self._http.stream("POST", self.name + path, json=body, headers=headers)
@@ -147,9 +151,9 @@ class Server:
                 if response.status_code != 200 or "text/event-stream" not in kind:
                     whole = self._answer(await self._json(response, most_bytes(body)))
                     self.breaker.record_success()
-                    yield whole  # of a server that does not stream
+                    yield whole  # the server does not stream
                     return
-                self.breaker.record_success()  # it answers; errors of the stream come later
+                self.breaker.record_success()  # it answers; the stream may fail later
                 model: str | None = None
                 async with aclosing(events(response, most_bytes(body))) as datas:
                     async for data in datas:
@@ -162,7 +166,7 @@ class Server:
                         yield answer
 
     def _same_model(self, answer: Mapping[str, Any], before: str | None) -> str | None:
-        """The model that a chunk with text names, which must be that of the chunks `before`."""
+        """Return the model that a chunk with text names; it must be that of the chunks `before`."""
         model = answer.get("model")
         if not isinstance(model, str) or not answer["choices"]:
             return before
@@ -174,10 +178,10 @@ class Server:
         return model
 
     def _answer(self, data: Any) -> dict[str, Any]:
-        """An answer or a chunk of one.
+        """Check an answer or a chunk of one.
 
         Raises:
-            BatonError: it is an error, or neither.
+            BatonError: it is an error, or has no choices.
         """
         if isinstance(data, dict) and data.get("error"):
             raise failures.stream_failure(data, self.name)
@@ -189,11 +193,7 @@ class Server:
         return data
 
     async def _json(self, response: httpx.Response, most: int = ANSWER_BYTES) -> Any:
-        """The body of a response whose status is 200.
-
-        Raises:
-            BatonError: the error that its status stands for.
-        """
+        """Return the body of a response; raise the BatonError for a status that is not 200."""
         status = response.status_code
         if status == 200:
             return _parsed(await read(response, most))
@@ -204,7 +204,7 @@ class Server:
 
     @contextmanager
     def _errors(self, trying: bool = False) -> Iterator[None]:
-        """Errors of the connection as `orchestrator.errors`, recorded by the breaker."""
+        """Translate errors as `_translated` does, and record the outcome in the breaker."""
         self.breaker.before_call()
         try:
             with self._translated():
@@ -221,7 +221,7 @@ class Server:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Errors of the connection as `orchestrator.errors`."""
+        """Raise errors of the connection as those of `orchestrator.errors`."""
         try:
             yield
         except (httpx.HTTPError, httpx.StreamError) as error:
@@ -233,7 +233,7 @@ class Server:
             if str(error).startswith(self.name):
                 raise
             raise type(error)(f"{self.name}: {error}") from None
-        except (ValueError, RecursionError) as error:  # no JSON, or none that is meant
+        except (ValueError, RecursionError) as error:  # not JSON, or nested too deep
             raise WorkerUnavailable(
                 f"{self.name}: expected JSON, got something else ({type(error).__name__}); "
                 "check that the url is that of an OpenAI-compatible server"
@@ -241,7 +241,7 @@ class Server:
 
 
 def _session(name: str) -> dict[str, str]:
-    """Headers: routers before several replicas keep a session on one of them, for its cache."""
+    """Return the header by which routers keep a session on one replica, for its cache."""
     return {"x-session-id": name} if name.isascii() and name.isprintable() else {}
 
 
@@ -250,11 +250,7 @@ def _parsed(data: str | bytes) -> Any:
 
 
 def _number(name: str) -> float:
-    """A number that is none of JSON's, as servers in Python write them.
-
-    Raises:
-        WorkerError: it is NaN.
-    """
+    """Parse Infinity, which JSON lacks and Python's servers write; raise WorkerError at a NaN."""
     if name == "NaN":
         raise WorkerError(
             "the server's answer has a NaN where a number is expected: check the weights and the "

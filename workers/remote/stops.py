@@ -1,4 +1,4 @@
-"""The request fields by which a server stops by itself where a text ends."""
+"""The request fields that make a server stop where a text ends."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from workers.text.tokenizer import Tokenizer
 def stop_fields(
     text: Continuation, tokenizer: Tokenizer, able: ServerCapabilities
 ) -> dict[str, Any]:
-    """Those of a generation.
+    """Return the stop fields of a generation.
 
-    Without ids a server stops at the end of the thought alone, which may be invisible in the text:
-    it cuts any other stop string off without returning which it was. Those are searched for here.
+    A server without ids cuts a stop string off and does not return which it was. So it is asked to
+    stop only at the end of the thought, which its text may hide; we search for the others.
     """
     criteria, closing = text.criteria, text.closing
-    if criteria.min_tokens:  # the server would let none of these come; those that may, we find
+    if criteria.min_tokens:  # the server suppresses these until then; we search for stop strings
         ends = set(text.ends) - ({tokenizer.close_id} if closing else set())
         least = min(criteria.min_tokens, text.max_tokens)
         return {"min_tokens": least, "stop_token_ids": sorted(ends)}
@@ -36,14 +36,14 @@ def stop_fields(
 
 
 def looked_for(text: Continuation, stops: Sequence[str]) -> list[str]:
-    """Those of some strings at which a server may stop: none that begins with the white space
-    before an answer."""
+    """Return the strings at which a server may stop; before an answer, where white space is
+    dropped, none that begins with white space."""
     begins_answer = text.call.transcript.begins_answer
     return [stop for stop in stops if not begins_answer or stop == stop.lstrip()]
 
 
 def marker_stop(closing: str, tokenizer: Tokenizer, able: ServerCapabilities) -> dict[str, Any]:
-    """Those by which a server without ids stops at a marker, also if its text hides it."""
+    """Return the fields that stop a server without ids at a marker, even if its text hides it."""
     fields: dict[str, Any] = {"stop": [closing]}
     if able.extras and tokenizer.close_id is not None:
         fields |= {"stop_token_ids": [tokenizer.close_id]}
@@ -51,7 +51,7 @@ def marker_stop(closing: str, tokenizer: Tokenizer, able: ServerCapabilities) ->
 
 
 def shown_markers(tokenizer: Tokenizer, able: ServerCapabilities) -> dict[str, Any]:
-    """The one by which llama.cpp's text shows the markers of a thought."""
+    """Return the field that makes llama.cpp show the markers of a thought in its text."""
     if not able.extras or tokenizer.close_id is None or tokenizer.format is None:
         return {}
     return {"preserved_tokens": [tokenizer.format.open.strip(), tokenizer.format.close.strip()]}

@@ -262,7 +262,7 @@ class PromptRenderer:
             Unsupported: tools are part of it.
         """
         if _has_tools(messages):
-            raise Unsupported("tools, which a server of chats does not get")
+            raise Unsupported("tools, which a chat server is not sent")
         form = self._form(_shape(messages), self.tokenizer.thinks, None)
         return arrangements(messages)[form.number]
 
