@@ -34,15 +34,15 @@ from workers.streams import merge_deltas
 log = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 2.0  # for a call that the open breaker lets through
-MAX_ENDED = 3  # replicas that may die at one call
+MAX_ENDED = 3  # replicas that may die during one call
 
 
 class ReplicaWorker:
     """The `Worker` port over a pool of replicas.
 
     Args:
-        handle: Serve's, of the deployment.
-        retry_timeout_s: how long a call is tried again while no replica answers.
+        handle: Serve's handle of the deployment.
+        retry_timeout_s: how long a call is retried while no replica answers.
         on_lost: called for every call that was lost with its replica.
     """
 
@@ -58,7 +58,7 @@ class ReplicaWorker:
         self._breaker = CircuitBreaker("the pool", failure_threshold=1)
         self._looking: asyncio.Task[KnownReplicas] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._avoids = False  # some replicas, which are silent
+        self._avoids = False  # whether calls avoid some silent replicas
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
@@ -96,12 +96,12 @@ class ReplicaWorker:
         return answer
 
     async def statuses(self, timeout_s: float = 1.0) -> list[ReplicaStatus]:
-        """The status of each replica of the pool that answers in time."""
+        """Return the status of each replica that answers in time."""
         async with aclosing(self._answers(timeout_s)) as answers:
             return [answer async for answer in answers]
 
     async def status(self, timeout_s: float = 1.0) -> ReplicaStatus:
-        """The status of the replica of the pool that answers first.
+        """Return the status of the replica that answers first.
 
         Raises:
             WorkerUnavailable: none answers within `timeout_s` seconds.
@@ -112,13 +112,13 @@ class ReplicaWorker:
         raise WorkerUnavailable(f"no replica answered within {timeout_s:g} s")
 
     async def _answers(self, timeout_s: float) -> AsyncGenerator[ReplicaStatus, None]:
-        """The statuses as they come."""
+        """Yield the statuses as they come."""
         until = asyncio.get_running_loop().time() + timeout_s
         waiting: list[asyncio.Future[Any]] = []
         try:
             with suppress(TimeoutError, RayError, RayServeException, RpcError):
                 async with asyncio.timeout_at(until):
-                    # Not its `results_async`, which gives nothing where one of them is missing.
+                    # Its `results_async` would return nothing if one replica does not answer.
                     calls = await self._handle.broadcast("status")._fetch_replica_results_async()
                 waiting = [asyncio.ensure_future(call.get_async()) for call in calls]
             for answer in asyncio.as_completed(
@@ -142,17 +142,17 @@ class ReplicaWorker:
                 one.cancel()
 
     def _retry(self) -> TimedRetry:
-        """The retries that a call to the pool may make.
+        """Return the retries of a call.
 
         Raises:
-            WorkerUnavailable: the breaker is open, and this call is not the one that tries.
+            WorkerUnavailable: the breaker is open, and does not let this call through.
         """
         self._breaker.before_call()
         timeout_s = PROBE_TIMEOUT_S if self._breaker.is_open else self._retry_timeout_s
         return TimedRetry(timeout_s)
 
     async def _answer(self, operation: Operation, call: Call, *args: Any) -> Any:
-        """The answer to a call that has one, from whichever replica gives it."""
+        """Return the answer to a unary call, from any replica."""
         retry = self._retry()
         while True:
             attempt = self._attempt(retry, call, operation, "answer_call", operation, *args)
@@ -163,11 +163,11 @@ class ReplicaWorker:
                 await self._back_off(retry, error)
 
     async def _back_off(self, retry: TimedRetry, error: ReplicaLost) -> None:
-        """Pause before a call that was lost is made again.
+        """Pause before the retry of a call that was lost.
 
         Raises:
-            WorkerUnavailable: the time is up, or too many replicas died at this call, which may be
-                the cause.
+            WorkerUnavailable: the time is up, or so many replicas died during this call that it may
+                be the cause.
         """
         self._on_lost()
         if error.died is not None:
@@ -177,10 +177,9 @@ class ReplicaWorker:
         try:
             await retry.backoff(error)
         except WorkerUnavailable:
-            # Replicas fail one by one (calls avoid those that are silent): what shuts the pool to
-            # all is that none of them answers.
+            # Only if no replica answers is the pool closed to other calls, which avoid silent ones.
             answering = frozenset[str]()
-            with suppress(Exception):  # the replicas could not be asked
+            with suppress(Exception):  # asking the replicas may fail
                 answering = (await self._look_around()).answering
             if not answering:
                 self._breaker.record_failure()
@@ -189,7 +188,7 @@ class ReplicaWorker:
     def _attempt(
         self, retry: TimedRetry, call: Call, operation: Operation, method: str, *args: Any
     ) -> AsyncGenerator[Any, None]:
-        """What one replica replies to a call. Raises: as `lost` does."""
+        """Yield what one replica replies to a call; raise as `lost` does."""
         returning = self._recent.record(call.request)
 
         def exchange(sent: Sent) -> AsyncGenerator[Any, None]:
@@ -201,19 +200,19 @@ class ReplicaWorker:
     async def _exchange(
         self, retry: TimedRetry, affinity: str, operation: Operation, method: str, args: Any
     ) -> AsyncGenerator[Any, None]:
-        """What one replica replies, without its heartbeats."""
+        """Yield what one replica replies, without its heartbeats."""
         streams = method == "stream_call"
         handle = self._handle.options(
             method_name=method,
             stream=streams,
-            # Such calls share a replica; a retry goes to another one, if there is one.
+            # Calls with one affinity share a replica; a retry goes to another, if there is one.
             session_id=f"{affinity}/{retry.retries}",
             _by_reference=False,
             request_serialization="pickle",
             response_serialization="pickle",
         )
-        # Outside of the request's context: Serve would give all calls of a request its id, and of
-        # two that wait under one id in the router only one is ever sent.
+        # In an empty context: in the request's, Serve would give all its calls one id, and of two
+        # calls that wait in the router under one id only one is ever sent.
         response = Context().run(handle.remote, *args)
         silence = Silence(retry, self._look_around, lambda: None if streams else taker(response))
         answered = False
@@ -235,7 +234,7 @@ class ReplicaWorker:
                 response.cancel()
 
     def _received(self, item: Any) -> Any:
-        """What a replica sent; raises it where it is an error."""
+        """Return what a replica sent, or raise it if it is an error."""
         if isinstance(item, WorkerUnavailable):
             raise ReplicaLost(str(item))
         self._breaker.record_success()
@@ -244,8 +243,7 @@ class ReplicaWorker:
         return item
 
     async def _look_around(self) -> KnownReplicas:
-        """Which replicas of the pool answer. Calls avoid those that do not where others do, until
-        they answer again."""
+        """Find which replicas answer; if some do, calls avoid the others until they answer."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
         return await asyncio.shield(self._looking)
@@ -264,7 +262,7 @@ class ReplicaWorker:
                 await asyncio.sleep(PROBE_TIMEOUT_S)
                 try:
                     await self._look_around()
-                except Exception as error:  # who ends here leaves well replicas avoided for good
+                except Exception as error:  # if this task ended, calls would avoid them for good
                     log.error("the replicas could not be asked: %s", describe(error))
         finally:
             self._watching = None

@@ -1,10 +1,10 @@
-"""A call's transcript on its way to a replica: what the replica has of it stays at home.
+"""Sends a replica only the part of a call's transcript that it lacks.
 
-Every call means its whole transcript, and any replica can serve it. But most calls continue one
-that the same replica has just answered. So only the segments since then travel (`CallSuffix`), with
-a digest of all that precede them. A replica that does not have exactly these says so
-(`PrefixMissing`) and is sent the whole. What a step sends is then as long as the step, however long
-the thought. Log-probabilities stay at home, for no worker reads those of a transcript.
+Most calls continue one that the same replica has just answered. So a call sends the segments since
+then (`CallSuffix`) with a digest of all that precede them: a message as long as the step, however
+long the thought. A replica that does not have exactly these segments replies `PrefixMissing` and is
+sent the whole, so any replica can serve any call. Log-probabilities are never sent, since no worker
+reads those of a transcript.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from orchestrator.worker import Call
 from workers.memo import KEPT_S, remembered
 
 MAX_BYTES = 256 << 20
-"""For the transcripts that a replica keeps: more than a hundred thoughts of 32,000 tokens."""
+"""Limit of the transcripts that a replica keeps: over a hundred thoughts of 32,000 tokens."""
 ENTRY_BYTES = 512
-"""What a transcript, a message, a call of a tool or a segment takes beside its texts and tokens."""
+"""Size of a transcript, message, tool call or segment without its texts and tokens."""
 TOKEN_BYTES = 40
-"""What a token's id takes, with its place among the others."""
+"""Size of a token's id in a tuple."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSuffix:
     """A call whose transcript lacks its messages and its first segments.
 
-    `thought` and `answer` say how many segments of each are missing; `digest` is theirs and that of
-    the messages.
+    `thought` and `answer` count the missing segments of each; `digest` is that of all that is
+    missing.
     """
 
     call: Call
@@ -49,16 +49,16 @@ Sent = Call | CallSuffix
 
 @dataclass(frozen=True, slots=True)
 class PrefixMissing:
-    """A replica's reply to a `CallSuffix` that continues what it does not have."""
+    """A replica's reply to a `CallSuffix` if it lacks the prefix."""
 
 
 class PrefixSender:
-    """The caller's side: what the replicas of one pool have seen, noted beside the segments."""
+    """The caller's side: notes beside each segment whether the replicas of a pool have seen it."""
 
     async def send(
         self, call: Call, exchange: Callable[[Sent], AsyncGenerator[Any, None]]
     ) -> AsyncGenerator[Any, None]:
-        """What a replica replies to a call: it is sent what it lacks, or all if it lacks more."""
+        """Yield a replica's reply to what is new of a call, or if it lacks more, to all of it."""
         for sent in self.forms(call):
             async with aclosing(exchange(sent)) as items:
                 async for item in items:
@@ -70,7 +70,7 @@ class PrefixSender:
                     return
 
     def forms(self, call: Call) -> Iterator[Sent]:
-        """How to send a call: what it adds to those that were delivered; if that fails, all."""
+        """Yield the forms in which to send a call: without what was delivered, then whole."""
         transcript = call.transcript
         thought, answer = self._delivered(transcript.thought), self._delivered(transcript.answer)
         if thought or answer:
@@ -90,7 +90,7 @@ class PrefixSender:
         yield self.whole(call)
 
     def whole(self, call: Call) -> Call:
-        """The call with all that a worker reads."""
+        """Return the call with all that a worker reads."""
         thought, answer = map(_all_bare, (call.transcript.thought, call.transcript.answer))
         return replace(call, transcript=replace(call.transcript, thought=thought, answer=answer))
 
@@ -102,7 +102,7 @@ class PrefixSender:
                 mark.delivered, mark = True, mark.before
 
     def _delivered(self, segments: Segments) -> int:
-        """How many of the segments a replica has seen."""
+        """Return how many of the segments a replica has seen."""
         mark = segments.fold(self._mark, None)
         while mark is not None and not mark.delivered:
             mark = mark.before
@@ -123,11 +123,11 @@ class _Mark:
 
 
 class PrefixReceiver:
-    """The replica's side: the last transcript of each request that called in the last minutes.
+    """The replica's side: keeps the last transcript of each recent request.
 
     Args:
-        max_bytes: how much they may take together, about. A longer one is not kept.
-        kept_s: for how long a request that calls no more is remembered.
+        max_bytes: of all transcripts, estimated; a single larger one is not kept.
+        kept_s: how long to keep a transcript after the request's last call.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, kept_s: float = KEPT_S) -> None:
@@ -136,7 +136,7 @@ class PrefixReceiver:
         )
 
     def restore(self, suffix: Sent) -> Call | None:
-        """The whole call; None where its beginning is not here."""
+        """Return the whole call; None if its prefix is not here."""
         if isinstance(suffix, Call):
             return suffix
         rest = suffix.call.transcript
@@ -160,7 +160,7 @@ class PrefixReceiver:
         return replace(suffix.call, transcript=whole)
 
     def keep(self, call: Call) -> None:
-        """Keep the transcript of a call that the worker took, or the one that extends it.
+        """Keep the transcript of a call that the worker accepted, or the known longer one.
 
         Refused transcripts are not kept: any client could fill the memory with them.
         """
@@ -174,17 +174,17 @@ class PrefixReceiver:
 
 
 def digest(request: str, transcript: Transcript) -> bytes:
-    """Equal for equal messages and segments; log-probabilities do not count.
+    """Digest the messages and segments, without log-probabilities.
 
-    The messages' part is remembered for their request alone: how soon an answer came could tell
-    whether somebody else had sent the same messages.
+    The messages' digest is cached by request: else the time of an answer could show whether
+    another client had sent the same messages.
     """
     parts = (transcript.thought.fold(_chained, b""), transcript.answer.fold(_chained, b""))
     return blake2b(b"%s|%s|%s" % (_digest_of(request, transcript.messages)[0], *parts)).digest()
 
 
 def _messages_digest(request: str, messages: tuple[Message, ...]) -> tuple[bytes, int]:
-    """The digest, and how many bytes the messages take."""
+    """Return the messages' digest and size in bytes."""
     said = blake2b(repr(messages).encode(), digest_size=16).digest()
     return said, sum(map(_message_bytes, messages))
 
@@ -198,7 +198,7 @@ def _chained(before: bytes, segment: Segment) -> bytes:
 
 
 def bare(segment: Segment) -> Segment:
-    """A segment as a worker reads it: without log-probabilities."""
+    """Return a segment without log-probabilities, which no worker reads."""
     return replace(segment, logprobs=()) if segment.logprobs else segment
 
 
@@ -221,7 +221,7 @@ def _continues(longer: Transcript, shorter: Transcript) -> bool:
 
 
 def _transcript_bytes(transcript: Transcript) -> int:
-    """About how many bytes a transcript takes, its messages included."""
+    """Estimate the size of a transcript, its messages included."""
     segments = (transcript.thought, transcript.answer)
     taken = sum(each.fold(_with_segment_bytes, 0) for each in segments)
     return ENTRY_BYTES + taken + sum(map(_message_bytes, transcript.messages))

@@ -1,7 +1,7 @@
-"""Which replica of a pool a call goes to: Serve's consistent hashing, away from the silent ones.
+"""Chooses a replica for each call, by Serve's consistent hashing, and avoids silent replicas.
 
-A process that is stopped, or lost with its node, closes no connection, and Serve keeps sending it
-calls until its health checks have failed. The caller that noticed reports it (`avoid_others`).
+A process that is suspended, or lost with its node, closes no connection, and Serve keeps sending it
+calls until its health checks have failed. A caller that notices it earlier calls `avoid_others`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ EVERY: Final = 1 << 16  # replicas: each of them is ranked
 class ReplicaRouter(ConsistentHashRouter):  # type: ignore[misc]
     """Ranks the replicas for a session AFFINITY/TRIES.
 
-    All calls of one affinity have the same ranking; each further try begins one replica later.
-    Those that are avoided come last.
+    All calls of one affinity have the same ranking; each retry begins one replica later. Avoided
+    replicas come last.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -41,12 +41,12 @@ class ReplicaRouter(ConsistentHashRouter):  # type: ignore[misc]
         return sorted(ranked, key=lambda replica: replica.unique_id in self.avoided)
 
     async def _choose_replica_for_request(self, pending_request: Any, **more: Any) -> Any:
-        routers.note_taker(pending_request.metadata, None)  # again where a full replica refused it
+        routers.note_taker(pending_request.metadata, None)  # a full replica may have refused it
         replica = await super()._choose_replica_for_request(pending_request, **more)
         routers.note_taker(pending_request.metadata, replica.replica_id.unique_id)
         return replica
 
     @property
     def replicas(self) -> set[str]:
-        """The replicas that Serve names, by their tags."""
+        """The tags of the replicas that Serve knows."""
         return {replica.unique_id for replica in self._replica_set_snapshot}

@@ -1,7 +1,7 @@
-"""The routers of this process, what they avoid, and where their calls are.
+"""The routers of this process, the replicas they avoid, and which replica took a call.
 
-Serve pickles the module of a router class by value, with all that it holds: what that class shares
-with its process must lie in another module.
+Serve pickles the module of a router class by value, with its globals. So what that class shares
+with its process must be in another module, here.
 """
 
 from __future__ import annotations
@@ -11,17 +11,11 @@ from typing import Any, Final
 from weakref import WeakSet
 
 ROUTERS: Final[WeakSet[Any]] = WeakSet()
-"""One for each handle."""
+"""One router for each handle."""
 
 
 def avoid_others(deployment: str, answering: Collection[str]) -> bool:
-    """Rank the replicas that do not answer last; whether there are such. Where none answers, they
-    rank as ever.
-
-    Args:
-        deployment: its name in Serve, of one application.
-        answering: the tags of those that do.
-    """
+    """Rank the replicas that are not `answering` (tags) last; return whether there are any."""
     silent = False
     for router in list(ROUTERS):
         if router._deployment_id.name == deployment:
@@ -31,17 +25,13 @@ def avoid_others(deployment: str, answering: Collection[str]) -> bool:
 
 
 def note_taker(metadata: Any, replica: str | None) -> None:
-    """Note to which replica a call was sent, beside what Serve knows of the call.
+    """Record the replica that a call was sent to, in Serve's metadata of the call.
 
-    Serve itself knows whether a call with one answer was accepted only once it has the answer.
+    Serve itself learns only from the answer whether a unary call was accepted.
     """
     metadata.replica = replica
 
 
 def taker(response: Any) -> str | None:
-    """The tag of the replica to which a call was sent; None while it waits for one.
-
-    Args:
-        response: what the handle returned for the call.
-    """
+    """Return the tag of the replica that took a handle's call; None while it waits for one."""
     return getattr(response._request_metadata, "replica", None)

@@ -1,4 +1,4 @@
-"""The replica's side: the Ray Serve deployment class, around a worker with its own engine."""
+"""The replica's side: the Ray Serve deployment class around a worker with its own engine."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ log = logging.getLogger(__name__)
 STALL_TIMEOUT_S = 30.0  # an engine at work takes a step at least this often
 HEALTH_CHECK_S = 2.0
 PROGRESS = ("passes", "rounds", "generated_tokens")
-"""Counters that the engine alone moves: those of calls that come and go say nothing of it."""
-RECENT_S = 10.0  # a request whose last call was so long ago may call again: its prefix is wanted
-MAX_TRACKED = 4096  # requests of which the last call is remembered
+"""Counters that only the engine's progress changes; those of calls change without it."""
+RECENT_S = 10.0  # a request that called within this time may call again and want its prefix
+MAX_TRACKED = 4096  # requests whose last call is remembered
 Operation = Literal["generate", "classify", "verify"]
 Export = Callable[[Mapping[str, int]], None]
 NOTHING = Delta("", ())
 
 
 class Hashed(Protocol):
-    """A tokenizer, as far as it matters here."""
+    """What a replica needs of a tokenizer."""
 
     @property
     def hash(self) -> str: ...
@@ -63,23 +63,22 @@ class ServedWorker(Worker, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A replica's name, its counters and gauges, and of its model the context in tokens and the
-    sampling that its checkpoint wants."""
+    """A replica's counters and gauges, and its model's context length and default sampling."""
 
-    replica: str  # as Serve names it
+    replica: str  # Serve's tag
     stats: dict[str, int]
     context: int | None
     sampling: Sampling = GREEDY
 
 
 class RecentRequests:
-    """The requests that called lately, for the counters of affinity and the load of the cache."""
+    """The requests that called recently, for the counters of affinity and the cache's load."""
 
     def __init__(self) -> None:
         self._last_call: dict[str, float] = {}  # the latest is last
 
     def record(self, request: str) -> bool:
-        """Record a call; whether this request had called before."""
+        """Record a call; return whether its request had called before."""
         known = self._last_call.pop(request, None) is not None
         self._last_call[request] = time.monotonic()
         if len(self._last_call) > MAX_TRACKED:
@@ -87,7 +86,7 @@ class RecentRequests:
         return known
 
     def count(self) -> int:
-        """How many have called within `RECENT_S`."""
+        """Return how many have called within `RECENT_S`."""
         since = time.monotonic() - RECENT_S
         return sum(1 for _ in takewhile(since.__lt__, reversed(self._last_call.values())))
 
@@ -97,8 +96,8 @@ class ReplicaServer:
 
     Args:
         load: makes the worker.
-        exporter: makes the function that exports the replica's counters and gauges as metrics; it
-            is called with every health check.
+        exporter: makes the function that exports the replica's counters and gauges as metrics,
+            which every health check calls.
     """
 
     def __init__(
@@ -109,14 +108,14 @@ class ReplicaServer:
         self._checked, self._stalled_s = time.monotonic(), 0.0
         self._recent, self._prefixes = RecentRequests(), PrefixReceiver()
         self._counts = dict.fromkeys(("calls", "later_calls", "affine_calls"), 0)
-        self._streams = 0  # that have begun to write, now
+        self._streams = 0  # open streams that have sent an item
 
     async def check_health(self) -> None:
-        """Serve replaces the replica when this raises three times in a row.
+        """Check the engine; Serve replaces the replica if this raises three times in a row.
 
         Raises:
             WorkerUnavailable: the engine has stopped; or it has work and made no progress for
-                `STALL_TIMEOUT_S` (a GPU that does not come back).
+                `STALL_TIMEOUT_S`, as when a GPU hangs.
         """
         self._export_stats()
         if not self._worker.alive:
@@ -124,8 +123,7 @@ class ReplicaServer:
         stats, now = self._worker.stats(), time.monotonic()
         progress = [stats.get(name, 0) for name in PROGRESS]
         was_busy, self._busy = self._busy, bool(stats["live_rows"] or stats["queued"])
-        # A process that was stopped for a while has not stalled: no check counts for much more
-        # than the time between two.
+        # A process that was suspended has not stalled: a check counts at most two intervals.
         self._stalled_s += min(now - self._checked, 2 * HEALTH_CHECK_S)
         self._checked = now
         if progress != self._progress or not (was_busy and self._busy):
@@ -134,21 +132,21 @@ class ReplicaServer:
             raise WorkerUnavailable(f"the engine has made no progress for {STALL_TIMEOUT_S:g} s")
 
     def stats(self) -> dict[str, int]:
-        """The engine's counters and gauges, and those of the requests that called."""
+        """Return the engine's counters and gauges, and the counters of calls."""
         return {**self._worker.stats(), **self._counts, "prefixes": self._recent.count()}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """How full the replica is, for the decision how many there should be.
+        """Return the replica's load, from which Serve decides how many replicas to run.
 
-        1 where as many sequences are worked on or waiting as there are rows, or where as many
-        requests want their prefixes kept as the cache has slots; more where more are.
+        The load is 1 if there are as many running or waiting sequences as rows, or as many recent
+        requests as the cache has slots for their prefixes; it exceeds 1 with more.
         """
         stats = self.stats()
         live = (stats["live_rows"] + stats["queued"]) / stats["rows"]
         return {"load": max(live, stats["prefixes"] / stats["slots"])}
 
     async def status(self) -> ReplicaStatus:
-        """Call it in a replica of Ray Serve."""
+        """Return the status; call this only in a replica of Ray Serve."""
         replica = serve.get_replica_context().replica_tag
         worker = self._worker
         return ReplicaStatus(replica, self.stats(), worker.context, worker.sampling)
@@ -160,14 +158,13 @@ class ReplicaServer:
     async def answer_call(
         self, request: str, returning: bool, sent: Sent, operation: Operation, *args: Any
     ) -> Any:
-        """One call with one answer: that, its BatonError, or `PrefixMissing`.
+        """Return the answer to a unary call, its BatonError, or `PrefixMissing`.
 
-        Errors are sent as values: Serve would wrap what is raised, and log a traceback for each.
+        Errors are returned: Serve would wrap a raised one, and log a traceback for each.
 
         Args:
             returning: whether the request has called this pool before.
-            sent: the call.
-            args: the others of the worker's method of that name.
+            args: further arguments of the worker's method `operation`.
         """
         call = self._begin(request, returning, sent)
         if call is None:
@@ -175,7 +172,7 @@ class ReplicaServer:
         try:
             answer = await self._answer(operation, call, *args)
         except Exception as error:
-            return _told(operation, request, error)
+            return _error_to_send(operation, request, error)
         self._prefixes.keep(call)
         return answer
 
@@ -190,11 +187,8 @@ class ReplicaServer:
     async def stream_call(
         self, request: str, returning: bool, sent: Sent, received: Delta, *args: Any
     ) -> AsyncGenerator[Any, None]:
-        """A generation: heartbeats (None), deltas, and at last the whole, or what `answer_call`
-        would answer instead.
-
-        Args:
-            received: what its caller has received already (see `resume_generation`).
+        """Yield heartbeats (None), deltas and the whole generation, or what `answer_call` returns
+        in its place. `received` is what the caller has already (see `resume_generation`).
         """
         call = self._begin(request, returning, sent)
         if call is None:
@@ -206,10 +200,10 @@ class ReplicaServer:
                 async for item in items:
                     yield item
             except Exception as error:
-                yield _told("generate", request, error)
+                yield _error_to_send("generate", request, error)
 
     def _begin(self, request: str, returning: bool, sent: Sent) -> Call | None:
-        """The whole call, counted; None where its prefix is not here."""
+        """Return the whole call and count it; None if its prefix is not here."""
         call = self._prefixes.restore(sent)
         if call is not None:
             known = self._recent.record(request)
@@ -226,8 +220,8 @@ class ReplicaServer:
     async def _taken(
         self, call: Call, items: AsyncGenerator[Delta | Generation, None]
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """The items; from the first on, which a call that waits for a row or is refused has not,
-        they are one of the streams, and the call's transcript is kept."""
+        """Yield the items. At the first one, when the call was accepted and has a row, count the
+        stream and keep the call's transcript."""
         taken = False
         try:
             async with aclosing(items):
@@ -246,8 +240,7 @@ class ReplicaServer:
             self._worker.close()
 
 
-def _told(operation: Operation, request: str, error: Exception) -> BatonError:
-    """An error as its caller reads it."""
+def _error_to_send(operation: Operation, request: str, error: Exception) -> BatonError:
     if isinstance(error, BatonError):
         return error
     log.error("%s failed: %s", operation, describe(error), extra={"trace_id": request})
@@ -256,13 +249,13 @@ def _told(operation: Operation, request: str, error: Exception) -> BatonError:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSize:
-    """What one replica takes.
+    """The capacity and GPUs of one replica.
 
     Attributes:
-        rows: sequences that live at once in a replica; `queue` more wait there.
-        gpu: its share of a GPU (Ray counts shares, the engine's `load` keeps to them).
-        gpus: the whole GPUs it is spread over. More than one come as a placement group, in which
-            vLLM starts an actor for each, as in Ray Serve's own LLM deployment.
+        rows: sequences that run at once; `queue` more wait.
+        gpu: its share of a GPU (Ray counts shares; the engine's `load` observes them).
+        gpus: whole GPUs. More than one make a placement group, in which vLLM starts an actor for
+            each, as in Ray Serve's own LLM deployment.
     """
 
     rows: int = 8
@@ -280,12 +273,12 @@ def deployment(
     nodes: Mapping[str, str] = MappingProxyType({}),
     exporter: Callable[[], Export] | None = None,
 ) -> Application:
-    """A pool of replicas, ready to be bound into an application.
+    """Return the application of a pool of replicas.
 
     Args:
         load, exporter: see `ReplicaServer`.
         scaling: Serve's options for the number of replicas.
-        nodes: labels of the Ray nodes where they may run.
+        nodes: labels of the Ray nodes that may run them.
     """
     size = size or ReplicaSize()
     gpus = size.gpus
@@ -295,27 +288,27 @@ def deployment(
         bundles = [{"CPU": 0.2, "GPU": 1.0}, *({"GPU": 1.0} for _ in range(gpus - 1))]
         scaling = {**scaling, "placement_group_bundles": bundles}
         scaling["placement_group_strategy"] = "PACK"
-        if nodes:  # the replica's own labels are those of the first bundle alone
+        if nodes:  # the actor's label selector covers the first bundle alone
             scaling["placement_group_bundle_label_selector"] = [dict(nodes) for _ in bundles]
     return serve.deployment(
         ReplicaServer,
         name=name,
         **scaling,
-        # The engine queues and batches by itself: Serve's limit of 5 would starve it. What it
-        # would refuse goes to the next replica on the ring, or waits in the router.
+        # The engine queues and batches: Serve's limit of 5 would starve it. Further calls go to
+        # the next replica on the ring, or wait in the router.
         max_ongoing_requests=size.rows + size.queue,
-        # Unlimited by default. A longer queue only means that everybody's deadline passes.
+        # Unlimited by default; in a longer queue all deadlines would pass.
         max_queued_requests=1024,
-        # Calls last a step, not a request; a call cut off here is made again elsewhere.
+        # Calls last a step, not a request; a call cut off here is retried elsewhere.
         graceful_shutdown_timeout_s=10,
         graceful_shutdown_wait_loop_s=0.1,
         # Three failures in a row replace a replica: after 6 s instead of 30.
         health_check_period_s=HEALTH_CHECK_S,
         health_check_timeout_s=30,
-        # A model that does not load will not load the 20th time either.
+        # By default 20: but a model that does not load twice will not load later.
         max_constructor_retry_count=2,
-        # Shares are bookkeeping: three deployments and the proxy fit on two cores. How many
-        # threads torch takes is the model's setting.
+        # Small CPU shares, so that three deployments and the proxy fit on two cores; the number of
+        # torch's threads is a separate setting.
         ray_actor_options={**resources, "label_selector": dict(nodes)},
         request_router_config=RequestRouterConfig(
             request_router_class="workers.replica.router.ReplicaRouter",

@@ -18,9 +18,9 @@ from workers.retry import TimedRetry
 
 log = logging.getLogger(__name__)
 
-SILENCE_TIMEOUT_S = 10.0  # a call without an item for so long, heartbeats included, is lost
-TICK_S = 0.5  # in which silence is counted
-AT_ONCE_S = 1.0  # a replica that was dead before the call came fails it sooner
+SILENCE_TIMEOUT_S = 10.0  # longest time without an item or heartbeat before a call is lost
+TICK_S = 0.5  # unit in which silence is counted
+AT_ONCE_S = 1.0  # a replica that was dead before the call fails it sooner than this
 
 
 class KnownReplicas(NamedTuple):
@@ -31,9 +31,9 @@ class KnownReplicas(NamedTuple):
 
 
 class ReplicaLost(Exception):
-    """A call that was lost with its replica; never leaves this room.
+    """A call was lost; `died` is the replica that died while it had the call, if any did.
 
-    `died`: the replica that died while it had the call.
+    Never leaves this room.
     """
 
     def __init__(self, reason: str, died: str | None = None) -> None:
@@ -43,10 +43,11 @@ class ReplicaLost(Exception):
 
 @contextmanager
 def lost(operation: str, silence: Silence) -> Iterator[None]:
-    """What may go wrong between a caller and a replica, as one of two things.
+    """Translate errors between a caller and a replica.
 
     Raises:
-        ReplicaLost: worth another try. BatonErrors are the answer.
+        ReplicaLost: the call may be retried.
+        BatonError: the call's answer.
     """
     try:
         yield
@@ -70,23 +71,22 @@ def lost(operation: str, silence: Silence) -> Iterator[None]:
 
 
 def hung_up() -> bool:
-    """Whether a cancellation is our caller's; otherwise the replica's own server stopped."""
+    """Whether a cancellation came from our caller; else the replica's server stopped."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 class Silence:
-    """How long a call has been silent; ends the wait for its next item when too long.
+    """Counts how long a call has been silent, and ends the wait for its next item if too long.
 
-    Ticks are counted instead of time: this process may itself have been stopped, which is
-    no silence. Before a replica takes it, a call may be waiting for a place, or for a
-    replica that loads; where `look` finds that no replica is silent, or none answers, it waits on,
-    until its time is up. A stream that was taken has heartbeats, which tell. A call with one answer
-    has none: as long as the replica that took it answers others, it is being worked on.
+    It counts ticks, not time, since this process may have been suspended. A call that no replica
+    has taken may be waiting for a place or for a replica that loads: unless `look` finds both
+    silent and answering replicas, it waits until its time is up. A stream has heartbeats. A unary
+    call has none, and waits as long as the replica that took it answers `look`.
 
     Args:
-        look: which replicas answer.
-        taken_by: the tag of the replica that took a call without heartbeats.
+        look: finds which replicas answer.
+        taken_by: returns the tag of the replica that took a call without heartbeats.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Silence:
 
     @property
     def was_taken(self) -> bool:
-        """Whether the replica had the call in hand, as far as that can be known from here."""
+        """Whether a replica had the call, as far as the caller can know."""
         elapsed_s = perf_counter() - self._began
         return self._accepted or (self._taken_by() is not None and elapsed_s >= AT_ONCE_S)
 
@@ -140,7 +140,7 @@ class Silence:
             self._looking = asyncio.create_task(self._find_out())
 
     async def _find_out(self) -> None:
-        """Give a silent replica up, and let others know of it."""
+        """Give a silent replica up, and have other calls avoid it."""
         try:
             if self._accepted:
                 self._give_up(f"a replica was silent for {SILENCE_TIMEOUT_S:g} s")
@@ -154,7 +154,7 @@ class Silence:
             self._silence_s, self._looking = 0.0, None
 
     def _judge(self, pool: KnownReplicas, replica: str | None) -> None:
-        """Wait on for a call that brought nothing yet, or not; `replica` took it."""
+        """Decide whether to wait longer for a call without an item yet, which `replica` took."""
         if replica is None:
             if pool.answering and pool.others:
                 self._give_up(
