@@ -6,14 +6,14 @@ In reading order:
 - `problems`: problem sets by name: files, generated ones, the external evaluation set.
 - `gym`: problems of reasoning-gym.
 - `gym_answers`: its kinds that have several right answers, or want one in a certain form.
-- `candidates`: who takes part: policies with parameters, under a label.
+- `candidates`: the policies of an evaluation, with parameters, under a label.
 - `clients`: two clients with one interface: workers in this process, a service over HTTP.
 - `evaluate`: candidates take turns on problems; answers are timed and graded.
-- `grading`: whether an answer is right: numbers at once, algebra in a process of its own.
+- `grading`: whether an answer is right: numbers at once, algebra in a separate process.
 - `json_lines`: files of settings and rows that a later run adds to.
-- `evaluation_log`: an evaluation's rows in a file; a run that stopped goes on from there.
+- `evaluation_log`: an evaluation's rows in a file, from which an interrupted run resumes.
 - `intervals`: means, quantiles, confidence intervals, McNemar's exact test.
-- `summary`: from results to rows, one for each policy and budget.
+- `summary`: makes rows from results, one for each policy and budget.
 - `tables`: rows in the terminal.
 - `plots`: Pareto plots of accuracy over time and over tokens.
 - `recording`: a request's events as JSON lines, written and read.
@@ -21,11 +21,11 @@ In reading order:
 - `replay`: a recording through a policy's code, with no model and no clock.
 - `call_log`: answers by their call, in a file.
 - `cached_worker`: a worker that answers repeated calls from a cache.
-- `judging`: whether a judge's scores tell anything on a pair, and the curve of its likelihoods.
+- `judging`: whether a judge's scores separate good answers of a pair, and its likelihood curve.
 - `threshold_search`: the value of a threshold that meets a target, by bisection.
 - `calibrator`: both for a pair of models and any questions.
-- `calibration_file`: the file they are written to, held against the pair that is served.
+- `calibration_file`: the file of the results, and a check that it fits the pair that is served.
 - `gate_learning`: a gate learned from recordings: what a rewrite of each draft would have changed.
-- `concurrency`: so many requests at once.
+- `concurrency`: a limited number of requests at once.
 - `service_client`: one call of a running service's administration.
 """

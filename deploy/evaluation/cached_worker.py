@@ -1,13 +1,11 @@
-"""A worker with a cache of whole answers: equal calls are answered from it, others by a model.
+"""A worker with a cache of whole answers: it answers equal calls, a model the others.
 
-A call whose sampling is greedy (or has a seed) is a pure function of what it carries: the prefix
-and the stop criteria, turns or segment. So its answer serves every equal call: of the same policy
-at another threshold, or of another policy with the same prefix. If another decision makes
-another prefix, the model is called. Every answer is therefore the one of a live run; only times
-differ, which are not measured here.
+The answer to a call with greedy sampling (or a seed) depends only on its prefix and its stop
+criteria, turns or segment. So it serves every equal call, such as the same policy's at another
+threshold. Every answer is therefore that of a live run; only times differ, which are not measured
+here.
 
-Equal prefixes mean equal tokens. What a batch does to the last bit of a logit is not part of the
-key: a live run does not promise it either.
+The key ignores that a batch may change the last bit of a logit, as a live run may too.
 """
 
 from __future__ import annotations
@@ -48,13 +46,10 @@ PAIR: Final[tuple[WorkerName, ...]] = ("small", "large")
 
 
 class CachedWorker:
-    """A `Worker` with a cache of answers; `worker` makes the model's own when it is first needed.
+    """A `Worker` with a cache; `worker` makes the model's worker when it is first needed.
 
-    `replayed` and `live` count the calls that were answered from the cache and by the model.
-
-    Args:
-        worker: makes the worker behind it.
-        log: where answers are found and kept, under `name`.
+    `replayed` and `live` count the calls that were answered from the cache and by the model. A
+    `log` keeps answers, under `name`.
     """
 
     def __init__(
@@ -107,7 +102,7 @@ class CachedWorker:
     async def verify(
         self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
     ) -> Verification:
-        if top:  # no policy asks for them
+        if top:  # not cached: no policy asks for the likeliest tokens
             return await self._model().verify(call, segment, sampling, top)
         sampling_key = _sampling_key(sampling)
         seen = _prefix(call.transcript, call.constraint)
@@ -123,10 +118,10 @@ class CachedWorker:
         return known
 
     def load_recording(self, name: WorkerName, recording: Recording) -> int:
-        """Take in the answers of worker `name` in a recording; how many they are.
+        """Add the answers of worker `name` in a recording to the cache; return their number.
 
-        Greedy requests only: the seeds of sampled ones are no part of a recording. None of a worker
-        that speculated with loss: they are not its model's.
+        A sampled request has none, since recordings lack the seeds of its calls. Nor has a worker
+        that speculated with loss: the answers are not its model's.
         """
         request = recording.request
         if _sampling_key(request.sampling) != () or request.lossy(name):
@@ -171,7 +166,7 @@ class CachedWorker:
         self._answers[key] = answer
 
     def _known(self, key: str | None, cap: int) -> Generation | None:
-        """A generation that ended by itself is the same under every cap that leaves it room."""
+        """Return a cached generation; one that ended before its cap serves other caps too."""
         for recorded_cap, known in self._generations.get(key or "", ()):
             ended = known.segment.finish != "length"
             if cap == recorded_cap or (ended and cap >= max(known.usage.generated, 1)):
@@ -194,12 +189,10 @@ class CachedWorker:
 async def opened_pair(
     workers: Workers, pair: Mapping[str, str], log: Path | None = None
 ) -> AsyncIterator[dict[WorkerName, CachedWorker]]:
-    """Both workers of a deployment with a cache; what was loaded is closed at the end.
+    """Open both workers of a deployment with a cache, and close at the end those that were loaded.
 
-    Args:
-        workers: what the deployment file says of them.
-        pair: what they are (`deploy.service.calibration.pair_of`), which a log must be of.
-        log: where answers are found and kept, a file that is made where there is none.
+    `log` is a file that keeps answers, made if it is missing; it must be of the same `pair`
+    (`deploy.evaluation.calibration_file.pair_of`) and settings.
 
     Raises:
         ConfigError: the log is of another pair or other settings, or cannot be written.
@@ -222,8 +215,8 @@ async def opened_pair(
                 "lossy": [one.model_dump() for one in methods if one.lossy],
                 "answering": workers.answering(),
             }
-            # What is not said was not written by earlier versions either.
-            settings = {name: said for name, said in settings.items() if said}
+            # Logs of earlier versions lack settings that are empty.
+            settings = {name: given for name, given in settings.items() if given}
             calls = stack.enter_context(closing(CallLog(log, settings)))
         yield cached_pair(opened, calls)
 
@@ -231,10 +224,10 @@ async def opened_pair(
 def cached_pair(
     opened: Callable[[WorkerName], Worker], log: CallLog | None = None
 ) -> dict[WorkerName, CachedWorker]:
-    """Both workers, made by `opened` before the first call that a model must answer.
+    """Return both workers; `opened` makes both at the first call that a model must answer.
 
-    Both at once: while one loads the event loop does not run, which renews the leases of calls to
-    the other; and no two models are read side by side, which transformers does not allow.
+    While a model loads, the event loop does not run, and leases of calls to another would expire.
+    And transformers cannot load two models at once.
     """
     loaded: dict[WorkerName, Worker] = {}
 
@@ -250,9 +243,9 @@ def cached_pair(
 def load_recordings(
     cached: Mapping[WorkerName, CachedWorker], folder: Path, workers: Workers
 ) -> int:
-    """Take in the answers that `baton eval --recordings` left; how many they are.
+    """Add the answers that `baton eval --recordings` wrote to the caches; return their number.
 
-    None of a worker that is lossy itself: what was recorded is not what it would answer.
+    A worker that speculates with loss gets none: it would answer otherwise.
 
     Raises:
         ConfigError: no recordings, or those of another pair or other settings.
@@ -268,7 +261,7 @@ def load_recordings(
 
 
 def _sampling_key(sampling: Sampling) -> Hashable | None:
-    """What of the sampling an answer depends on; None if it depends on chance."""
+    """Return the part of the sampling that decides an answer; None if chance does."""
     if sampling.temperature <= 0:
         return ()
     if sampling.seed is None:
@@ -277,13 +270,13 @@ def _sampling_key(sampling: Sampling) -> Hashable | None:
 
 
 def _digest(*parts: Hashable) -> str:
-    """One key for equal calls; their prefixes would be long ones."""
+    """Return the key of a call: a digest, since prefixes are long."""
     return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def _prefix(transcript: Transcript, constraint: Constraint | None = None) -> Hashable:
-    """What a model sees of a transcript: no authors and no log-probabilities; and what an answer
-    that it goes on with must match."""
+    """Return the part of a transcript that a model sees (no authors, no log-probabilities), and the
+    constraint of an answer."""
     seen = [
         tuple((part.text, part.tokens, part.tokenizer) for part in phase)
         for phase in (transcript.thought, transcript.answer)
@@ -293,8 +286,8 @@ def _prefix(transcript: Transcript, constraint: Constraint | None = None) -> Has
 
 
 def _query_key(transcript: Transcript, query: LabelQuery) -> str:
-    """The key of a judge's question. Where it asks how likely the last segment is, an end of the
-    chain that its model wrote is a part of that."""
+    """Return the key of a judge's question. If it asks how likely the last segment is, that
+    includes an end of the chain that the model wrote."""
     finish = transcript.last.finish if query.nll and transcript.last is not None else None
     ending = (finish,) if finish in ENDED else ()
     return _digest("classify", _prefix(transcript), query, *ending)

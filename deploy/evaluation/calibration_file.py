@@ -1,5 +1,5 @@
-"""The file that `baton calibrate` and `baton learn` write: added to, and held against the pair that
-a deployment file names."""
+"""The file that `baton calibrate` and `baton learn` write: added to, and compared with the pair of
+a deployment file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def document_of(path: Path, pair: dict[str, str]) -> dict[str, Any]:
-    """The whole file, to be added to; an empty one if there is none yet.
+    """Return the whole file to be added to, or an empty one if it does not exist.
 
     Raises:
         ConfigError: it is not a calibration file, or belongs to another pair.
@@ -32,12 +32,12 @@ def document_of(path: Path, pair: dict[str, str]) -> dict[str, Any]:
 
 
 def pair_of(workers: Workers) -> dict[str, str]:
-    """The checkpoints of a deployment file's workers, by name."""
+    """Return the checkpoints of a deployment file's workers, by name."""
     return {name: spec.checkpoint() for name, spec in workers.by_name().items()}
 
 
 def notes(args: Args) -> list[str]:
-    """A line for a pair that runs on thresholds which were not measured on it; else none."""
+    """Return a line if the pair runs on thresholds that were not measured on it; else none."""
     workers, chosen, known = args.workers, args.policy.calibration, set[str]()
     if chosen is not None:
         calibration, pair = read(chosen), pair_of(workers)
@@ -49,15 +49,15 @@ def notes(args: Args) -> list[str]:
                 "calibrate for this pair"
             ]
     if all((spec.model or "").startswith(EMBEDDED) for spec in workers.by_name().values()):
-        return []  # the defaults are theirs
-    # A file of this pair leaves out what no run asked for, or what the pair cannot run; the policy
-    # that is served by default must be in it.
+        return []  # the defaults were measured on them
+    # A file of this pair need not have every policy: some the pair cannot run. The policy that is
+    # served by default must be in it.
     asked = POLICIES if chosen is None else (args.policy.default,)
     guessed = [
         name
         for name in asked
         if POLICIES[name].calibrated is not None
-        and POLICIES[name] is not Coin  # chance needs no scores
+        and POLICIES[name] is not Coin  # it uses no scores
         and name not in known
     ]
     if not guessed:

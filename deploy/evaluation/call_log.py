@@ -1,7 +1,6 @@
 """Answers of a pair's models by the call that they answer, in a file.
 
-A run that is broken off finds them again; and what one policy's run has asked for serves the runs
-of all others.
+An interrupted run finds them again, and the runs of all policies share them.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class CallLog:
         self._file.close()
 
     def _load(self, rows: list[Any]) -> int:
-        """Take in the rows up to the first that is no answer; how many they are."""
+        """Add the rows up to the first that is no answer; return their number."""
         for number, row in enumerate(rows):
             try:
                 name, key, cap, kind, plain = row

@@ -29,12 +29,12 @@ class Candidate:
 
     @classmethod
     def parse(cls, text: str) -> Candidate:
-        """From `NAME` or `NAME:KEY=VALUE:KEY=VALUE`; values are JSON, or else strings.
+        """Parse `NAME` or `NAME:KEY=VALUE:KEY=VALUE`; values are JSON, or else strings.
 
         Raises:
             InvalidRequest: a parameter without `=`.
         """
-        # A value may have colons, as JSON does: the next parameter is a name and "=".
+        # A value may have colons, as in JSON, so the next parameter begins with a name and "=".
         name, *pairs = re.split(r":(?=\w+=)", text.strip())
         if ":" in name:
             raise InvalidRequest(f"{text}: write parameters as NAME:KEY=VALUE", param="policy")
@@ -53,14 +53,14 @@ class Candidate:
         return budget
 
     def within(self, budget: int | None) -> Candidate:
-        """The same with a cap on thinking tokens, unless it has one."""
+        """Return the candidate with a cap on thinking tokens, unless it has one."""
         if budget is None or "budget" in self.params:
             return self
         return replace(self, params={**self.params, "budget": budget})
 
 
 def lineup(policies: Iterable[str], budgets: Sequence[int | None]) -> list[Candidate]:
-    """Every policy at every budget, the baseline among them, none twice."""
+    """Return every policy at every budget, the baseline among them, none twice."""
     parsed = [Candidate.parse(text) for text in policies if text.strip()]
     if not any(candidate == Candidate(BASELINE, BASELINE) for candidate in parsed):
         parsed.insert(0, Candidate(BASELINE, BASELINE))
@@ -72,7 +72,7 @@ def lineup(policies: Iterable[str], budgets: Sequence[int | None]) -> list[Candi
 
 
 def policy_of(args: Args, candidate: Candidate) -> Policy:
-    """The policy with the file's parameters and the candidate's own on top.
+    """Return the policy with the file's parameters, and the candidate's own over them.
 
     Raises:
         UnknownPolicy, InvalidRequest: names what is wrong.
@@ -82,12 +82,12 @@ def policy_of(args: Args, candidate: Candidate) -> Policy:
 
 
 def policy_name(args: Args, candidate: Candidate) -> str:
-    """Its policy in `POLICIES`: the model `baton` is the file's default."""
+    """Return the candidate's policy in `POLICIES`: the model `baton` is the file's default."""
     return args.policy.default if candidate.policy == "baton" else candidate.policy
 
 
 def build_policy(name: str, params: Mapping[str, Any]) -> Policy:
-    """A policy by its name and parameters.
+    """Return a policy by its name and parameters.
 
     Raises:
         UnknownPolicy, InvalidRequest: names what is wrong.

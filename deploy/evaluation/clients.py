@@ -43,7 +43,7 @@ from workers.remote.address import trusted
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """Parameters of a request; None leaves one to the service."""
+    """Parameters of a request; None: the service's default."""
 
     max_tokens: int | None = None
     temperature: float = 0.0
@@ -67,7 +67,7 @@ class Client(Protocol):
     transport: Literal["in-process", "http"]
 
     def stream(self, question: str, candidate: Candidate) -> AsyncGenerator[Item, None]:
-        """Text and steps as they come, and one CompletedAnswer at the end."""
+        """Yield text and steps as they come, and one CompletedAnswer at the end."""
         ...
 
     def reset_prefix_cache(self) -> None:
@@ -83,7 +83,7 @@ class PrefixCacheOwner(Protocol):
 
 
 async def ask(client: Client, question: str, candidate: Candidate) -> EvaluatedAnswer:
-    """The answer alone."""
+    """Return the answer, without its stream."""
     async with aclosing(client.stream(question, candidate)) as items:
         async for item in items:
             if isinstance(item, CompletedAnswer):
@@ -92,7 +92,7 @@ async def ask(client: Client, question: str, candidate: Candidate) -> EvaluatedA
 
 
 class LocalClient:
-    """Both workers in this process, no server; with `recording` every answer brings its own."""
+    """Both workers in this process, without a server; `recording`: keep each answer's recording."""
 
     transport: Literal["in-process", "http"] = "in-process"
 
@@ -118,7 +118,7 @@ class LocalClient:
             Sampling(options.temperature, seed=options.seed),
             Limits(
                 options.max_tokens or service.max_tokens,
-                deadline_s=None,  # a question that is answered among many may take long
+                deadline_s=None,  # among many at once, an answer may take long
                 prices=self._args.prices,
             ),
             self._args.workers.speculation(),
@@ -155,7 +155,7 @@ class LocalClient:
 
 
 def base_address(url: str) -> str:
-    """A service's address, also from the base URL that OpenAI's clients are given."""
+    """Return a service's address, also from the base URL of OpenAI's clients, which ends in /v1."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -164,7 +164,7 @@ API_KEYS: Final = ("BATON_API_KEY",)
 
 
 def authorization(names: Sequence[str]) -> dict[str, str]:
-    """The header with the key that one of these variables holds, if one does."""
+    """Return the header with the key of the first of these variables that is set; else none."""
     key = next(filter(None, map(os.environ.get, names)), None)
     return {"authorization": f"Bearer {key}"} if key else {}
 
@@ -267,14 +267,14 @@ class HttpClient:
             raise error_of(response)
 
     def reset_prefix_cache(self) -> None:
-        """Nothing: a service decides about its own caches."""
+        """Do nothing: a service decides about its own caches."""
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
 
 def error_of(response: httpx.Response, names: Sequence[str] = API_KEYS) -> BatonError:
-    """An error response as an exception; `names` are the variables that may hold the key."""
+    """Return an error response as an exception; `names` are variables that may hold the key."""
     try:
         error = response.json()["error"]
         message, param, code = error["message"], error.get("param"), error.get("code")
@@ -291,12 +291,12 @@ def error_of(response: httpx.Response, names: Sequence[str] = API_KEYS) -> Baton
 
 
 def no_address(url: str) -> ConfigError:
-    """The error of a url that is none."""
+    """Return the error of an invalid url."""
     return ConfigError(f"{url}: expected an address as http://HOST:PORT")
 
 
 def reason(error: httpx.HTTPError) -> str:
-    """An error of httpx in words: many of them come without any."""
+    """Describe an error of httpx, whose text may be empty."""
     if isinstance(error, httpx.ConnectError) and "SSL" not in str(error):
         return f"no connection ({error}); is the service running there (`baton serve`)?"
     return str(error) or type(error).__name__

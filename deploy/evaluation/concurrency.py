@@ -1,4 +1,4 @@
-"""Requests side by side."""
+"""Concurrent requests."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Result = TypeVar("Result")
 async def map_concurrently(
     work: Callable[[Item], Awaitable[Result]], items: Iterable[Item], concurrency: int
 ) -> list[Result]:
-    """`work` of each item, in their order; at most `concurrency` at once.
+    """Return `work` of each item, in their order; at most `concurrency` run at once.
 
-    An item is taken as soon as any other is done. The first error ends all work and is raised.
+    The first error ends all work and is raised.
     """
     waiting = enumerate(items)
     results: dict[int, Result] = {}

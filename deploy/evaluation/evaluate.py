@@ -1,9 +1,9 @@
-"""A problem set through several policies: accuracy, time, and the work of each model.
+"""Runs several policies on a problem set: accuracy, time, and the work of each model.
 
-One at a time, the policies take turns problem by problem, and the order of the turns rotates, so
-that a machine that warms up or slows down treats all alike. Many at once measure accuracy and
-tokens alone. `large-only` always runs, for everything is measured
-against it (`deploy.evaluation.summary`).
+With one request at a time, the policies take turns problem by problem, and the order of the turns
+rotates, so that a machine that warms up or slows down treats all alike. With several at once, only
+accuracy and tokens are measured. `large-only` always runs, as the baseline
+(`deploy.evaluation.summary`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class Question:
 class EvaluatedAnswer:
     """The answer to one request; `output_tokens` are those OpenAI would bill.
 
-    `recording`: of the request, if its client keeps one. `trace_id`: of the request, if a service
-    answered.
+    It has the request's `recording` if the client keeps one, its `trace_id` if a service answered.
     """
 
     text: str
@@ -58,7 +57,7 @@ class EvaluatedAnswer:
     trace_id: str = ""
 
     def kept(self, author: str | None = None) -> int:
-        """Steps of the chain that stayed, of one author or of all."""
+        """Return the number of accepted steps of the chain, of one author or of all."""
         return sum(
             step.accepted and author in (None, step.author) for step in chain_steps(self.steps)
         )
@@ -68,7 +67,7 @@ class EvaluatedAnswer:
 class EvaluationResult:
     """One problem answered by one candidate, graded; `ms` is wall time.
 
-    `passing`: whether the error may be gone when it is asked again.
+    `passing`: the error may be temporary.
     """
 
     correct: bool
@@ -80,21 +79,19 @@ class EvaluationResult:
 
 Ask = Callable[[str, Candidate], Awaitable[EvaluatedAnswer]]
 Grade = Callable[[str, Problem], Awaitable[bool]]
-"""Whether a text answers a problem."""
+"""Returns whether a text answers a problem."""
 Turn = Sequence[EvaluationResult]
 """The results of one problem, one for each candidate."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How problems are asked.
+    """Options of a run.
 
-    Attributes:
-        concurrency: requests at once.
-        done: the first problems' results, from an earlier run that was interrupted.
-        known: results of other runs, by the problem's number; they are not asked for.
-        keep: called with a problem's number and results after all candidates have answered it.
-        progress: called with the candidate after each answer.
+    `done` has the first problems' results, from an earlier run that was interrupted. `known` has
+    results of other runs, by the problem's number, which are not asked for again. `keep` is called
+    with a problem's number and results after all candidates have answered it, `progress` with the
+    candidate after each answer.
     """
 
     concurrency: int = 1
@@ -113,11 +110,11 @@ async def run(
 ) -> list[Turn]:
     """Ask each problem of each candidate; return the results in the order of the problems.
 
-    At a concurrency of 1 the candidates take turns, problem by problem, after each has answered one
-    unmeasured, so that one-time costs are not measured. Answers to a problem are measured side by
-    side: all of them are asked for again unless all are known. Above 1 that many requests are
-    always under way, all candidates' of a problem before the next one's, and times are not
-    compared. Grading and `keep` happen outside all measured time.
+    At a concurrency of 1 the candidates take turns, problem by problem. First each answers a
+    problem unmeasured, so that one-time costs are not measured. Unless all answers to a problem are
+    known, all are asked for again, so that their times are comparable. Above 1 times are not
+    compared; that many requests always run, all candidates' of a problem before the next one's.
+    Grading and `keep` happen outside all measured time.
     """
     options = options or RunOptions()
     known, keep, progress = options.known, options.keep, options.progress
@@ -178,7 +175,11 @@ async def _many(
 
 
 async def _ask(problem: Problem, candidate: Candidate, ask: Ask) -> EvaluationResult:
-    """A request that fails is a wrong answer with a reason; a policy that is wrong is ours."""
+    """Ask once; a failed request is a wrong answer with a reason.
+
+    Raises:
+        InvalidRequest: the policy or its parameters are wrong.
+    """
     began = perf_counter()
     try:
         answer = await ask(problem.question, candidate)

@@ -1,8 +1,8 @@
 """An evaluation's rows in a file: a line of settings, then a line per problem and policy.
 
-A second run of the same settings goes on where the first stopped, and asks again what failed for a
-reason that may have passed: the last row of a problem and a policy counts. Recordings, where they
-are kept, lie beside it, one file a request.
+A second run of the same settings resumes where the first stopped, and repeats what failed for a
+temporary reason: the last row of a problem and a policy counts. Recordings, if kept, are beside
+the file, one per request.
 """
 
 from __future__ import annotations
@@ -29,12 +29,9 @@ KIND = "baton_eval"
 class EvaluationLog:
     """The rows of one evaluation.
 
-    Args:
-        path: the JSON lines.
-        settings: whatever two runs must share for their rows to stand side by side. Of the file's
-            parameters of policies (`pair.params`) those of the candidates count.
-        candidates: who answers, in order.
-        recordings: also write each answer's recording into the log's folder.
+    `settings`: all that two runs must share for their rows to be comparable. Only the candidates'
+    part of the deployment file's parameters (`pair.params`) is compared. `recordings`: also write
+    each answer's recording into the log's folder.
     """
 
     def __init__(
@@ -50,13 +47,13 @@ class EvaluationLog:
         self._settings = self._of_candidates({**settings, **asked})
         self._file: RowFile | None = None
         self.known: dict[tuple[int, Candidate], EvaluationResult] = {}
-        """What the file has of the problems after those that `resume` gives."""
+        """The file's results of problems after those that `resume` returns."""
 
     def resume(self, problems: Sequence[Problem]) -> list[Turn]:
-        """The results of the first problems, as far as all candidates have answered them.
+        """Return the results of the first problems, as far as all candidates have answered them.
 
-        There may be more of them than problems if an earlier run had more. What follows the last
-        whole turn in the file (a run that was broken off) is dropped.
+        They may be more than the problems, if an earlier run had more. Rows after the last whole
+        turn (of an interrupted run) are dropped.
 
         Raises:
             ConfigError: the file is of other settings or problems, or cannot be written.
@@ -71,7 +68,7 @@ class EvaluationLog:
         return self._answered(dict(turns))
 
     def add(self, index: int, problem: Problem, turn: Turn) -> None:
-        """Write the rows of one problem, unless they are here already."""
+        """Write the rows of one problem, unless the file has them."""
         assert self._file is not None
         answered = [*zip(self._candidates, turn, strict=True)]
         if all(self.known.get((index, one)) is result for one, result in answered):
@@ -100,7 +97,7 @@ class EvaluationLog:
             self._file.close()
 
     def _of_candidates(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings without the parameters of other policies; `baton` may be any."""
+        """Leave out the parameters of other policies; the policy `baton` may be any of them."""
         names = {candidate.policy for candidate in self._candidates}
         pair = settings.get("pair")
         if not isinstance(pair, Mapping) or "params" not in pair or "baton" in names:
@@ -109,7 +106,7 @@ class EvaluationLog:
         return {**settings, "pair": {**pair, "params": params}}
 
     def _turns(self, rows: Sequence[Any], problems: Sequence[Problem]) -> list[tuple[int, Turn]]:
-        """The whole turns among the rows and their problems' numbers, as they were written."""
+        """Return the whole turns among the rows, each with its problem's number."""
         turns: list[tuple[int, Turn]] = []
         turn: list[EvaluationResult] = []
         for row in rows:
@@ -127,8 +124,8 @@ class EvaluationLog:
         return turns
 
     def _answered(self, turns: Mapping[int, Turn]) -> list[Turn]:
-        """The turns of the first problems, up to a failure that may have passed; of the others
-        what did not fail so."""
+        """Return the first problems' turns, up to a temporary failure; keep later results in
+        `known`, without such failures."""
         done: list[Turn] = []
         while (turn := turns.get(len(done))) and not any(one.passing for one in turn):
             done.append(turn)
@@ -157,7 +154,7 @@ def _plain(result: EvaluationResult) -> dict[str, Any]:
 
 
 def result_of(row: Mapping[str, Any]) -> EvaluationResult:
-    """A row of the log as the result it was written from."""
+    """Return the result from which a row of the log was written."""
     answer = EvaluatedAnswer(
         row["text"],
         row["output_tokens"],
@@ -170,7 +167,7 @@ def result_of(row: Mapping[str, Any]) -> EvaluationResult:
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A log's settings and its rows.
+    """Return a log's settings and its rows.
 
     Raises:
         ConfigError: no such file, or not a log.
@@ -183,14 +180,12 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def answered(
     folder: Path, settings: Mapping[str, Any], problems: Sequence[Problem], candidate: Candidate
 ) -> dict[tuple[int, Candidate], EvaluationResult]:
-    """A candidate's results in another evaluation of the same problems, by the problem's number.
+    """Return a candidate's results in another evaluation of the same problems, by their number.
 
-    Args:
-        folder: where its rows are.
-        settings: those of the evaluation that is to have them.
+    `folder` has its rows; `settings` are those of this evaluation.
 
     Raises:
-        ConfigError: it holds none, or was not made alike.
+        ConfigError: it has no such results, or was made otherwise (`check_alike`).
     """
     own, rows = read(folder / "rows.jsonl")
     if own.get("problems") != settings["problems"]:
@@ -214,11 +209,11 @@ def answered(
 
 
 def check_alike(settings: Mapping[Path, Mapping[str, Any]]) -> None:
-    """Refuse folders whose rows were not made alike: by the same models, set as they were, and of
-    each policy that several hold with the same parameters.
+    """Refuse folders whose rows are not comparable: made by other models or settings, or with other
+    parameters of a policy that several have.
 
     Raises:
-        ConfigError: names the first folder that differs, and in what.
+        ConfigError: names the first folder that differs, and what differs.
     """
     found: dict[str, tuple[Path, Any]] = {}
     for folder, known in settings.items():
@@ -240,12 +235,12 @@ def check_alike(settings: Mapping[Path, Mapping[str, Any]]) -> None:
             if value != expected:
                 raise ConfigError(
                     f"{folder}: its {key} is {brief(value)}, that of {first} is "
-                    f"{brief(expected)}; evaluations that stand together are made alike"
+                    f"{brief(expected)}; evaluations in one table must be made alike"
                 )
 
 
 def recordings(folder: Path, pair: Mapping[str, str], answering: Mapping[str, Any]) -> list[Path]:
-    """The recordings beside a log, which must be of this pair of models, set as it is now.
+    """Return the recordings beside a log of this pair of models and these settings.
 
     Raises:
         ConfigError: no log, or one of another pair or other settings.
@@ -261,7 +256,7 @@ def recordings(folder: Path, pair: Mapping[str, str], answering: Mapping[str, An
 
 
 def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
-    """A dataclass from JSON; keys that this version does not know are left out."""
+    """Make a dataclass from JSON, without keys that this version does not know."""
     known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
     return kind(**{key: value for key, value in data.items() if key in known})
 
@@ -271,7 +266,7 @@ def _same_problem(row: Mapping[str, Any], problem: Problem) -> bool:
 
 
 def _slug(candidate: Candidate) -> str:
-    """A file name that no two candidates share."""
+    """Return a file name that no other candidate has."""
     text = json.dumps([candidate.label, candidate.params], sort_keys=True)
     plain = "".join(sign if sign.isalnum() or sign == "-" else "_" for sign in candidate.label)
     return f"{plain[:40]}-{blake2b(text.encode(), digest_size=4).hexdigest()}"

@@ -1,16 +1,16 @@
 """A gate learned from recorded requests: what a rewrite of each draft would have changed.
 
-A recording holds the drafts of the small model and the transcripts that they continue. From each,
-two branches are run to their answers: the draft kept, and the step written by the large model
-instead; the small model goes on alone after both. If only the second comes to what the large
-model alone answers, the large model's step was worth its tokens. If neither does, nothing is
-learned, so the probabilities hold if one of the two leads there. No right answers are
-needed; all calls are greedy and cached, so branches share what they have in common.
+A recording has the small model's drafts and the transcripts that they continue. From each, two
+branches run to their answers: one keeps the draft, in the other the large model writes the step;
+the small model continues both alone. If only the second gives the answer of the large model alone,
+the large model's step was worth its tokens. If neither does, the draft is left out, so the
+probabilities assume that one of the two gives it. No right answers are needed. All calls are
+greedy and cached, so branches share equal calls.
 
-Both models are logistic regressions (scikit-learn) with a curve that calibrates them: what their
-logits were worth on requests that they had not seen (five folds by request), by centred isotonic
-regression (Oron and Flournoy, arXiv 1701.05964). The probabilities that are reported are of
-requests that neither model nor curve had seen.
+Both models are logistic regressions (scikit-learn), calibrated by a curve: centred isotonic
+regression (Oron and Flournoy, arXiv 1701.05964) of their logits on requests that they had not seen
+(five folds by request). The reported probabilities are of requests that neither model nor curve had
+seen.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ from policies.steps import blank, write_out
 
 FOLDS = 5
 FEWEST = 20
-"""Examples of either kind below which nothing is fitted."""
+"""The fewest examples of either kind for a fit."""
 STRENGTH = 1.0
 """scikit-learn's C: the prior of a standardised weight is a normal distribution of variance C."""
 BINS = 10
 CONSTANT = 1e-3
-"""A signal whose standard deviation is below this tells nothing."""
+"""A signal whose standard deviation is below this is left out."""
 
 Floats = NDArray[np.float64]
 Model = TypeVar("Model", LogisticModel[DraftSignal], LogisticModel[ReadingSignal])
@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RecordedDraft:
-    """A draft of the small model, the transcript it continues, and where its step was to end."""
+    """A draft of the small model, the transcript it continues, and its stop criteria."""
 
     messages: tuple[Message, ...]
     transcript: Transcript
@@ -93,7 +93,7 @@ class GateExample:
 
 @dataclass(frozen=True, slots=True)
 class GateExamples:
-    """What drafts teach, and why each of those that a worker failed is left out."""
+    """The examples, and for each draft that was left out the worker's failure."""
 
     found: list[GateExample]
     failures: list[str]
@@ -101,7 +101,7 @@ class GateExamples:
 
 @dataclass(frozen=True, slots=True)
 class FittedModel(Generic[Model]):
-    """One of the gate's models, and what it said of questions that it had not seen."""
+    """One of the gate's models, with its probabilities for questions that it had not seen."""
 
     model: Model
     probabilities: Floats
@@ -111,7 +111,7 @@ class FittedModel(Generic[Model]):
 
 @dataclass(frozen=True, slots=True)
 class LearnedGateReport:
-    """A gate and what it was learned from."""
+    """A gate, and the number of requests and examples that it was learned from."""
 
     gate: Gate
     requests: int
@@ -123,7 +123,7 @@ class LearnedGateReport:
 
 
 class Branch(Policy):
-    """Accepts given segments, lets the large model write a step if asked, then one model alone."""
+    """Accept given segments, let the large model write a step if asked, and the small one the rest."""
 
     rewrite: bool = False
     _segments: tuple[Segment, ...] = PrivateAttr(())
@@ -146,10 +146,10 @@ class Branch(Policy):
 
 
 def drafts(recording: Recording) -> Iterator[RecordedDraft]:
-    """The small model's drafts of a chain's steps.
+    """Yield the small model's drafts of a chain's steps.
 
-    None of a request that was not greedy, or that continued an answer: its branches would differ.
-    Nor if a worker speculated with loss: the steps are not the models' own.
+    A request is left out if it was not greedy or continued an answer (its branches would differ),
+    or if a worker speculated with loss (its steps are not the models').
     """
     request = recording.request
     if not request.sampling.is_greedy or request.messages[-1].role in ("assistant", "prompt"):
@@ -171,10 +171,10 @@ def drafts(recording: Recording) -> Iterator[RecordedDraft]:
 
 
 def by_question(recordings: Iterable[Recording]) -> list[list[RecordedDraft]]:
-    """The drafts of all recordings, each once, by the conversation they belong to.
+    """Return the drafts of all recordings, each once, by conversation.
 
-    Several policies, or several runs, draft the same for one question: what was learned from it
-    may not be tested on it.
+    Several policies or runs draft the same for one question, on which a model that was fitted to
+    one of them must not be tested.
     """
     found: dict[tuple[Message, ...], dict[Any, RecordedDraft]] = {}
     for recording in recordings:
@@ -192,13 +192,10 @@ async def examples(
     concurrency: int = 1,
     progress: Callable[[int], None] = lambda _: None,
 ) -> GateExamples:
-    """What each recorded draft teaches; one that a worker fails, or whose context is full, nothing.
+    """Return an example of each recorded draft, except if a worker fails or its context is full.
 
-    Args:
-        questions: the drafts of each, as `by_question` gives them.
-        workers: greedy calls go to them; cached ones spare most.
-        same: whether a text gives an answer.
-        progress: is called with the number of questions that are done.
+    `questions` come from `by_question`. `same` returns whether a text gives an answer. `progress`
+    is called with the number of questions that are done.
 
     Raises:
         Unsupported: the pair can never do it.
@@ -262,7 +259,7 @@ async def _example(
 async def _answer(
     policy: Policy, recorded: RecordedDraft, workers: Mapping[WorkerName, Worker]
 ) -> str:
-    """The answer that a policy comes to; empty if it was cut."""
+    """Return a policy's answer; "" if it was cut."""
     request = Request("learn", recorded.messages, limits=recorded.limits)
     events = solve(policy, request, workers)
     async for event in events:
@@ -273,7 +270,7 @@ async def _answer(
 
 
 def fit(found: Sequence[GateExample]) -> LearnedGateReport:
-    """Both models.
+    """Fit both models.
 
     Raises:
         BatonError: too few examples of either kind.
@@ -293,7 +290,7 @@ def fit(found: Sequence[GateExample]) -> LearnedGateReport:
         LogisticModel[DraftSignal], get_args(DraftSignal), [e.draft for e in found], outcomes,
         requests,
     )  # fmt: skip
-    # The second model is fitted on what the first says of requests that are new to it.
+    # The second model is fitted on the first one's logits of requests that were new to that one.
     logits = np.log(draft.probabilities) - np.log1p(-draft.probabilities)
     readings = [
         {**example.reading, "draft": float(logit)}
@@ -341,7 +338,7 @@ def _fitted(
 def _calibrated(
     table: Floats, outcomes: NDArray[np.bool_], requests: NDArray[Any]
 ) -> tuple[Any, Curve]:
-    """A logistic regression, and what its logits were worth in the folds that it had not seen."""
+    """Return a logistic regression, and its calibration by folds that it had not seen."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import cross_val_predict
     from sklearn.pipeline import make_pipeline
@@ -355,12 +352,12 @@ def _calibrated(
 
 
 def calibration_curve(logits: Floats, outcomes: NDArray[np.bool_]) -> Curve:
-    """What logits were worth, as logits: a point at the middle of each block of the isotonic
+    """Return the calibrated logits, by a point in the middle of each block of the isotonic
     regression.
 
-    One example more is taken to have helped below all others, and one not to have above: so no
-    probability is 0 or 1, and the outermost are no surer than their examples are many. Equal logits
-    are one place, whatever the order of their examples.
+    One example that helped is added below all others, and one that did not above them. So no
+    probability is 0 or 1, and the outermost depend on the number of their examples. Equal logits
+    make one point.
     """
     from sklearn.isotonic import isotonic_regression
 
@@ -379,7 +376,7 @@ def calibration_curve(logits: Floats, outcomes: NDArray[np.bool_]) -> Curve:
 
 
 def _folds(requests: NDArray[Any]) -> Any:
-    """Folds by request: fewer if a fold of few requests is split once more."""
+    """Return folds by request, fewer if there are fewer requests."""
     from sklearn.model_selection import StratifiedGroupKFold
 
     return StratifiedGroupKFold(min(FOLDS, len(np.unique(requests))))
@@ -388,7 +385,7 @@ def _folds(requests: NDArray[Any]) -> Any:
 def reliability(
     fitted: FittedModel[Any], outcomes: NDArray[np.bool_]
 ) -> list[tuple[float, float, int]]:
-    """(mean probability, share that a rewrite helped, count) of equally large groups of drafts."""
+    """Return (mean probability, share that a rewrite helped, count) of equal groups of drafts."""
     order = np.argsort(fitted.probabilities)
     groups = np.array_split(order, min(BINS, len(order)))
     return [

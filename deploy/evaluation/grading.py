@@ -1,8 +1,8 @@
-"""Is this answer right? Numbers are compared here, all else in another process.
+"""Whether an answer is right: numbers are compared here, all else in another process.
 
-Computer algebra, and scorers of others, can hang in ways that no thread can end. They run in a pool
-of processes: one that does not answer in time is killed, and its answer counts as wrong. The pool
-starts with the first answer that needs it; plain numbers never do.
+Computer algebra and other projects' scorers can hang in ways that no thread can end. They run in a
+pool of processes: one that does not answer in time is killed, and its answer counts as wrong. The
+pool starts with the first answer that needs it, which a plain number never does.
 """
 
 from __future__ import annotations
@@ -28,18 +28,13 @@ LONGEST = 2000  # characters of an answer that algebra is tried on
 
 @runtime_checkable
 class Scored(Protocol):
-    """A problem that knows its right answers, which no value describes."""
+    """A problem that checks answers itself, since no one value is its answer."""
 
     def accepts(self, answer: str) -> bool: ...
 
 
 class Grader:
-    """Compares answers by value.
-
-    Args:
-        timeout_s: seconds one comparison may take.
-        processes: how many are made side by side.
-    """
+    """Compares answers by value; `timeout_s` bounds one comparison in the pool of `processes`."""
 
     def __init__(self, timeout_s: float = 5.0, processes: int = 1) -> None:
         self._timeout_s, self._processes = timeout_s, processes
@@ -47,13 +42,13 @@ class Grader:
         self.timeouts = 0
 
     async def right(self, text: str, problem: Problem) -> bool:
-        """Whether a text answers a problem."""
+        """Return whether a text answers a problem."""
         if not isinstance(problem, Scored):
             return await self.same(text, problem.answer)
         return await self._in_time(_accepted, problem, final(text))
 
     async def same(self, text: str, answer: str) -> bool:
-        """Whether a text gives this answer."""
+        """Return whether a text gives this answer."""
         easy = compare(text, answer)
         if easy is not None:
             return easy
@@ -63,7 +58,7 @@ class Grader:
         return await self._in_time(algebra, given, wanted)
 
     async def _in_time(self, judge: Callable[..., bool], *given: Any) -> bool:
-        """A verdict of a process of the pool; False if it takes too long."""
+        """Return the verdict of a process of the pool; False if it takes too long."""
         future = self._opened().schedule(judge, args=given, timeout=self._timeout_s)
         try:
             return await asyncio.wrap_future(cast("Future[bool]", future))
@@ -71,14 +66,14 @@ class Grader:
             self.timeouts += 1
             return False
         except Exception:
-            return False  # what the algebra system chokes on is not the answer
+            return False  # an answer that the algebra system cannot read is wrong
 
     def _opened(self) -> ProcessPool:
         if self._pool is None:
             want("eval", "a comparison by algebra", "pebble", "math_verify")
             from pebble import ProcessPool
 
-            # Spawned: this process may hold a model's threads, which no fork survives.
+            # Spawned, since this process may have a model's threads, which a fork would break.
             self._pool = ProcessPool(
                 max_workers=self._processes,
                 context=multiprocessing.get_context("spawn"),
@@ -87,7 +82,7 @@ class Grader:
         return self._pool
 
     def close(self) -> None:
-        """Stop the processes; what they were at is dropped."""
+        """Stop the processes and drop their work."""
         if self._pool is not None:
             self._pool.stop()  # type: ignore[no-untyped-call]
             self._pool.join()
@@ -95,7 +90,7 @@ class Grader:
 
 
 def _prepare() -> None:
-    """The slow imports, before the first comparison's time runs."""
+    """Import slow packages before the first comparison's time starts."""
     import logging
 
     import math_verify  # noqa: F401
@@ -108,15 +103,16 @@ def _accepted(problem: Scored, answer: str) -> bool:
 
 
 def algebra(given: str, wanted: str) -> bool:
-    """Whether two answers are equal, their expressions by math-verify."""
+    """Return whether two answers are equal, with expressions compared by math-verify."""
     return equal(given, wanted, _verified) is True
 
 
 def _verified(given: str, wanted: str) -> bool:
-    r"""math-verify's verdict; it reads boxes surely, and bare LaTeX only between dollar signs.
+    r"""Return math-verify's verdict on two expressions, each in a box.
 
-    By default \sqrt{2} equals 1.414214, 5h equals 5 (h is taken for a unit), and x > 5 equals
-    (5, \infty) in this order alone.
+    It reads bare LaTeX only between dollar signs. By default \sqrt{2} equals 1.414214, 5h equals 5
+    (h is taken for a unit), and x > 5 equals (5, \infty) only in this order: the options below
+    change that.
     """
     from math_verify import LatexExtractionConfig, parse, verify
 

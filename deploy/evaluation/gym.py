@@ -1,7 +1,7 @@
 r"""Problems of reasoning-gym (github.com/open-thought/reasoning-gym), drawn by kind and seed.
 
 The prompt asks for the answer in `\boxed{}`. Most kinds have one right answer, which is compared by
-value; `deploy.evaluation.gym_answers` knows the others.
+value; `deploy.evaluation.gym_answers` checks the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from deploy.service.extras import want
 from orchestrator.errors import ConfigError
 
 FORMAT = "Please reason step by step, and put your final answer within \\boxed{}."
-"""The usual words. Asked for the box and nothing else, a small model writes no step to share."""
+"""The usual words. If asked for the box alone, a small model writes no step to share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class GymQuestion(Question):
     entry: Any = field(default=None, compare=False, repr=False)
 
     def accepts(self, answer: str) -> bool:
-        """Whether an answer, without the box, is right."""
+        """Return whether an answer, without the box, is right."""
         check = check_of(self.kind)
         return check is not None and check(answer, self.entry)
 
 
 def draw(kind: str, seed: int, n: int) -> Sequence[Question]:
-    """The first `n` problems of a kind at a seed.
+    """Return the first `n` problems of a kind at a seed.
 
     Raises:
         ConfigError: the package is not installed, or has no such kind.
@@ -42,7 +42,7 @@ def draw(kind: str, seed: int, n: int) -> Sequence[Question]:
     want("eval", f"gym:{kind}", "reasoning_gym")
     from reasoning_gym.factory import DATASETS, create_dataset
 
-    known = DATASETS.keys() - {"composite"}  # of other kinds, which need to be named
+    known = DATASETS.keys() - {"composite"}  # needs the names of other kinds
     if kind not in known:
         near = ", ".join(get_close_matches(kind, sorted(known), 5, 0.4)) or "gsm_symbolic"
         raise ConfigError(

@@ -1,8 +1,9 @@
 """Right answers of reasoning-gym's kinds that have several, or want one in a certain form.
 
-All other kinds have one value for an answer, and `deploy.evaluation.grading` compares it. A kind's
-own scorer is believed for those in `SCORED` alone, and for answers of the form beside them: others
-give all points to -16800 for 16800, to any text, to 0 for a small probability, or to nan.
+The other kinds have one value as the answer, which `deploy.evaluation.grading` compares. Only the
+kinds in `SCORED` are scored by reasoning-gym, and only answers of the form given there: scorers of
+other kinds give all points to -16800 for 16800, to any text, to 0 for a small probability, or to
+nan.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from orchestrator.experiments.answer_spelling import plain
 from orchestrator.experiments.answer_values import Sequence, Value, read
 
 Check = Callable[[str, Mapping[str, Any]], bool]
-"""Whether an answer, without its box, is right for an entry of reasoning-gym."""
+"""Returns whether an answer, without its box, is right for an entry of reasoning-gym."""
 
 _JSON: Final = r"[\[{].*[\]}]"
 _GRID: Final = r"[01\s]+"
@@ -49,16 +50,16 @@ SCORED: Final[Mapping[str, str]] = {
     "tower_of_hanoi": r"(?:Move disk \d+ from Peg \d+ to Peg \d+\s*)+",
     "word_ladder": r"[A-Za-z,\s]+",
 }
-"""Kinds whose own scorer decides, and the form of what it is shown, since some run it as Python."""
+"""Kinds whose own scorer decides, and the form of answers for it, since some run them as Python."""
 SIGNIFICANT: Final[Mapping[str, int]] = {
     "coin_flip": 3, "decimal_arithmetic": 12, "number_format": 12, "power_function": 3,
 }  # fmt: skip
-"""Kinds whose number is right if it has so many significant digits."""
-_LONGEST: Final = 20_000  # characters of an answer that is looked at
+"""Kinds whose number is right if it agrees to this number of significant digits."""
+_LONGEST: Final = 20_000  # characters of an answer that is checked
 
 
 def check_of(kind: str) -> Check | None:
-    """How a kind's answers are checked; None if each has one value."""
+    """Return the check of a kind's answers; None if each problem has one value as its answer."""
     if kind in SCORED:
         return partial(_scored, kind)
     if kind in SIGNIFICANT:
@@ -80,7 +81,7 @@ def _scored(kind: str, answer: str, entry: Mapping[str, Any]) -> bool:
 def _full_points(kind: str, text: str, entry: Mapping[str, Any]) -> bool:
     try:
         return float(_dataset(kind).score_answer(text, entry)) >= 1
-    except Exception:  # the scorer is not ours, the answer may be anything
+    except Exception:  # the scorer may raise any error, and the answer may be any text
         return False
 
 
@@ -101,7 +102,7 @@ def _significant(digits: int, answer: str, entry: Mapping[str, Any]) -> bool:
 
 
 def _rounded(answer: str, entry: Mapping[str, Any]) -> bool:
-    """Whether numbers are those of the entry, to the decimals that it has."""
+    """Return whether numbers are those of the entry, to the entry's decimals."""
     wanted = entry["answer"]
     places = max(len(part) for part in re.findall(r"\.(\d+)", wanted) or [""])
 
@@ -146,7 +147,7 @@ def _queens(answer: str, entry: Mapping[str, Any]) -> bool:
 
 
 def _makes(answer: str, entry: Mapping[str, Any]) -> bool:
-    """Whether an expression makes the target of all of the numbers, each used once."""
+    """Return whether an expression uses each number once and has the target as its value."""
     text = re.sub(r"\\(?:times|cdot)|×", "*", plain(answer).replace("\\div", "/"))
     text = text.partition("=")[0].strip()
     if len(text) > _LONGEST or not re.fullmatch(r"[\d\s+*/()-]+", text) or "**" in text:

@@ -1,4 +1,4 @@
-"""What a sample says about the truth: means, quantiles, intervals and an exact test."""
+"""Statistics of a sample: means, quantiles, confidence intervals and an exact test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
-    """A proportion's 95 % interval (Wilson's score interval)."""
+    """Return a proportion's 95 % interval (Wilson's score interval)."""
     if not count:
         return 0.0, 1.0
     share, z2 = right / count, Z * Z
@@ -36,7 +36,7 @@ def wilson(right: int, count: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Two candidates on the same problems: accuracy minus the other's, as a fraction.
+    """Two candidates on the same problems: the first's accuracy minus the other's, as a fraction.
 
     `won` problems were right for the first alone, `lost` for the other alone; `p` is McNemar's
     exact two-sided probability of a split at least as uneven if neither is better.
@@ -53,8 +53,8 @@ class Paired:
 def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> Paired:
     """Compare answer by answer; the interval is of 95 %.
 
-    Bonett and Price (2012): one problem is added to each kind of disagreement, which holds the
-    interval's promise also if nearly all problems agree.
+    One problem is added to each kind of disagreement (Bonett and Price 2012), which keeps the
+    interval's coverage if nearly all problems agree.
     """
     count = len(ours)
     won = sum(a and not b for a, b in zip(ours, theirs, strict=True))
@@ -68,9 +68,9 @@ def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> Paired:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean of values from -1 to 1, by the percentile bootstrap with a seed.
+    """Return the 95 % interval of the mean of values from -1 to 1, by a seeded bootstrap.
 
-    As in `paired`, one value is added at each end, so that a few that agree are no certainty.
+    As in `paired`, one value is added at each end, so that a few equal values give no certainty.
     """
     if not values:
         return -1.0, 1.0
@@ -79,16 +79,16 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def mcnemar(won: int, lost: int) -> float:
-    """The exact test of McNemar: the disagreements as tosses of a fair coin, two-sided."""
+    """Return the p value of McNemar's exact test: disagreements as tosses of a coin, two-sided."""
     tosses = won + lost
     tail = sum(math.comb(tosses, heads) for heads in range(min(won, lost) + 1))
     return min(1.0, float(Fraction(2 * tail, 2**tosses)))
 
 
 def ratio_of_sums(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of sum(ours) / sum(theirs) over paired measurements of at least 0.
+    """Return the 95 % interval of sum(ours) / sum(theirs) over paired measurements of at least 0.
 
-    (0, 0) without measurements.
+    Without measurements it is (0, 0).
     """
     if not sum(theirs):
         return 0.0, 0.0
@@ -99,11 +99,10 @@ def ratio_of_sums(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float
 
 
 def bootstrap(count: int, figure: Callable[[Places], Any]) -> tuple[float, float]:
-    """95 % interval of a figure over `count` measurements: the percentile bootstrap.
+    """Return the 95 % interval of a figure over `count` measurements, by the percentile bootstrap.
 
-    Args:
-        figure: gets the places of the measurements of each sample, [samples, count], and returns
-            the figure of each. They are always the same ones: so is the interval.
+    `figure` gets the indices of each sample's measurements, [samples, count], which are the same at
+    every call, and returns the figure of each sample.
     """
     picks = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
     low, high = np.quantile(figure(picks), (0.025, 0.975))

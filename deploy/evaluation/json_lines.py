@@ -1,5 +1,5 @@
-"""Files of JSON lines: the settings first, then a row a line. A later run of the same settings adds
-to a file; a row that a broken run left half is dropped."""
+"""Files of JSON lines: the settings first, then a row per line. A later run of the same settings
+adds to a file; a partial row of an interrupted run is dropped."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ VERSION = 1
 
 
 def read_rows(path: Path, kind: str) -> tuple[dict[str, Any], list[Any]]:
-    """The settings and the rows of a file, up to the first row that is not whole.
+    """Return the settings and the rows of a file, up to the first partial row.
 
-    Args:
-        kind: the key that marks such files, as `baton_eval`.
+    `kind` is the key that marks such files, as `baton_eval`.
 
     Raises:
         ConfigError: it cannot be read, or is no such file.
@@ -46,14 +45,10 @@ def _whole(lines: Iterable[str]) -> Iterator[Any]:
 
 
 class RowFile:
-    """A file that rows are added to.
+    """A file that rows are added to, made if it does not exist.
 
-    Args:
-        path: made if it does not exist.
-        kind: as in `read_rows`.
-        settings: what all runs that share the file must have in common.
-        keep: gets the rows that are there, and returns how many of them stay.
-        compared: what of some settings is compared.
+    All runs that share the file must have the same `settings`, as far as `compared` returns them.
+    `keep` gets the file's rows and returns the number of the first ones that stay.
 
     Raises:
         ConfigError: the file has other settings, is no such file, or cannot be written.
@@ -96,7 +91,7 @@ def _want_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) 
 
 
 def rewrite(path: Path, lines: Iterable[str]) -> None:
-    """Let a file hold these lines and no others; until it does it holds the old ones.
+    """Replace a file's content by these lines, at once.
 
     Raises:
         OSError: it cannot be written.
@@ -109,7 +104,7 @@ def rewrite(path: Path, lines: Iterable[str]) -> None:
 
 
 def brief(value: Any) -> str:
-    """A value as JSON, at most 100 characters of it."""
+    """Return a value as JSON, at most 100 characters of it."""
     text = json.dumps(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 

@@ -1,9 +1,9 @@
-"""Whether a judge's scores tell anything on a pair of models, and the curve of its likelihoods.
+"""Whether a judge's scores separate good answers of a pair, and the curve of its likelihoods.
 
 No question needs a known answer. The small model answers alone, step by step, and the large one
-scores the steps. An answer that equals the large model's own counts as good. A judge that is worth
-its passes scores the weakest step of a good answer higher than that of another: the share of pairs
-in which it does is the area under the ROC curve (AUC), 0.5 for a judge that tosses coins.
+scores the steps. An answer that equals the large model's counts as good. A useful judge scores the
+weakest step of a good answer higher than that of another: the share of pairs in which it does so is
+the area under the ROC curve (AUC), 0.5 for a judge that tosses coins.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 from deploy.evaluation.intervals import Z, quantile
 
 FLAT = 0.25
-"""Scores from 0 to 9 that deviate less than this from their mean do not spread."""
+"""Scores from 0 to 9 do not spread if their standard deviation is below this."""
 NEWTON_STEPS = 100
 FEW = 5
-"""Fewer good answers than this, or fewer others, tell nothing."""
+"""The fewest good answers, and others, for a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedAnswer:
-    """One question: the scores of the steps of the small model's answer, and whether it is good."""
+    """The scores of the small model's steps in one answer, and whether the answer is good."""
 
     scores: tuple[float, ...]
     good: bool
@@ -33,10 +33,10 @@ class JudgedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class JudgeReport:
-    """What the scores of one scoring tell.
+    """The evaluation of one scoring.
 
-    auc: of the weakest step's score, with its 95 % interval; None if all answers are alike.
-    spread: standard deviation of all steps' scores.
+    `auc` is of the weakest step's score, with its 95 % interval; None if all answers are alike.
+    `spread` is the standard deviation of all steps' scores.
     """
 
     scoring: str
@@ -55,7 +55,7 @@ class JudgeReport:
         return enough and self.auc_low is not None and self.auc_low > 0.5
 
     def verdict(self) -> str:
-        """What that means, in a line."""
+        """Return the meaning in a line."""
         if self.steps and self.spread < FLAT and not self.tells:
             return "scores do not spread: the judge tells nothing on this pair"
         if self.auc is None or self.auc_low is None:
@@ -72,7 +72,7 @@ class JudgeReport:
 
 
 def report(scoring: str, answers: Sequence[JudgedAnswer]) -> JudgeReport:
-    """Judge the judge; the interval is Hanley and McNeil's (1982)."""
+    """Evaluate the judge; the interval is Hanley and McNeil's (1982)."""
     judged = [answer for answer in answers if answer.scores]
     good = [min(answer.scores) for answer in judged if answer.good]
     others = [min(answer.scores) for answer in judged if not answer.good]
@@ -83,7 +83,7 @@ def report(scoring: str, answers: Sequence[JudgedAnswer]) -> JudgeReport:
         q1, q2 = auc / (2 - auc), 2 * auc * auc / (1 + auc)
         variance = auc * (1 - auc) + (len(good) - 1) * (q1 - auc**2)
         variance += (len(others) - 1) * (q2 - auc**2)
-        # A perfect sample is not perfect knowledge: at least as uncertain as one pair more.
+        # Even a perfect sample leaves a doubt: at least that of one pair more.
         half = Z * max(
             sqrt(max(0.0, variance) / (len(good) * len(others))),
             0.5 / (min(len(good), len(others)) + 1),
@@ -104,16 +104,13 @@ def report(scoring: str, answers: Sequence[JudgedAnswer]) -> JudgeReport:
 def curve(
     weakest: Sequence[tuple[float, bool]], steps: Sequence[float]
 ) -> tuple[float, float] | None:
-    """a, b of 9 * sigmoid(a + b * m), m a step's least log-probability; None without spread.
+    """Return a, b of 9 * sigmoid(a + b * m), m a step's least log-probability; None without spread.
 
-    If both kinds of answer are there, the likelihood of a good answer given its weakest step
-    (logistic regression; b has a prior of mean 1 and deviation 1, so that few answers do not make
-    a wall of the curve). If they are not, or the fit finds no rise, the scores of four steps in
-    five are spread over the middle of the scale.
-
-    Args:
-        weakest: by answer, m of its weakest step and whether the answer is good.
-        steps: m of all steps.
+    `weakest` has m of each answer's weakest step and whether the answer is good, `steps` m of all
+    steps. With enough answers of both kinds, the curve is the likelihood of a good answer given its
+    weakest step (logistic regression; b has a prior of mean 1 and deviation 1, so that a few
+    answers do not make the curve a step). Else, or if the fit does not rise, it spreads the scores
+    of four steps in five over the middle of the scale.
     """
     good = sum(is_good for _, is_good in weakest)
     if min(good, len(weakest) - good) >= FEW:
@@ -129,19 +126,19 @@ def curve(
 
 
 def score_at(m: float, curve: tuple[float, float]) -> float:
-    """The score of a step whose least log-probability is m."""
+    """Return the score of a step whose least log-probability is m."""
     x = curve[0] + curve[1] * m
     return 9 / (1 + exp(-x)) if x > -500 else 0.0
 
 
 def log_probability(score: float, curve: tuple[float, float]) -> float:
-    """The least log-probability m of a step that has this score on a curve."""
+    """Return the least log-probability m of a step that has this score on a curve."""
     share = min(max(score / 9, 1e-200), 1 - 1e-16)
     return min(0.0, (log(share) - log1p(-share) - curve[0]) / curve[1])
 
 
 def _logistic(rows: Sequence[tuple[float, bool]]) -> tuple[float, float]:
-    """a and b at the highest posterior; a's prior only keeps it finite (deviation 10).
+    """Return a and b of the highest posterior; a's prior only keeps it finite (deviation 10).
 
     Newton's method on the convex loss; a step that does not lower it is halved.
     """

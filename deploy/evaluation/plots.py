@@ -20,10 +20,10 @@ MARKERS = "osD^vP*X<>"
 
 
 def draw(table: Sequence[Row], path: Path, title: str = "") -> None:
-    """Both panels as PNG: a point with its interval per row, and the Pareto front.
+    """Draw both panels as PNG: a point with its interval per row, and the Pareto front.
 
-    A colour stands for a policy, a marker for a budget; names are in the legend, where they cannot
-    cover each other however close the points are.
+    A colour stands for a policy, a marker for a budget. Names are in the legend, since points may
+    be close together.
 
     Raises:
         ConfigError: matplotlib is missing, or the file cannot be written.
@@ -60,7 +60,7 @@ def draw(table: Sequence[Row], path: Path, title: str = "") -> None:
         axes.step(*zip(*best, strict=True), where="post", color="0.6", lw=1, ls="--", zorder=0)
         axes.set_xlabel(caption)
         most = max(row[key] for row in table)
-        axes.set_xlim(-0.04 * most or -1, 1.06 * most or 1)  # a point at 0 is seen whole
+        axes.set_xlim(-0.04 * most or -1, 1.06 * most or 1)  # shows all of a point at 0
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("accuracy % (95 % interval)")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -71,10 +71,10 @@ def draw(table: Sequence[Row], path: Path, title: str = "") -> None:
 
 
 def draw_calibration(document: Mapping[str, Any], path: Path) -> None:
-    """Agreement with the large model alone over its share of tokens, every value tried a point.
+    """Draw agreement with the large model alone over its share of tokens: a point per value tried.
 
-    A filled marker is the value that was chosen; the dashed line is a coin, which gives a question
-    to one model or the other: what lies on it was had without a judge.
+    A filled marker is the value that was chosen. The dashed line is a coin that gives each question
+    to one of the models: a policy on that line gains nothing by its judge.
 
     Raises:
         ConfigError: matplotlib is missing, or the file cannot be written.
@@ -102,29 +102,29 @@ def draw_calibration(document: Mapping[str, Any], path: Path) -> None:
                 [100 * row["large_share"]], [100 * row["agreement"]], marker=marker, color=colour,
                 markersize=9, ls="none",
             )  # fmt: skip
-    axes.set_xlabel("tokens by the large model, % of its own alone")
-    axes.set_ylabel("answers as the large model's alone %, on the questions that chose")
+    axes.set_xlabel("tokens by the large model, % of those it generates alone")
+    axes.set_ylabel("answers equal to the large model's alone, %, on the calibration questions")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=9, frameon=False)
     save(figure, path)
 
 
 def draw_reliability(summary: Mapping[str, Any], path: Path) -> None:
-    """What a gate's models said of drafts, and how often a rewrite did help, as PNG."""
+    """Draw as PNG how often a rewrite helped over the probability that a gate's models gave."""
     figure = figure_of(5.5, 4.8)
     axes: Any = figure.subplots()
     axes.plot([0, 1], [0, 1], color="0.7", lw=1, ls="--")
     for name, caption in (("draft", "before reading"), ("reading", "after reading")):
-        said, helped, _ = zip(*summary[name]["reliability"], strict=True)
-        axes.plot(said, helped, "o-", label=f"{caption}, AUC {summary[name]['auc']:.3f}")
+        predicted, helped, _ = zip(*summary[name]["reliability"], strict=True)
+        axes.plot(predicted, helped, "o-", label=f"{caption}, AUC {summary[name]['auc']:.3f}")
     axes.set_xlabel("probability that the large model's step would change the answer")
-    axes.set_ylabel("share of drafts where it did")
+    axes.set_ylabel("share of drafts whose answer it changed")
     axes.legend(frameon=False)
     save(figure, path)
 
 
 def figure_of(width: float, height: float) -> Any:
-    """An empty figure of so many inches; ConfigError without matplotlib."""
+    """Return an empty figure of this size in inches; raise ConfigError without matplotlib."""
     want("eval", "a plot", "matplotlib")
     from matplotlib.figure import Figure
 
@@ -132,7 +132,7 @@ def figure_of(width: float, height: float) -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure as PNG; ConfigError if it cannot be written."""
+    """Write a figure as PNG; raise ConfigError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, format="png")
@@ -141,7 +141,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other beats in both: from the cheapest to the most accurate."""
+    """Return the points that no other beats in both, from the cheapest to the most accurate."""
     best: list[tuple[float, float]] = []
     for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
         if not best or y > best[-1][1]:

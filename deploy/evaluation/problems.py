@@ -10,24 +10,24 @@ from typing import Literal, cast
 from deploy.evaluation.evaluate import Problem, Question
 from orchestrator.errors import ConfigError
 
-DEFAULT_LIMIT = 50  # problems of a builtin set, unless --limit says how many
+DEFAULT_LIMIT = 50  # problems of a builtin set without --limit
 BUILTIN = ("heldout", "dev", "train", "strangers")
 FOR_FIGURES = ("builtin:heldout", "builtin:strangers")
-"""Sets that nothing is learned from or tuned on."""
+"""Sets for figures alone: no policy learns from them or is tuned on them."""
 EXTERNAL = Path(__file__).parent / "external.jsonl"
-"""The external evaluation set: every family of question, by an author who had not seen the
+"""The external evaluation set: questions of every family, by an author who had not seen the
 generator."""
 
 
 def for_figures(source: str) -> bool:
-    """Whether nothing may be learned from or tuned on what `--problems` names."""
+    """Return whether `--problems` names a set that is for figures alone."""
     return source in FOR_FIGURES or Path(source).resolve() == EXTERNAL.resolve()
 
 
 def load_problems(
     source: str, limit: int | None, seed: int, *, answers: bool = True
 ) -> Sequence[Problem]:
-    """The problems that `--problems` names; without `answers` a file may leave them out.
+    """Return the problems that `--problems` names; without `answers` a file may lack them.
 
     Raises:
         ConfigError: names the file and line that cannot be used.
@@ -53,7 +53,7 @@ def load_problems(
         part = cast("Literal['train', 'dev', 'heldout']", name)
         return problems.draw(part, seed, limit or DEFAULT_LIMIT)
     try:
-        # Not at what else Unicode calls an end of a line, which JSON may hold as it is.
+        # `splitlines` would split at Unicode line ends too, which JSON strings may contain.
         lines = Path(source).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: {getattr(error, 'strerror', None) or error}") from None

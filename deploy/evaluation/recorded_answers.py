@@ -1,4 +1,4 @@
-"""Recorded answers, found by the call they answer, whatever the order."""
+"""Recorded answers, found by the call they answer, in any order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.loop.events import ActionCompleted, Event
 
 
 def answered_calls(events: Iterable[Event]) -> Iterator[ActionCompleted]:
-    """The calls of workers with their answers."""
+    """Yield the calls of workers, with their answers."""
     for event in events:
         match event:
             case ActionCompleted(Generate() | Write() | Classify() | Verify()):
@@ -19,7 +19,7 @@ def answered_calls(events: Iterable[Event]) -> Iterator[ActionCompleted]:
 
 
 class RecordedAnswers:
-    """The answers of one recording; each is given once."""
+    """The answers of one recording; each is returned once."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._known: dict[Action[Any], deque[ActionCompleted]] = {}
@@ -27,6 +27,6 @@ class RecordedAnswers:
             self._known.setdefault(called.action, deque()).append(called)
 
     def take(self, action: Action[Any]) -> ActionCompleted | None:
-        """An answer to this call; None if the recording has none left."""
+        """Return an answer to this call; None if the recording has none left."""
         known = self._known.get(action)
         return known.popleft() if known else None

@@ -1,15 +1,15 @@
 """A request's recording: its events as JSON lines, written and read.
 
 The first line is the request; each further one a finished action, a finished step or the end. Every
-action carries its whole transcript, so transcripts are written as what changed since the one
-before, and a segment in full only once: a recording grows with the text, not with its square. Text
-events are not written, for the segments hold their text.
+action has its whole transcript, which is written as its difference to the last one, and a segment
+in full only once: a recording grows with the text, not with its square. Text events are not
+written, since the segments hold their text.
 
     {"baton": 1, "request": "r1", "policy": "specreason", ...}
     {"$": "Called", "action": {"$": "Generate", "worker": "small", "trace": {...}, ...}, ...}
 
-The names in the file are those of version 1 of the format, whatever the classes are called today:
-`_KINDS` and `_FIELDS` below map the ones to the others.
+The names in the file are those of version 1 of the format: `_KINDS` and `_FIELDS` map them to
+today's classes and fields.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class RecordedRequest:
     speculation: Mapping[str, str] = field(default_factory=dict)  # by worker, lossy ones marked
 
     def lossy(self, *workers: WorkerName) -> str | None:
-        """The method of the first of these workers whose text was not its model's own."""
+        """Return the method of the first of these workers that speculated with loss."""
         methods = (self.speculation.get(name, "") for name in workers)
         return next((method for method in methods if "lossy" in method), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A request and its events but for text; `lines[i]` is event i's line in the file, from 1."""
+    """A request and its events without text; `lines[i]` is event i's line in the file, from 1."""
 
     request: RecordedRequest
     events: tuple[Event, ...]
@@ -94,7 +94,7 @@ class Recording:
 
     @property
     def ended(self) -> RequestCompleted | None:
-        """Its last event, if it got that far."""
+        """The last event of a request that ended; else None."""
         last = self.events[-1] if self.events else None
         return last if isinstance(last, RequestCompleted) else None
 
@@ -109,12 +109,12 @@ class Recorder:
         self.head = _dumps(head)
 
     def line(self, event: Event) -> str | None:
-        """The event's line, without its line end; None for TextDelta, which is not written."""
+        """Return the event's line, without its line end; None for TextDelta."""
         return None if isinstance(event, TextDelta) else _dumps(self._codec.plain(event))
 
 
 def dumps(recording: Recording) -> str:
-    """The recording as JSON lines."""
+    """Write a recording as JSON lines."""
     recorder = Recorder(recording.request)
     lines = [recorder.head, *(recorder.line(event) for event in recording.events)]
     return "".join(f"{line}\n" for line in lines if line is not None)
@@ -155,7 +155,7 @@ def load(path: Path) -> Recording:
     """Read a file.
 
     Raises:
-        ConfigError: it cannot be read, or is no recording; names the file and the line.
+        ConfigError: it cannot be read, or is no recording; names file and line.
     """
     try:
         return loads(path.read_text(encoding="utf-8-sig"))
@@ -196,12 +196,12 @@ _KINDS: dict[str, Any] = {
     "Ended": RequestCompleted,
     "Metrics": Metrics,
 }
-"""By the name of each in the file, the class."""
+"""Classes by their names in the file."""
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _FIELDS = {"trace": "transcript", "span": "criteria", "surprise": "nll", "request": "request_id"}
-"""By the name of each in the file, the field; those that are not here have one name."""
+"""Fields by their names in the file; others have the same name there."""
 _FORMER_FIELDS = {"Limits": {"budget"}}
-"""By the name of a kind in the file, the fields that it once had: they are read and ignored."""
+"""Fields of earlier versions, by the kind's name in the file: they are ignored."""
 _FIELD_NAMES = {field: name for name, field in _FIELDS.items()}
 _ERRORS = {
     name: kind
@@ -209,12 +209,12 @@ _ERRORS = {
     if isinstance(kind, type) and issubclass(kind, BatonError)
 }
 _UNWRITTEN = "provenance"
-"""A field that recordings lack: no replay asks how a token came about."""
+"""A field that recordings lack, since no replay uses it."""
 _PHASES = ("thought", "answer")
 
 
 class _Encoder:
-    """Objects -> plain data. Fields at their default are left out."""
+    """Encode objects as plain data, without fields at their default."""
 
     def __init__(self) -> None:
         self._seen: dict[Segment, int] = {}
@@ -255,7 +255,7 @@ class _Encoder:
         }
 
     def _trace(self, transcript: Transcript) -> dict[str, Any]:
-        """Flags, messages if they changed, and per phase: segments kept, then those added."""
+        """Encode flags, messages if they changed, and per phase the segments kept, then added."""
         last, self._last = self._last, transcript
         data: dict[str, Any] = {"$": "Trace"}
         if transcript.messages != last.messages:
@@ -271,7 +271,7 @@ class _Encoder:
 
 
 class _Decoder:
-    """Plain data -> objects; the mirror of `_Encoder`."""
+    """Decode the plain data of `_Encoder`."""
 
     def __init__(self) -> None:
         self._seen: list[Segment] = []
@@ -333,5 +333,5 @@ def _default(spec: Any, value: Any) -> bool:
 
 
 def _dumps(data: Any) -> str:
-    # ASCII, because a text may hold line separators and lone surrogates that no file would take.
+    # ASCII: a text may hold line separators, and lone surrogates, which no file can hold.
     return json.dumps(data, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Replay: a recording through a policy's code, with no model and no clock."""
+"""Replay: runs a policy on a recording's answers, with no model and no clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from orchestrator.types import Generation, Segment, Step, StopCriteria, Transcri
 
 
 class ReplayMismatch(BatonError):
-    """The policy does not do what was recorded; `line` is the file's first line that differs."""
+    """The policy differs from the recording, first at `line` of the file."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message if line is None else f"line {line}: {message}")
@@ -33,16 +33,15 @@ class ReplayMismatch(BatonError):
 
 
 class AnswerMissing(ReplayMismatch):
-    """The policy calls a worker with something that the recording has no answer to."""
+    """The policy makes a call to which the recording has no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What a policy makes of a recording.
+    """A policy's run on a recording.
 
-    difference: the first action that differs from the recorded one; None if none does.
-    steps: the policy's own, as far as the recording has the workers' answers.
-    ended: whether that is up to the end of the answer.
+    `difference` is the first action that differs from the recorded one. `steps` are the policy's,
+    as far as the recording has the workers' answers; `ended`: up to the end of the answer.
     """
 
     difference: ReplayMismatch | None
@@ -51,7 +50,7 @@ class ReplayResult:
 
 
 def compare(recording: Recording, policy: Policy) -> ReplayResult:
-    """Replay with `policy`; if it decides otherwise, go on with the answers there are."""
+    """Replay with `policy`; if it decides otherwise, continue as far as there are answers."""
     difference, events = _until_mismatch(replay(recording, policy))
     if difference is not None:
         _, events = _until_mismatch(replay_other_policy(recording, policy))
@@ -70,7 +69,7 @@ def _until_mismatch(events: Iterator[Event]) -> tuple[ReplayMismatch | None, lis
 
 
 def replay(recording: Recording, policy: Policy) -> Iterator[Event]:
-    """Drive `policy` through the recording: the same events, one TextDelta per accepted segment.
+    """Run `policy` on the recording: yield the same events, one TextDelta per accepted segment.
 
     Raises:
         ReplayMismatch: the policy does something else, or more, or less than was recorded.
@@ -97,12 +96,12 @@ def replay(recording: Recording, policy: Policy) -> Iterator[Event]:
 
 
 def replay_other_policy(recording: Recording, policy: Policy) -> Iterator[Event]:
-    """Drive another policy (another threshold, say) as far as the recording has its answers.
+    """Run another policy (such as another threshold) as far as the recording has its answers.
 
-    An answer is found by its call, whatever the order (`recorded_answers`).
+    An answer is found by its call, in any order (`recorded_answers`).
 
     Raises:
-        AnswerMissing: at the first call that has no answer.
+        AnswerMissing: a call has no answer.
     """
     answers = RecordedAnswers(recording.events)
 
@@ -138,7 +137,7 @@ def _drive(
 
 
 def marks_thought(prefilled: Sequence[ActionCompleted]) -> bool:
-    """Whether a model of the recorded prefills marks its thought, as far as is known."""
+    """Return whether a model of the recorded prefills marks its thought; True if none answered."""
     answers = [result.answer for result in prefilled if isinstance(result.answer, Generation)]
     return any(answer.thinks for answer in answers) or not answers
 
@@ -148,7 +147,7 @@ def _lines(recording: Recording) -> tuple[int, ...]:
 
 
 def _brief(value: Any) -> str:
-    """An action in a few words, for messages: what differs from a default."""
+    """Describe an action for a message, without fields at their default."""
     parts = []
     for spec in fields(value):
         item = getattr(value, spec.name)

@@ -1,4 +1,4 @@
-"""One call of a running service's administration: JSON over HTTP, errors as Baton's own."""
+"""One call of a running service's administration: JSON over HTTP; errors become Baton's."""
 
 from __future__ import annotations
 
@@ -18,18 +18,15 @@ from orchestrator.errors import WorkerUnavailable
 
 PATIENCE_S = 15.0
 ADMIN_KEYS = ("BATON_ADMIN_KEY", *API_KEYS)
-"""Variables that may hold the key of a caller who changes something."""
+"""Variables that may hold the key for a change; the first that is set counts."""
 READ_KEYS = ("BATON_OBSERVER_KEY", *ADMIN_KEYS)
-"""The same of a caller who reads."""
+"""Variables that may hold the key for reading."""
 
 
 def call(
     url: str, method: str, path: str, body: Any = None, *, admin: bool = False, **query: Any
 ) -> dict[str, Any]:
-    """What the service at `url` answers.
-
-    The key is the first there is of `$BATON_ADMIN_KEY` and `$BATON_API_KEY`; what is only read
-    (not `admin`) takes `$BATON_OBSERVER_KEY` before them.
+    """Call the service at `url` with a key of `ADMIN_KEYS`, or of `READ_KEYS` unless `admin`.
 
     Raises:
         InvalidRequest, Overloaded, WorkerUnavailable: the service refused, or was not reached.

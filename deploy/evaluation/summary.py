@@ -1,8 +1,8 @@
-"""From results to the rows that people and scripts read.
+"""Makes from results the rows that people and scripts read.
 
-Every row stands for one policy at one budget; counts are means per problem. *Speedup* is the
-summed wall time of `large-only` over the policy's, at the same budget and with the same
-speculation in the large worker, on the same problems.
+Every row is one policy at one budget; counts are means per problem. *Speedup* is the summed wall
+time of `large-only` over the policy's, at the same budget and with the same speculation in the
+large worker, on the same problems.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deploy.evaluation.intervals import mean, paired, quantile, ratio_of_sums, w
 
 Row = dict[str, Any]
 SMALL: Final = "small-only"
-SERVICE: Final = "the service's"  # where the service decides about the large worker's method
+SERVICE: Final = "the service's"  # the speculation if the service decides about it
 COUNTS: Final = (
     "small_tokens",
     "large_tokens",
@@ -35,15 +35,14 @@ def rows(
     speculation: str,
     transport: str,
 ) -> list[Row]:
-    """One row per policy and budget.
+    """Return one row per policy and budget.
 
-    `accepted_steps` counts thinking steps of the small model that stayed, `large_share` is the
-    large model's part of all tokens generated. `difference` is the accuracy minus the baseline's:
-    at the same budget, or as it runs first if the budget is a parameter of the candidate alone;
-    `gain` the accuracy minus `small-only`'s at the same budget, if that was measured.
-    `ms` is a problem's mean time by worker; `rest` is time in which no worker was waited for,
-    `overlap` what workers did side by side. `levels` holds the same by difficulty, if
-    problems have one.
+    `accepted_steps` counts the small model's thinking steps that were accepted; `large_share` is
+    the large model's part of all generated tokens. `difference` is the accuracy minus the
+    baseline's at the same budget, or minus its first run's if no baseline has that budget. `gain`
+    is the accuracy minus `small-only`'s at the same budget, if that was measured. `ms` has a
+    problem's mean time by worker; `rest` is time in which no worker was waited for, `overlap` time
+    in which workers ran side by side. `levels` has the same by difficulty, if problems have one.
     """
     columns: list[list[EvaluationResult]] = [
         [turn[i] for turn in turns] for i in range(len(candidates))
@@ -73,7 +72,7 @@ def rows(
 
 
 def figures(own: Sequence[EvaluationResult], base: Sequence[EvaluationResult]) -> Row:
-    """Accuracy and latency, alone and against the baseline on the same problems."""
+    """Return accuracy and latency, alone and against the baseline on the same problems."""
     right, times = [result.correct for result in own], [result.ms for result in own]
     low, high = wilson(sum(right), len(right))
     against = paired(right, [result.correct for result in base])
@@ -105,7 +104,7 @@ def figures(own: Sequence[EvaluationResult], base: Sequence[EvaluationResult]) -
 
 
 def _gain(own: Sequence[EvaluationResult], small: Sequence[EvaluationResult] | None) -> Row:
-    """Accuracy against the small model alone on the same problems."""
+    """Return the accuracy against the small model alone on the same problems."""
     if small is None:
         return {}
     against = paired([one.correct for one in own], [one.correct for one in small])
@@ -135,5 +134,5 @@ def _at(
 
 
 def _order(level: int | str) -> tuple[int, int, str]:
-    """Numbers by size, before words."""
+    """Sort numbers by size, before words."""
     return (0, level, "") if isinstance(level, int) else (1, 0, level)

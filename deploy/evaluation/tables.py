@@ -1,4 +1,4 @@
-"""Rows as tables in a terminal: each column is a heading and how it says a row."""
+"""Rows as tables in a terminal: each column is a heading and a function of the row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def label(row: Row) -> str:
-    """The policy, with its budget if it has one."""
+    """Return the policy, with its budget if it has one."""
     budget = row["budget"]
     return str(row["policy"]) + ("" if budget is None else f" @{budget}")
 
@@ -29,7 +29,7 @@ def percent(row: Row) -> str:
 
 
 def difference(row: Row) -> str:
-    """Points to large-only with their interval."""
+    """Return the points above large-only, with their interval."""
     if row["policy"] == BASELINE:
         return ""
     low, high = 100 * row["difference_low"], 100 * row["difference_high"]
@@ -40,15 +40,11 @@ def probability(row: Row) -> str:
     if row["policy"] == BASELINE:
         return ""
     p = row["mcnemar_p"]
-    return (
-        f"{row['won']}/{row['lost']} p={p:.2f}"
-        if p >= 0.01
-        else (f"{row['won']}/{row['lost']} p<0.01")
-    )
+    return f"{row['won']}/{row['lost']} " + (f"p={p:.2f}" if p >= 0.01 else "p<0.01")
 
 
 def speedup(row: Row) -> str:
-    """Over large-only, with its interval if one was measured."""
+    """Return the speedup over large-only, with its interval if one was measured."""
     if row["policy"] == BASELINE or "speedup_low" not in row:
         return f"{row['speedup']:.2f}x"
     return f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
@@ -80,7 +76,7 @@ WORK: list[Column] = [
 
 
 def by_level(table: Sequence[Row]) -> list[Column]:
-    """Accuracy, and speedup in brackets, per level of difficulty."""
+    """Return a column per level of difficulty: the accuracy, and the speedup in brackets."""
     levels = list(dict.fromkeys(level for row in table for level in row["levels"]))
 
     def cell(level: str) -> Callable[[Row], str]:
@@ -94,7 +90,7 @@ def by_level(table: Sequence[Row]) -> list[Column]:
 
 
 def notes(concurrency: int, speculation: str) -> str:
-    """The text under the tables."""
+    """Return the text under the tables."""
     text = (
         "Speedup: summed wall time of large-only over the policy's. Tokens, calls, passes and "
         "milliseconds of the breakdown are means per problem; overlap is work done side by side."
@@ -109,14 +105,14 @@ def notes(concurrency: int, speculation: str) -> str:
 def show(
     table: Sequence[Row], columns: Sequence[Column], console: Console, title: str = ""
 ) -> None:
-    """Print rows to a terminal: as a table or, if that is too wide, a block of lines each."""
-    title_text = Text(title)  # as everything here: text, never markup
+    """Print rows to a terminal as a table or, if that is too wide, a block of lines each."""
+    title_text = Text(title)  # plain text, never markup, as all cells
     grid = Table(box=SIMPLE_HEAD, title=title_text if title else None, title_justify="left")
     for index, (head, _) in enumerate(columns):
         grid.add_column(head, justify="right" if index else "left", overflow="fold")
     for row in table:
         grid.add_row(*(Text(cell(row)) for _, cell in columns))
-    boundless = console.options.update(max_width=10_000)  # else it is cut to what there is
+    boundless = console.options.update(max_width=10_000)  # else the console's width cuts it
     if Measurement.get(console, boundless, grid).minimum <= console.width:
         console.print(grid)
         return

@@ -1,12 +1,12 @@
 """The value of a policy's threshold that meets a target, found by bisection.
 
-A target is a share of tokens by the large model, agreement with what the large model alone answers,
-or accuracy, where the right answers are known.
+A target is a share of tokens by the large model, agreement with the answers of the large model
+alone, or accuracy, if the right answers are known.
 
-Which parameter is calibrated, and between which bounds, the policy says itself: its class names
-the field (`Policy.calibrated`), the field has the bounds. Nothing is assumed about which way the
-parameter works; both ends are measured first. In between, more of the large model is taken to mean
-no less accuracy, which a sample obeys only roughly: every value that was tried is reported.
+The policy's class names the parameter (`Policy.calibrated`), whose field has the bounds. Both ends
+are measured first, so the parameter may work in either direction. In between, the search assumes
+that more of the large model gives no less accuracy. A sample obeys this only roughly, so every
+value that was tried is reported.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.loop.policy import Policy
 
 ROUNDS = 16
-"""Halvings of the range at most: a threshold from 0 to 10 is found to 0.0002, since all scores of
-a judge may lie between 8.9 and 9."""
-DIGITS = 4  # behind the point, in the file of what was found
+"""The most halvings of the range: a threshold from 0 to 10 is found to 0.0002, since all scores of
+a judge may be between 8.9 and 9."""
+DIGITS = 4  # decimals of a value
 INSET = 2**-10
-"""Part of the range by which a bound that is excluded is kept away from."""
+"""The distance of the lowest and highest value from a bound that is excluded, by the range."""
 NEAR = 0.02
-"""A share of large tokens within so much of the best that meets the target is good enough: no
-sample of questions tells two values apart that are closer."""
+"""The search ends once the share of large tokens is this close to the best possible: no sample of
+questions separates closer values."""
 
 Measure = Literal["large_share", "agreement", "accuracy"]
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationTarget:
-    """What is to be met: a large-token share of at most, or of the others at least, `value`."""
+    """A target: a large-token share of at most `value`, or at least `value` of the others."""
 
     measure: Measure
     value: float
@@ -52,11 +52,11 @@ class CalibrationTarget:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one value of the parameter came to on the problems, as fractions of 1.
+    """The results of one value of the parameter on the problems, as fractions of 1.
 
-    large_share: tokens that the large model generated, thrown away or not, over those that it
-    generates alone. agreement: answers that equal the large model's alone. accuracy: None if no
-    question has an answer.
+    `large_share`: tokens that the large model generated, discarded or not, over those that it
+    generates alone. `agreement`: answers that equal those of the large model alone. `accuracy`:
+    None if no question has an answer.
     """
 
     value: float
@@ -67,7 +67,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The parameter that is calibrated and where its value may lie."""
+    """The parameter that is calibrated, and the bounds of its value."""
 
     parameter: str
     low: float
@@ -82,9 +82,9 @@ class Range:
         bounds: tuple[float, float] | None = None,
         params: Mapping[str, Any] = MappingProxyType({}),
     ) -> Range:
-        """The policy's own choice, unless a parameter or bounds are given.
+        """Return the policy's own choice, unless a parameter or bounds are given.
 
-        `params` are the policy's others; both bounds must be possible beside them.
+        `params` are the policy's other parameters, with which both bounds must be valid.
 
         Raises:
             InvalidRequest: names what is missing or wrong.
@@ -119,7 +119,7 @@ class Range:
             raise InvalidRequest(
                 f"{name} needs a range to search: give --range LOW,HIGH", param="range"
             )
-        if bounds is None:  # a bound that the field itself excludes is approached, not tried
+        if bounds is None:  # a bound that the field excludes cannot be tried
             inset = (high - low) * INSET
             low = round(low + inset * ("gt" in limits), DIGITS)
             high = round(high - inset * ("lt" in limits), DIGITS)
@@ -127,7 +127,7 @@ class Range:
         return cls(name, low, high, kind is int)
 
     def middle(self, a: float, b: float) -> float | None:
-        """A value between two others; None if there is none left to try."""
+        """Return a value between two others; None if there is none left to try."""
         if self.whole:
             between, near = float(round((a + b) / 2)), False
         else:
@@ -139,7 +139,7 @@ class Range:
 def _check(
     policy: type[Policy], name: str, bounds: Iterable[float], params: Mapping[str, Any]
 ) -> None:
-    """Refuse what the policy itself would refuse once the questions before it are answered."""
+    """Refuse, before any question is asked, bounds that the policy would refuse."""
     for bound in bounds:
         try:
             policy.model_validate({**params, name: bound})
@@ -150,7 +150,7 @@ def _check(
 
 
 def _number(annotation: Any) -> type[int] | type[float] | None:
-    """`int` or `float` if a field is one, or may be one (`float | None`)."""
+    """Return `int` or `float` if a field is one, or may be one (`float | None`)."""
     if annotation is int or annotation is float:
         return annotation
     inner = [one for one in get_args(annotation) if _number(one) is not None]
@@ -169,11 +169,11 @@ class CalibrationResult:
 async def search(
     measure: Callable[[float], Awaitable[Point]], where: Range, target: CalibrationTarget
 ) -> CalibrationResult:
-    """Bisect between the end that meets the target and the end one would rather have.
+    """Bisect between the end that meets the target and the preferred end.
 
-    For a share of the large model that is the end with more of it (quality), for agreement and
-    accuracy the end with less (cost). The value returned meets the target and lies nearest to that
-    end, up to `NEAR`.
+    The preferred end has more of the large model (quality) if the target is its share, and less
+    (cost) for agreement and accuracy. The result is the value nearest to it, up to `NEAR`, that
+    meets the target.
     """
     ends = [await measure(where.low), await measure(where.high)]
     cheap, rich = sorted(ends, key=lambda point: (point.large_share, point.agreement))

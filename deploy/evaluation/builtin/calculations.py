@@ -35,7 +35,7 @@ def arithmetic(sketch: Sketch) -> GeneratedProblem | None:
 
 
 def _spell(sketch: Sketch, expression: str) -> str:
-    """The same expression as people type it: other signs, other spaces."""
+    """Write the expression as people type it: with other signs and spaces."""
     rng = sketch.rng
     if rng.random() < 0.25:
         expression = expression.replace("*", rng.choice("×x")).replace("/", "÷")
@@ -46,7 +46,7 @@ def _spell(sketch: Sketch, expression: str) -> str:
 
 
 def chain(sketch: Sketch) -> GeneratedProblem | None:
-    """Two to four operations with the usual precedence, parentheses from level 3."""
+    """Draw two to four operations with the usual precedence, parentheses from level 3."""
     rng = sketch.rng
     if rng.random() < (0.2, 0.3, 0.5, 0.5, 0.5)[sketch.level - 1]:
         return _any_chain(sketch)
@@ -97,7 +97,7 @@ def chain(sketch: Sketch) -> GeneratedProblem | None:
 
 
 def _any_chain(sketch: Sketch) -> GeneratedProblem | None:
-    """Any expression of three to five numbers, worked out in the usual order."""
+    """Draw any expression of three to five numbers, worked out in the usual order."""
     count = sketch.between((3, 3), (3, 3), (3, 4), (3, 4), (4, 5))
     parts = _expression(sketch, count)
     if parts is None:
@@ -113,7 +113,7 @@ _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "": 3}
 
 
 def _expression(sketch: Sketch, count: int) -> tuple[str, int, str] | None:
-    """Text, value and outermost operation of `count` numbers; None if it does not come out."""
+    """Return text, value and outermost operation of `count` numbers; None if they do not fit."""
     rng = sketch.rng
     if count == 1:
         n = sketch.between((2, 12), (2, 30), (2, 40), (2, 99), (2, 250))
@@ -143,7 +143,7 @@ def _expression(sketch: Sketch, count: int) -> tuple[str, int, str] | None:
     if _PRECEDENCE[last] < strength or (_PRECEDENCE[last] == strength and operation in "-/"):
         other = f"({other})"
     elif _PRECEDENCE[last] == strength:
-        return None  # a+(b+c) is written, and worked out, as (a+b)+c
+        return None  # a+(b+c) is written and worked out as (a+b)+c
     return f"{one}{operation}{other}", sketch.work(a, operation, b), operation
 
 
@@ -176,7 +176,7 @@ def sum_of_numbers(sketch: Sketch) -> GeneratedProblem | None:
 
 
 def operate(sketch: Sketch) -> GeneratedProblem | None:
-    """Start with a number, then two to four operations one after the other."""
+    """Draw a number, then two to four operations one after the other."""
     rng = sketch.rng
     value = sketch.between((2, 12), (5, 40), (10, 99), (10, 199), (20, 499))
     first, short, key = value, list[str](), str(value)
@@ -210,7 +210,7 @@ def operate(sketch: Sketch) -> GeneratedProblem | None:
 
 
 def _in_a_row(sentences: Sequence[str], rng: random.Random) -> str:
-    """Instructions as sentences, or run together: "Start with 10, double it, then subtract 3."."""
+    """Join instructions as sentences or as one: "Start with 10, double it, then subtract 3."."""
     if rng.random() < 0.6:
         return " ".join(sentences)
     *instructions, end = sentences

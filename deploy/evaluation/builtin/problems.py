@@ -1,10 +1,10 @@
 """Generated problems whose every reasoning step can be checked.
 
 A problem is a question, an integer answer and the reference steps, each one arithmetic fact. Its
-`key` is the normalised numbers-and-operations expression, the same for every wording; the key's
-hash alone decides which part it belongs to: one fifth is held out, one fifth is for
-development, the rest is for training (`part_of`). What training has in another writing is not drawn
-as held out (`shared_forms`).
+`key` is the normalised expression of its numbers and operations, the same for every wording. The
+key's hash alone decides the part (`part_of`): one fifth is held out, one fifth is for development,
+the rest is for training. A calculation that training has in another notation is not drawn as held
+out (`shared_forms`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FAMILIES: dict[str, Callable[[Sketch], GeneratedProblem | None]] = {
     "word-left": word_left,
     "word-share": word_share,
 }
-"""Each draws numbers of the sketch's level and works them out; None if they do not fit."""
+"""Functions that draw numbers of the sketch's level and work them out; None if they do not fit."""
 
 __all__ = [
     "FAMILIES", "LEVELS", "Fact", "GeneratedProblem", "Part", "apply", "draw", "part_of", "stream",
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def part_of(key: str) -> Part:
-    """The part a key belongs to, the same in every version: crc32 of the key modulo 5."""
+    """Return a key's part, the same in every version: by the key's crc32 modulo 5."""
     fifth = zlib.crc32(key.encode()) % 5
     return "heldout" if fifth == 0 else "dev" if fifth == 1 else "train"
 
@@ -56,9 +56,9 @@ def part_of(key: str) -> Part:
 def draw(
     part: Part, seed: int, count: int, *, new_wordings: bool = False, family: str | None = None
 ) -> list[GeneratedProblem]:
-    """`count` distinct problems of one part, as the stream has them, families and levels in turn.
+    """Return `count` distinct problems of one part from its stream, families and levels in turn.
 
-    Held-out ones are distinct calculations that training has in no writing, so there are fewer of
+    Held-out ones are distinct calculations that training has in no notation, so there are fewer of
     the lowest levels. `new_wordings` uses only the wordings kept out of training.
     """
     problems: list[GeneratedProblem] = []
@@ -77,9 +77,9 @@ def draw(
 def stream(
     part: Part, seed: int, *, new_wordings: bool = False, family: str | None = None
 ) -> Iterator[GeneratedProblem]:
-    """An endless, reproducible stream of problems of one part.
+    """Yield an endless, reproducible stream of problems of one part.
 
-    Any ten in a row hold every family once and every level twice.
+    Any ten in a row have every family once and every level twice.
     """
     rng = random.Random(f"{part}/{seed}")
     names = [family] if family else sorted(FAMILIES)

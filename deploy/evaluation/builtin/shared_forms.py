@@ -1,10 +1,10 @@
-"""Held-out problems that training saw in another writing.
+"""Held-out problems that training has in another notation.
 
-The part is decided by the key, and several keys are writings of one calculation: 8+10 and 10+8, or
-(3*4)+5 and 5+4*3. So a fifth of all keys was kept from training, and yet some of those calculations
-were trained on. `normal_form` is the same for all writings; `shared_forms.bin` names the forms that
-both a million training problems (the streams of the recipe's small and large model) and 200,000
-held-out ones have (`deploy/lab/pair/shared_forms.py` writes it).
+A problem's key decides its part, and several keys may be one calculation: 8+10 and 10+8, or
+(3*4)+5 and 5+4*3. So some calculations of held-out keys were trained on all the same. `normal_form`
+is equal for all notations of one calculation. `shared_forms.bin` has the forms that are both in a
+million training problems (the streams of the recipe's small and large model) and in 200,000
+held-out ones (`deploy/lab/pair/shared_forms.py` writes it).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FILE = Path(__file__).with_name("shared_forms.bin")
 
 
 def normal_form(key: str) -> str:
-    """A key's calculation with operands in order and without brackets that change nothing."""
+    """Return a key's calculation with sorted operands and without needless brackets."""
     return key if "=" in key else _form(ast.parse(key, mode="eval").body)
 
 
 def is_shared(form: str) -> bool:
-    """Whether training has a problem of this form."""
+    """Return whether training has a problem of this form."""
     return zlib.crc32(form.encode()) in _shared()
 
 

@@ -13,7 +13,7 @@ from deploy.evaluation.builtin import wordings as w
 class Fact:
     """One step: `expression` (such as "37*6") has this `value`.
 
-    `left` is what an equation has on its left ("3x"), `noun` what is counted ("pens").
+    `left` is the left side of an equation ("3x"), `noun` the things that are counted ("pens").
     """
 
     expression: str
@@ -53,16 +53,16 @@ class Sketch:
         self.facts: list[Fact] = []
 
     def words(self, wordings: w.Wordings) -> str:
-        """One wording, of those kept out of training or of the others."""
+        """Draw a wording: of those kept out of training if `new_wordings`, else of the others."""
         known, new = wordings[: -w.KEPT_OUT], wordings[-w.KEPT_OUT :]
         return self.rng.choice(new if self.new_wordings else known)
 
     def between(self, *ranges: tuple[int, int]) -> int:
-        """A number from the range of this level."""
+        """Draw a number from the range of this level."""
         return self.rng.randint(*ranges[min(self.level, len(ranges)) - 1])
 
     def work(self, a: int, operation: str, b: int, left: str = "", noun: str = "") -> int:
-        """Work out a ∘ b in steps small enough to do in the head; returns the value."""
+        """Work out a ∘ b in steps of mental arithmetic; return the value."""
         value = apply(a, operation, b)
         if operation == "*" and min(a, b) > 9 and a % 10 and b % 10:
             ones = b % 10
@@ -80,7 +80,7 @@ class Sketch:
         return value
 
     def problem(self, family: str, question: str, key: str) -> GeneratedProblem | None:
-        """The finished problem; None when a number on the way is too large or below zero."""
+        """Return the finished problem; None if it has too many steps, or a number is out of range."""
         if any(not 0 <= fact.value <= 9999 for fact in self.facts) or len(self.facts) > 8:
             return None
         return GeneratedProblem(
@@ -89,7 +89,7 @@ class Sketch:
         )  # fmt: skip
 
     def _style(self, question: str) -> str:
-        """Small differences between writers: capitals, a missing full stop."""
+        """Vary the writing as people do: capitals, a missing full stop."""
         dice = self.rng.random()
         if dice < 0.08:
             question = question.lower()
@@ -99,7 +99,7 @@ class Sketch:
 
 
 def apply(a: int, operation: str, b: int) -> int:
-    """a ∘ b for one of + - * / (exact)."""
+    """Return a ∘ b for one of + - * / (exact)."""
     if operation == "+":
         return a + b
     if operation == "-":
@@ -108,12 +108,12 @@ def apply(a: int, operation: str, b: int) -> int:
 
 
 def sorted_key(operation: str, numbers: Sequence[int]) -> str:
-    """Sums and products do not depend on the order, so neither do their keys."""
+    """Return the key of a sum or product: equal for every order of its numbers."""
     return operation.join(map(str, sorted(numbers)))
 
 
 def operands(sketch: Sketch, operation: str) -> tuple[int, int]:
-    """Two operands of the level's size."""
+    """Draw two operands of the level's size."""
     rng = sketch.rng
     if operation == "+":
         high = (20, 99, 299, 999, 1999)[sketch.level - 1]
@@ -137,7 +137,7 @@ def operands(sketch: Sketch, operation: str) -> tuple[int, int]:
 
 
 def words_below(rng: random.Random) -> int:
-    """Numbers below this are written in words; most people write digits."""
+    """Draw the number below which numbers are written in words; mostly 0."""
     dice = rng.random()
     return 0 if dice < 0.85 else 13 if dice < 0.95 else 100
 
@@ -149,7 +149,7 @@ _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ni
 
 
 def spelled(n: int) -> str:
-    """A number below 100 in words."""
+    """Return a number below 100 in words."""
     if n < 20:
         return _ONES[n]
     tens, ones = _TENS[n // 10 - 2], n % 10

@@ -13,8 +13,8 @@ from deploy.evaluation.builtin.sketch import Sketch, spelled, words_below
 class Story:
     """The people and things of one word problem, and the wordings of its sentences.
 
-    The wordings of each part ("has", "gain", "left", ...) speak of anybody's things, of the
-    narrator's own, or of a scene, such as birds on a tree.
+    The wordings of each part ("has", "gain", "left", ...) are about another person's things, about
+    the narrator's, or about a scene, such as birds on a tree.
     """
 
     def __init__(self, sketch: Sketch, *, scenes: bool = False, mine: bool = True) -> None:
@@ -35,13 +35,13 @@ class Story:
             self.things = {name: _invented(rng) for name in self.things}
 
     def part(self, name: str, **numbers: int) -> str:
-        """One part of a story of several sentences."""
+        """Write one part of a story of several sentences."""
         if self.scene:
             return self._fill(self.sketch.rng.choice(self.scene[name]), numbers)
         return self.filled(self.parts[name], **numbers)
 
     def filled(self, wordings: w.Wordings, **numbers: int) -> str:
-        """One of the wordings with names, things and numbers filled in."""
+        """Draw a wording and fill in names, things and numbers."""
         return self._fill(self.sketch.words(wordings), numbers)
 
     def _fill(self, wording: str, numbers: Mapping[str, int]) -> str:
@@ -51,7 +51,7 @@ class Story:
         return text[0].upper() + text[1:]
 
     def joined(self, sentences: Sequence[str]) -> str:
-        """The story as people write it: sentences run together, names give way to pronouns."""
+        """Join the sentences as people do: some run together, some with pronouns for names."""
         rng, name = self.sketch.rng, self.names["N"]
         names = (name, self.names["M"], "I")
         text, subject = sentences[0], sentences[0].split()[0]
@@ -81,13 +81,13 @@ class Story:
 
 
 def _with_pronoun(sentence: str, name: str, pronoun: str) -> str:
-    """The sentence without the name, if it is the one who does something."""
+    """Replace the name by a pronoun if it is the sentence's subject."""
     if sentence.startswith(f"{name} "):
         return pronoun.capitalize() + sentence[len(name) :]
     return re.sub(rf"(does|did|will|has) {name}\b", rf"\1 {pronoun}", sentence)
 
 
 def _invented(rng: random.Random) -> str:
-    """A plural that is in no list."""
+    """Invent a plural that is in no list."""
     syllables = [rng.choice("bcdfgklmnprstvz") + rng.choice("aeiou") for _ in range(3)]
     return "".join(syllables[: rng.randint(2, 3)]) + rng.choice(("s", "ks", "ns", "ps", "ts"))

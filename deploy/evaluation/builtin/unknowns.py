@@ -39,7 +39,7 @@ def one_unknown(sketch: Sketch) -> GeneratedProblem | None:
 
 
 def two_unknowns(sketch: Sketch) -> GeneratedProblem | None:
-    """Two numbers by their sum and their difference."""
+    """Draw two numbers, given by their sum and their difference."""
     rng = sketch.rng
     y = sketch.between((1, 10), (2, 25), (5, 60), (10, 150), (10, 400))
     d = sketch.between((1, 9), (1, 20), (1, 50), (2, 99), (2, 300))

@@ -1,4 +1,4 @@
-"""The families in the form of stories: totals, what is left, and equal shares."""
+"""The families of word problems: totals, remainders and equal shares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from deploy.evaluation.builtin.stories import Story
 
 
 def _have(sketch: Sketch, story: Story) -> tuple[str, str, int]:
-    """How a story begins: a sentence, its expression, its value."""
+    """Return the beginning of a story: a sentence, its expression, its value."""
     if story.scene or sketch.rng.random() < 0.5:
         a = sketch.between((3, 20), (10, 60), (10, 99), (50, 299), (100, 799))
         return story.part("has", a=a), str(a), a
@@ -72,7 +72,7 @@ def _more_than(sketch: Sketch) -> GeneratedProblem | None:
 
 
 def _more_one(sketch: Sketch) -> GeneratedProblem | None:
-    """What the other one has."""
+    """Ask for the other person's number, given how many more it is."""
     a, b = operands(sketch, "+")
     sketch.work(a, "+", b)
     question = Story(sketch).filled(w.MORE_ONE, a=a, b=b)
@@ -80,7 +80,7 @@ def _more_one(sketch: Sketch) -> GeneratedProblem | None:
 
 
 def _times(sketch: Sketch) -> GeneratedProblem | None:
-    """Times as many: the other one's, or both together."""
+    """Ask for a multiple of a number, or for both together."""
     a = sketch.between((2, 9), (3, 20), (5, 60), (11, 99), (21, 199))
     b = sketch.rng.randint(2, 9)
     value = sketch.work(a, "*", b) if a > 9 or a >= b else sketch.work(b, "*", a)
@@ -103,7 +103,7 @@ def _prices(sketch: Sketch) -> GeneratedProblem | None:
 
 
 def _loose(sketch: Sketch) -> GeneratedProblem | None:
-    """Full boxes and some more."""
+    """Ask for the things in full boxes and some more."""
     story = Story(sketch)
     a, b = _groups(sketch)
     d = sketch.between((1, 9), (2, 20), (2, 40), (3, 99), (5, 199))
@@ -113,7 +113,7 @@ def _loose(sketch: Sketch) -> GeneratedProblem | None:
 
 
 def _three(sketch: Sketch) -> GeneratedProblem | None:
-    """Three of a kind."""
+    """Ask for the sum of three numbers."""
     a, b, d = (sketch.between((2, 12), (3, 40), (5, 99), (10, 299), (20, 499)) for _ in range(3))
     story = Story(sketch)
     sketch.work(sketch.work(a, "+", b), "+", d, noun=story.things["i"])
@@ -134,7 +134,7 @@ def _word_lost(sketch: Sketch) -> GeneratedProblem | None:
 
 
 def _change_back(sketch: Sketch) -> GeneratedProblem | None:
-    """What remains of the money after buying."""
+    """Ask for the money that remains after a purchase."""
     b = sketch.between((2, 5), (2, 9), (2, 9), (3, 12), (3, 19))
     p = sketch.between((2, 5), (2, 9), (3, 20), (3, 40), (5, 60))
     cost = sketch.work(max(b, p), "*", min(b, p))
@@ -146,7 +146,7 @@ def _change_back(sketch: Sketch) -> GeneratedProblem | None:
 
 
 def _used_daily(sketch: Sketch) -> GeneratedProblem | None:
-    """What is left after the same amount several times."""
+    """Ask for the rest after the same amount was taken several times."""
     b, d = _groups(sketch)
     used = sketch.work(max(b, d), "*", min(b, d))
     a = used + sketch.between((1, 20), (1, 60), (2, 99), (5, 300), (5, 500))
@@ -156,7 +156,7 @@ def _used_daily(sketch: Sketch) -> GeneratedProblem | None:
 
 
 def _fewer_one(sketch: Sketch) -> GeneratedProblem | None:
-    """What the other one has, or how many more."""
+    """Ask for the other person's number, or for the difference."""
     a, b = operands(sketch, "-")
     sketch.work(a, "-", b)
     question = Story(sketch).filled(w.FEWER_ONE, a=a, b=b)
@@ -164,7 +164,7 @@ def _fewer_one(sketch: Sketch) -> GeneratedProblem | None:
 
 
 def _word_taken(sketch: Sketch) -> GeneratedProblem | None:
-    """A part of the whole: "40 seats, 27 are taken"."""
+    """Ask for the rest of a whole: "40 seats, 27 are taken"."""
     story = Story(sketch)
     a, b = operands(sketch, "-")
     sketch.work(a, "-", b, noun=story.things["i"])
@@ -172,7 +172,7 @@ def _word_taken(sketch: Sketch) -> GeneratedProblem | None:
 
 
 def _word_two_losses(sketch: Sketch) -> GeneratedProblem | None:
-    """Two things happen in one sentence."""
+    """Ask for the rest after two losses in one sentence."""
     story = Story(sketch, mine=False)
     sentence, key, value = _have(sketch, story)
     if value < 4:
@@ -215,7 +215,7 @@ def word_share(sketch: Sketch) -> GeneratedProblem | None:
 
 
 def _two_then_shared(sketch: Sketch, story: Story) -> GeneratedProblem | None:
-    """Put together, or diminished, and then shared."""
+    """Ask for equal shares of a sum or a difference."""
     k = sketch.between((2, 5), (2, 9), (2, 9), (2, 12), (3, 15))
     whole = k * sketch.between((2, 9), (2, 15), (5, 30), (5, 60), (11, 99))
     b = sketch.between((1, 9), (2, 30), (3, 60), (5, 150), (5, 300))

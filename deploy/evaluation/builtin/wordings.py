@@ -1,8 +1,8 @@
 """The words of the generated problems, from `words/*.yaml`.
 
-The last two wordings of each list are kept out of training, so that they measure what an unknown
-wording does. No wording of a question contains a reflection keyword (`steps.KEYWORDS`): those occur
-in chains of thought only where the model reflects.
+The last two wordings of each list are kept out of training, to measure the effect of an unknown
+wording. No wording of a question has a reflection keyword (`deploy.lab.pair.steps.KEYWORDS`): in
+chains of thought those occur only if the model reflects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 KEPT_OUT = 2
-"""How many wordings at the end of each list are never trained on."""
+"""The number of wordings at the end of each list that are kept out of training."""
 Wordings = list[str]
 
 
