@@ -1,15 +1,16 @@
 """Fair admission of requests.
 
-A request takes a place for each answer it wants. If none is free it waits for a short while. A free
-place goes to the owner that would then hold the least, not to the one that asks most often, and
-among one owner's requests to the lowest `priority`. Places stay empty for a request that needs
-several only while it is within its owner's equal share. An owner with less than that share waits
-longer before it is refused, since its turn is next. When more wait than may, or than would find a
-place in time at the present pace, the last request of the owner that asks for most is refused.
+A request takes a place for each answer it wants. If too few are free it waits for a short while. A
+free place goes to the owner that would then hold the fewest, not to the one that asks most often,
+and among one owner's requests to the lowest `priority`. Places are kept empty for a request that
+needs several only while it is within its owner's equal share. An owner with less than that share
+waits longer before it is refused, since its turn is next. If too many requests wait, or more than
+would get a place in time at the present pace, the last request of the owner that wants most is
+refused.
 
 There may also be a limit on the prompt tokens of one owner's live and waiting requests, since
 prompts fill the workers' caches. Until a worker has read a prompt its tokens are estimated from its
-bytes. An owner's only request is never refused for them, unless it has several prompts.
+bytes. An owner's only request is never refused for its tokens, unless it has several prompts.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.http.errors import MOST_RETRY_AFTER_S, RETRY_AFTER_S, HttpError, no_place
+from orchestrator.http.errors import RETRY_AFTER_S, HttpError, no_place, whole_seconds
 
 _WEIGHT: Final = 0.1  # of the newest request in the mean duration
-_FEWEST: Final = 8  # places over which the mean under load is made
-_BUSY: Final = 0.75  # of the places: "most" of them
-_HELD: Final = 0.75  # of the time until those that wait have places, a refusal holds
-_PATIENCE: Final = 10  # times as long waits an owner with less than its share
+_FEWEST: Final = 8  # the mean under load covers at least this many places
+_BUSY: Final = 0.75  # the service is under load if this share of the places is taken
+_HELD: Final = 0.75  # a refusal holds for this share of the time until all that wait have places
+_PATIENCE: Final = 10  # an owner with less than its share waits this many times as long
 
 
 @dataclass(eq=False, slots=True)
 class Place:
-    """A request's place, or its claim to one. `prompt` is in tokens, estimated until it is read;
+    """A request's places, held or waited for. `prompt` is in tokens, estimated until it is read;
     `began` in seconds of the admission's clock. `broke_off`: its answer did not end."""
 
     prompt: int
@@ -53,23 +54,22 @@ class _Waiting:
 
 
 class _Durations:
-    """How long places are held.
+    """How long requests hold their places.
 
-    Answers that are made side by side take longer than one alone. So what a place takes when places
-    are wanted is the mean over requests that ended while most were taken, about as many as there
-    are places. The mean begins with one guess: that side by side they take longer by the square
-    root of their number.
+    Answers that are made at once take longer than one alone. So the mean under load covers only
+    requests that ended while most places were taken, about as many as there are places. It begins
+    with a guess: the mean of all requests times the square root of the number of places.
     """
 
     def __init__(self, places: int) -> None:
         self._places = places
         self.mean_s = float(RETRY_AFTER_S)
         self._busy_s: float | None = None
-        self._counted = 1  # places in that mean; the guess is one
+        self._counted = 1  # places in the mean under load; the guess counts as one
 
     @property
     def place_s(self) -> float:
-        """Seconds from one place that becomes free to the next, when places are wanted."""
+        """Seconds from one place that becomes free to the next, under load."""
         return self._held_s / self._places  # Little's law
 
     @property
@@ -79,7 +79,7 @@ class _Durations:
         return self._busy_s
 
     def ended(self, seconds: float, cost: int, busy: bool) -> None:
-        """A request that had `cost` places for so long, `busy`: while most were taken."""
+        """Count a request that held `cost` places; `busy`: it ended under load."""
         if busy:
             self._counted += cost
             latest = 1 - (1 - 1 / max(self._places, _FEWEST)) ** cost
@@ -92,11 +92,11 @@ class Admission:
     """The places of one replica.
 
     Args:
-        places: for requests of one call at a time.
-        wait_s: seconds for which a request waits for its place, up to `_PATIENCE` times as long
-            if its owner has less than an equal share.
-        clock: seconds of a clock that only goes forward.
-        prompt_tokens: that one owner may have live; None: no limit.
+        places: how many answers may be made at once.
+        wait_s: how long a request waits for its places, up to `_PATIENCE` times as long if its
+            owner has less than an equal share.
+        clock: returns monotonic seconds.
+        prompt_tokens: the most of one owner's live and waiting requests; None: no limit.
     """
 
     def __init__(
@@ -122,15 +122,15 @@ class Admission:
     async def place(
         self, owner: str, cost: int = 1, prompt: int = 0, priority: int = 0, *, prompts: int = 1
     ) -> AsyncIterator[Place]:
-        """`cost` places for a request of `owner`, once they are free; `prompt` is in tokens, of
-        all its `prompts` together.
+        """Wait for `cost` places for a request of `owner`; `prompt` counts the tokens of all its
+        `prompts`.
 
-        `priority` orders those of one owner that wait, lowest first; between owners it says
-        nothing.
+        `priority` orders the waiting requests of one owner, lowest first, and no others.
 
         Raises:
-            HttpError: 429, they were not in time, or the owner has too many prompt tokens
-                live; says when to try again.
+            HttpError: 429 with Retry-After, the places were not free in time, or the owner's live
+                prompts have too many tokens.
+            InvalidRequest: its several prompts alone are above the limit of tokens.
         """
         cost, live = min(cost, self._places), self._prompts[owner]
         mine = Place(prompt, self._clock())
@@ -144,8 +144,7 @@ class Admission:
             began = self._clock()
             try:
                 yield mine
-                # Not of one that failed, or whose client went away: it would have taken longer.
-                if not mine.broke_off:
+                if not mine.broke_off:  # else it would have taken longer
                     busy = bool(self._waiting) or self._taken >= _BUSY * self._places
                     self._durations.ended(self._clock() - began, cost, busy)
             finally:
@@ -156,8 +155,8 @@ class Admission:
                 self._prompts.pop(owner, None)
 
     def _check_prompts(self, mine: Place, live: Sequence[Place], prompts: int) -> None:
-        """Refuse prompts that are too much beside those of the same owner; one that is alone is
-        never too much."""
+        """Refuse prompts that bring their owner above its limit of tokens; a single prompt that is
+        its owner's only one is never refused."""
         limit, sum_ = self._prompt_tokens, sum(one.prompt for one in live)
         if limit is None or sum_ + mine.prompt <= limit or (not live and prompts == 1):
             return
@@ -169,32 +168,30 @@ class Admission:
                 code="invalid_value",
             )
         left, until = sum_, mine.began
-        for one in live:  # the first to come are the first to go
+        for one in live:  # in order of arrival: assume that they end in this order
             if not left or left + mine.prompt <= limit:
                 break
             left -= one.prompt
             until = max(until, one.began + self._durations.mean_s)
-        after_s = min(max(RETRY_AFTER_S, math.ceil(until - mine.began)), MOST_RETRY_AFTER_S)
         raise HttpError(
             429,
             f"this key's prompts that are being answered have {sum_} tokens and this one has about "
             f"{mine.prompt}: {limit} at once are its limit; try again later",
             code="rate_limit_exceeded",
-            headers={"retry-after": str(after_s)},
+            headers={"retry-after": str(whole_seconds(until - mine.began))},
         )
 
     def retry_after_s(self, cost: int = 1) -> int:
-        """Seconds until a request for `cost` places should find them, after those that wait, at the
-        pace at which places become free."""
+        """Seconds until a request for `cost` places should find them, after those that wait now, at
+        the present pace."""
         wanted = sum(one.cost for one in self._waiting) + cost
-        seconds = math.ceil(self._durations.place_s * wanted)
-        return min(max(RETRY_AFTER_S, seconds), MOST_RETRY_AFTER_S)
+        return whole_seconds(self._durations.place_s * wanted)
 
     async def _wait(self, owner: str, cost: int, priority: int) -> None:
         mine = _Waiting(owner, cost, priority)
         if not self._wait_s:
             raise self._refusal(mine)
-        self._time(mine, _PATIENCE)
+        self._set_timer(mine, _PATIENCE)
         try:
             self._waiting.append(mine)
             self._forget_gone()
@@ -210,26 +207,27 @@ class Admission:
                 mine.timer.cancel()
             if mine in self._waiting:
                 self._waiting.remove(mine)
-                self._grant()  # it may have been in the way of a smaller one
+                self._grant()  # a smaller request may have waited for this one
 
-    def _time(self, one: _Waiting, times: int) -> None:
+    def _set_timer(self, one: _Waiting, times: int) -> None:
         later = asyncio.get_running_loop().call_later
-        one.timer = later(self._wait_s, self._give_up, one, times)
+        one.timer = later(self._wait_s, self._time_out, one, times)
 
-    def _give_up(self, one: _Waiting, times: int) -> None:
-        """Refuse one that has waited for long, unless its owner has less than its share."""
+    def _time_out(self, one: _Waiting, times: int) -> None:
+        """Refuse a request that has waited; up to `times`, let it wait again if its owner has less
+        than its share."""
         if one.granted.done():
             return
         if times > 1 and self._with(one) <= self._share():
-            self._time(one, times - 1)
+            self._set_timer(one, times - 1)
         else:
             self._waiting.remove(one)
             one.granted.set_exception(self._refusal(one))
-            self._grant()  # it may have been in the way of a smaller one
+            self._grant()  # a smaller request may have waited for this one
 
     def _shorten(self) -> None:
-        """Refuse the last waiting request of the owner that holds and wants most, if more wait than
-        there are places, or than find one in time although their owner has its share."""
+        """Refuse the last waiting request of the owner that holds and wants most, if more requests
+        wait than there are places, or than get one in time and that owner has its share."""
         wanted = defaultdict(int, self._held)
         for one in self._waiting:
             wanted[one.owner] += one.cost
@@ -247,7 +245,7 @@ class Admission:
         return self._places / max(1, len(owners))
 
     def _grant(self) -> None:
-        """Give what is free to those who would then hold the least; the first of them first."""
+        """Give free places to those owners that would then hold the fewest."""
         self._forget_gone()
         while (one := self._next()) is not None:
             self._waiting.remove(one)
@@ -255,8 +253,8 @@ class Admission:
             one.granted.set_result(None)
 
     def _next(self) -> _Waiting | None:
-        """Who takes places now. What fits passes one that does not and that would bring its owner
-        above an equal share; for others places are kept free until theirs are enough."""
+        """Return the request that gets places now, if any. A request that does not fit keeps free
+        places for itself while it is within its owner's equal share; else smaller ones pass it."""
         firsts = dict[str, _Waiting]()
         for one in self._waiting:
             first = firsts.setdefault(one.owner, one)
@@ -273,7 +271,7 @@ class Admission:
         return self._held.get(one.owner, 0) + one.cost
 
     def _forget_gone(self) -> None:
-        # Who was cancelled in this turn of the loop waits here until its task runs.
+        # A request cancelled in this turn of the event loop is listed until its task runs.
         self._waiting = [one for one in self._waiting if not one.granted.done()]
 
     def _take(self, owner: str, cost: int) -> None:
@@ -290,10 +288,10 @@ class Admission:
         self._grant()
 
     def _refusal(self, refused: _Waiting) -> HttpError:
-        """The 429 of a request. If others of its owner wait it holds until few of them are left, so
-        that no place is empty while its client waits to ask again."""
+        """Return the 429 of a request. If others of its owner wait, it holds until few of them are
+        left, so that no place is empty while the client waits to retry."""
         waiting = sum(one.cost for one in self._waiting if one.owner == refused.owner)
-        places = max(self._share(), self._held.get(refused.owner, 0))  # that become free for it
+        places = max(self._share(), self._held.get(refused.owner, 0))  # the owner's, in future
         place_s = self._durations.place_s * self._places / places
         holds_s = _HELD * min(self._wait_s, place_s * waiting)
         return no_place(self.retry_after_s(refused.cost), holds_s, place_s * refused.cost)

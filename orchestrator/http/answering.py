@@ -3,8 +3,8 @@
 A request has three kinds of tasks. The *producers* (`EventQueue`, one for each answer) drive
 `solve` and never wait for a slow reader, so a worker's row is free as soon as its work is done; the
 queue is bounded by `max_tokens`. The *writer* turns queued events into JSON or server-sent events.
-The *watch* waits for the client to hang up. When one ends, all end; a failed answer ends the
-request.
+The *watch* waits for the client to hang up. The end of the writer or of the watch ends the request,
+and so does the failure of one answer.
 
 The response headers wait for the first event, which follows the workers' prefill, so an earlier
 error is a real HTTP error. After `headers_s` the stream begins anyway, so that no proxy gives up.
@@ -64,10 +64,10 @@ class _ClientGone(Exception):
 
 
 class EventQueue:
-    """Events of one request, made by a task for each of its answers and taken in batches.
+    """Queue the events of a request: a task for each answer adds them, `take` returns all so far.
 
-    `each` answers have one prompt (None: all). The others begin when the first has read the prompt,
-    so that they find it cached.
+    `each` consecutive answers share one prompt (None: all do). All but the first of them start once
+    it has read the prompt, so that they find it cached.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class EventQueue:
     ) -> None:
         self._ready: list[tuple[int, Event]] = []
         self._error: Exception | None = None
-        self.failed: int | None = None  # the answer that ended the request
+        self.failed: int | None = None  # the index of the answer that failed first
         self._news, self._each = asyncio.Event(), each or len(choices)
         self._prompts_read = [asyncio.Event() for _ in choices[:: self._each]]
         self._tasks = {
@@ -84,8 +84,8 @@ class EventQueue:
         }
 
     async def _produce(self, index: int, events: AsyncGenerator[Event, None]) -> None:
-        # One task begins, runs and closes the generator: timeouts and task groups inside belong to
-        # the task that runs it.
+        # One task starts, runs and closes the generator, since its timeouts and task groups belong
+        # to the task that entered them.
         completed, prompt_read = False, self._prompts_read[index // self._each]
         try:
             async with aclosing(events):
@@ -104,9 +104,9 @@ class EventQueue:
             self._news.set()
 
     async def take(self, timeout_s: float | None = None) -> list[tuple[int, Event]]:
-        """Wait for events; returns those since the last call, each with its answer's index.
+        """Wait for events; return those since the last call, each with its answer's index.
 
-        Empty after `timeout_s` seconds of silence. Raises the error of a generator.
+        Return none after `timeout_s` seconds of silence. Raise the first error of a generator.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -125,7 +125,7 @@ class EventQueue:
 
 
 class Answer:
-    """Makes, counts and records one answer."""
+    """Run the step loop for one answer; count and record it."""
 
     def __init__(self, service: Service, choice: Choice, place: Place) -> None:
         self._service, self.choice, self._place = service, choice, place
@@ -141,12 +141,12 @@ class Answer:
             choice.plan.speculation,
             choice.owner,
             choice.affinity,
-            # The same for all answers: some begin after the first has read the prompt.
+            # Not when the loop starts: some answers wait until the first has read the prompt.
             asyncio.get_running_loop().time(),
         )
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Run the step loop, observed by metrics and spans; yields its events."""
+        """Run the step loop under metrics and spans; yield its events."""
         service, choice, response = self._service, self.choice, self.response
         plan, workers = choice.plan, service.pools.workers
         if plan.enrollment is not None:
@@ -163,8 +163,8 @@ class Answer:
             async with aclosing(events):
                 async for event in events:
                     if not prompt_read and (tokens := response.prompt.prompt):
-                        prompt_read = True  # by a worker: another may have failed before
-                        if choice.reads_prompt:  # so far its place held an estimate
+                        prompt_read = True
+                        if choice.reads_prompt:  # replace the estimate by the count
                             self._place.prompt += tokens - estimated_tokens(choice.messages)
                     if not begun:
                         begun = True
@@ -177,8 +177,7 @@ class Answer:
                     yield event
 
     def record(self, status: str, error: Json | None = None) -> None:
-        """Give the record and the outcome to the outbox, which later writes them to the store; only
-        the first call counts."""
+        """Queue the record and the outcome for the store; only the first call has an effect."""
         if self._recorded:
             return
         self._recorded = True
@@ -230,7 +229,7 @@ class AnswerResponse(Response):
                 try:
                     await asyncio.wait({writer, watch}, return_when=asyncio.FIRST_COMPLETED)
                 except asyncio.CancelledError:
-                    writer.cancel()  # not awaited: a server in a hurry cancels us once more
+                    writer.cancel()  # not awaited: the server may soon cancel this task again
                     await self._report_shutdown(scope, receive, send)
                     raise
                 finally:
@@ -250,7 +249,7 @@ class AnswerResponse(Response):
                 else:
                     await self._write_whole(events, send)
             except BaseException:
-                place.broke_off = True  # its duration does not count as an answer's
+                place.broke_off = True  # then its duration is not counted
                 raise
             finally:
                 await events.close()
@@ -266,7 +265,7 @@ class AnswerResponse(Response):
             if isinstance(error, Unsupported):
                 error.policy = self._answers[0].choice.plan.name
             elif isinstance(error, InvalidRequest) and error.param == "messages":
-                error.param = self._ask.api.question  # workers know only messages
+                error.param = self._ask.api.question  # workers call every question `messages`
             body = http_error(error).body
             failed = body["error"]
             if isinstance(error, WorkerError) and error.worker is not None:
@@ -333,7 +332,7 @@ class AnswerResponse(Response):
             answer.record(status, error)
 
     def _record_failure(self, error: Json, failed: int | None) -> None:
-        """Record that one answer failed and ended the open ones; None: all failed."""
+        """Record that answer `failed` (None: all) failed, and cancelled the unfinished others."""
         for index, answer in enumerate(self._answers):
             if failed in (None, index):
                 answer.record("failed", error)
@@ -341,7 +340,7 @@ class AnswerResponse(Response):
                 answer.record("cancelled" if answer.response.completed is None else "finished")
 
     async def _report_shutdown(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the error of a server that stops in mid-answer, if the client still listens."""
+        """Send the error of a service that stops during an answer, if the client still reads."""
         error = http_error(asyncio.CancelledError())
         with suppress(Exception):
             async with asyncio.timeout(SHUTDOWN_S):

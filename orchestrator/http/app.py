@@ -1,7 +1,6 @@
 """The application: its routes for texts, models and health.
 
-The rooms in `routes` add theirs. What
-each route declares (`described`) is what /openapi.json and /docs show.
+The modules in `routes` add theirs. /openapi.json and /docs show what each declares by `described`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from orchestrator.http.planning import no_model
 from orchestrator.http.records import REWARDS
 from orchestrator.http.routes.console import add_console
 from orchestrator.http.routes.experiments import add_experiment_routes
-from orchestrator.http.routes.feedback import Feedback, is_first_feedback, reward
+from orchestrator.http.routes.feedback import Feedback, record_if_first, reward
 from orchestrator.http.routes.openapi import describe, described
 from orchestrator.http.routes.policies import add_policy_routes
 from orchestrator.http.routes.traces import add_trace_routes, read_record
@@ -55,8 +54,6 @@ READY_S: Final = 5.0  # seconds after which a pool that does not answer counts a
 
 
 class Model(TypedDict):
-    """A policy, as a model."""
-
     id: str
     object: Literal["model"]
     created: int
@@ -72,7 +69,7 @@ class ModelList(TypedDict):
 
 
 def create_app(service: Service) -> FastAPI:
-    """The ASGI application; the same middleware applies to routes that are added later."""
+    """Return the ASGI application; its middleware also applies to routes that are added later."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -83,11 +80,7 @@ def create_app(service: Service) -> FastAPI:
             await service.shared.stop()
 
     app = FastAPI(
-        title="Baton",
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        lifespan=lifespan,
+        title="Baton", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan
     )
     app.add_middleware(RequestMiddleware, service=service)
     app.add_exception_handler(HTTPException, _routing_error)
@@ -169,10 +162,10 @@ def create_app(service: Service) -> FastAPI:
     )
     async def feedback(request: Request) -> Response:
         body = await read_body(request, service.settings, Feedback)
-        # Where the store is away, whose answer it was and which arm gave it are not known: 503.
+        # Without the store, the answer's key and arm are unknown: 503.
         _, record = await read_record(service, request, body.trace_id)
-        key = request.state.key
-        if await is_first_feedback(service.shared.outbox, body, key, service.settings.trace_ttl_s):
+        key, ttl_s = request.state.key, service.settings.trace_ttl_s
+        if await record_if_first(service.shared.outbox, body, key, ttl_s):
             event = reward(body, record, key)
             service.shared.outbox.event(REWARDS, event)
             service.shared.recorder.reward(record, event)
@@ -212,7 +205,7 @@ async def _readiness(service: Service) -> Response:
         log.warning("readiness cannot be determined: %s", type(error).__name__)
         pools = {"workers": False}
     # Without its store, or a document in it, the service still answers, so it stays ready and
-    # reports `degraded`; the reason is for those who have a key (/v1/policies) and for the log.
+    # reports `degraded`; only the log and /v1/policies, which needs a key, give the reason.
     degraded = service.shared.degraded is not None
     state = {"workers": pools, "store": service.shared.error is None, "degraded": degraded}
     if all(pools.values()) and not service.live.draining:
@@ -228,7 +221,7 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     if answer.status == 404:
         docs = f"{request.scope.get('root_path', '')}/docs"
         answer = replace(answer, message=f"nothing is at this path; {docs} lists what there is")
-    if answer.status == 405:  # the router names the methods of the first route that fits the path
+    if answer.status == 405:  # the router names only the methods of the first route at this path
         fitting = (
             route.methods or set()
             for route in request.app.routes

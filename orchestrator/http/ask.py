@@ -1,4 +1,4 @@
-"""The values between an API and the step loop: what is asked, by whom, and how it is answered.
+"""The values between an API and the step loop: the request, its client, its plan and its answers.
 
 An API file parses a body into one `Ask`. The service adds a `RequestPlan` (which policy
 answers) and a place (`admission.Place`). Each answer that the request wants is a `Choice`, which
@@ -26,15 +26,15 @@ from orchestrator.types import Limits, Message, PartialSampling, Sampling
 from orchestrator.worker import Worker
 
 BYTES_PER_TOKEN: Final = 3
-"""For a prompt that no worker has read yet: English has about four, other scripts fewer."""
+"""An estimate, for prompts that no worker has read yet: English has about four, others fewer."""
 MAX_SEED: Final = 2**63 - 1
-"""Workers want a seed that is not negative; they get these bits of it."""
+"""A mask: workers take no negative seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API: its operation in OpenTelemetry's words, the prefix of its answers' ids, and the
-    parameter that holds the question."""
+    """An API: its operation as OpenTelemetry names it, the prefix of its answers' ids, and the name
+    of the parameter with the question."""
 
     operation: str
     id_prefix: str
@@ -52,8 +52,8 @@ class AskedPolicy:
     """The policy that a request asks for.
 
     `parameters` override the policy's own; `speculation` is the large worker's method (None: its
-    default). `alone` names the request's parameter that only a policy of one model can honour.
-    `thought_cap` is in tokens.
+    default). `alone` names a parameter of the request, if any, that only a policy of one model can
+    honour. `thought_cap` is in tokens.
     """
 
     model: str
@@ -65,7 +65,7 @@ class AskedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What a request says of itself that changes no answer; the lowest `priority` is first."""
+    """Facts about a request that change no answer; the lowest `priority` is first."""
 
     user: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -75,8 +75,8 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for a text, as every API reads it. `choices` counts the answers of all
-    conversations, each of which gets the same number; `encoder` shows one of them."""
+    """A request for a text, of any API. `choices` counts the answers to all conversations, each of
+    which gets the same number; `encoder` makes the encoder of one answer."""
 
     api: Api
     conversations: tuple[tuple[Message, ...], ...]
@@ -92,19 +92,17 @@ class Ask:
 
     @property
     def answers_each(self) -> int:
-        """How many answers each conversation gets."""
         return self.choices // len(self.conversations)
 
     @property
     def estimated_prompt(self) -> int:
-        """About how many tokens the prompts have, before a worker has read them."""
         return sum(map(estimated_tokens, self.conversations))
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """The HTTP request that asks. The client may choose `request_id`; `key` is 8 hex digits of the
-    API key's digest, None without keys; `created` is in seconds since 1970."""
+    """The HTTP request. The client may choose `request_id`; `key` is 8 hex digits of the API key's
+    digest, None without keys; `created` is in seconds since 1970."""
 
     request_id: str
     key: str | None = None
@@ -114,24 +112,24 @@ class Incoming:
 
     @property
     def session(self) -> str | None:
-        """The client's session: experiments may be assigned by it, and its requests prefer one
-        replica of each worker."""
+        """The client's session: experiments may assign by it, and its requests prefer one replica
+        of each worker."""
         return self.headers.get("x-session-id") or None
 
     @property
     def forced_arm(self) -> str | None:
-        """The experiment's arm, EXPERIMENT/ARM, that the client wants to test."""
+        """The arm, EXPERIMENT/ARM, that the client wants to test."""
         return self.headers.get("x-baton-arm")
 
     def unit(self, name: str | None) -> str | None:
-        """A user or session that the client names, made unique to its key."""
+        """Make the name of a user or session unique to the client's key."""
         return None if name is None else f"{self.key or ''}:{name}"
 
     def owner(self, user: str | None) -> str:
-        """For whom the answer is made: a name that only the service knows or chooses.
+        """Return the owner of the answer for workers (`Call.owner`), which no client can guess.
 
-        It is made of the key and of the user that the request names under this key
-        (`orchestrator.worker.key_of`).
+        It joins digests of the key and of the user that the request names under that key, so that
+        `orchestrator.worker.key_of` can tell the key's part.
         """
         if self.key is None and user is None:
             return ""
@@ -142,10 +140,10 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """How a request is answered, by the configuration of the moment when it was admitted.
+    """How a request is answered, by the configuration at its admission.
 
-    `version` 0 is the deployment file's policy. `overrides` are the parameters that the request set
-    itself. `decoding` is each worker's method, as users read it.
+    `version` 0 is the deployment file's policy. `overrides` are the parameters that the request
+    set. `decoding` is the label of each worker's method for users.
     """
 
     name: str
@@ -172,7 +170,7 @@ class RequestPlan:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the answers that a request wants. `affinity` names its session to workers."""
+    """One of the answers that a request wants. `affinity` is its session's name for workers."""
 
     ask: Ask
     incoming: Incoming
@@ -182,23 +180,22 @@ class Choice:
 
     @property
     def trace_id(self) -> str:
-        """The request's, with the number of the answer after the first."""
+        """The request's trace id; a further answer's has its index after it."""
         first = self.incoming.trace_id
         return f"{first}-{self.index}" if self.index else first
 
     @property
     def answer_id(self) -> str:
-        """The id of all answers to the request, as clients see it."""
+        """The id that clients see, one for all answers to the request."""
         return self.ask.api.id_prefix + self.incoming.trace_id
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation that is answered."""
         return self.ask.conversations[self.index // self.ask.answers_each]
 
     @property
     def sampling(self) -> Sampling:
-        """The plan's; each further answer to a prompt takes the next seed."""
+        """The plan's sampling; each further answer to a prompt takes the next seed."""
         sampling, number = self.plan.sampling, self.index % self.ask.answers_each
         if sampling.seed is None:
             return sampling
@@ -206,7 +203,7 @@ class Choice:
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether it is the first answer to its prompt."""
+        """Whether this is the first answer to its prompt: the others find it cached."""
         return self.index % self.ask.answers_each == 0
 
     @property
@@ -221,7 +218,7 @@ class Choice:
 
     @property
     def span_attributes(self) -> dict[str, str | int | float]:
-        """Attributes of its span, in OpenTelemetry's words and a few of Baton's."""
+        """Attributes of the answer's span, by OpenTelemetry's conventions and a few of Baton's."""
         plan, sampling, count = self.plan, self.sampling, self.ask.choices
         version = f"@{plan.version}" if plan.version else ""
         seed = {} if sampling.seed is None else {"gen_ai.request.seed": sampling.seed}
@@ -243,53 +240,48 @@ class Choice:
 
 
 class Encoder(ABC):
-    """Shows one answer in the form of an API: whole, or as chunks of a stream.
+    """Encodes one answer in the form of an API: whole, or as chunks of a stream.
 
-    It knows no connection and no other answers to the same request: `answering` joins them and
-    sends them.
-
-    Args:
-        choice: the answer.
-        response: its events so far; each is folded in before it comes here.
+    It knows no connection and no other answers to the same request: `answering` joins and sends
+    them. `response` accumulates each event before the encoder gets it.
     """
 
     def __init__(self, choice: Choice, response: ResponseAccumulator) -> None:
         self.choice, self.response = choice, response
 
     async def before(self, workers: Mapping[WorkerName, Worker]) -> None:  # noqa: B027 (optional)
-        """Ask `workers` for more than the answer, once the prompt is read. A worker that cannot
-        tell refuses here, before anything is shown."""
+        """Ask `workers` for extras, such as scores, once the prompt is read. Raise here, before
+        anything is sent, if one cannot give them."""
 
     async def after(self, workers: Mapping[WorkerName, Worker]) -> None:  # noqa: B027 (optional)
         """Ask `workers` about the finished answer."""
 
     @abstractmethod
     def whole(self) -> Json:
-        """The body of an answer that is not streamed, as if it were the only one."""
+        """Return the body of an answer that is not streamed, as if it were the only one."""
 
     @abstractmethod
     def begin(self) -> bytes:
-        """The first chunks of a stream: once the prompt is read, or after `headers_s` before."""
+        """Return the first chunks of a stream: after the prompt is read, or after `headers_s`."""
 
     @abstractmethod
     def more(self, events: Sequence[Event]) -> bytes:
-        """The chunks for these events; empty if they show nothing."""
+        """Return the chunks for these events; empty if they show nothing."""
 
     @abstractmethod
     def finish(self) -> bytes:
-        """The last chunks of the answer."""
+        """Return the last chunks of the answer."""
 
     def end(self, responses: Sequence[ResponseAccumulator]) -> bytes:
-        """The end of a stream after all of a request's answers."""
+        """Return the end of a stream, after all answers to the request."""
         return b""
 
     @abstractmethod
     def failure(self, body: Json) -> bytes:
-        """The end of a stream that broke off; `body` is the error as OpenAI has it."""
+        """Return the end of a stream that failed; `body` is the error in OpenAI's form."""
 
 
 def estimated_tokens(messages: Sequence[Message]) -> int:
-    """About how many tokens a conversation has."""
     return sum(
         _bytes(one) // BYTES_PER_TOKEN if one.tokens is None else len(one.tokens)
         for one in messages
@@ -297,7 +289,7 @@ def estimated_tokens(messages: Sequence[Message]) -> int:
 
 
 def _bytes(message: Message) -> int:
-    """The bytes of everything in a message that a chat template may show."""
+    """Count the bytes of everything in a message that a chat template may show."""
     called = [text for call in message.calls for text in (call.id, call.name, call.arguments)]
     texts = (message.content, message.reasoning, message.call_id, message.name, *called)
     return sum(len(text.encode()) for text in texts)

@@ -1,8 +1,8 @@
-"""Keys, default-deny: with keys, every path needs one except `OPEN_PATHS`, also unknown paths.
+"""API keys, default-deny: if there are keys, every path but `OPEN_PATHS` needs one, unknown or not.
 
 The check runs before the router, so a route that is added later is closed until it is listed here.
-In the same way every change needs an admin key, except on `USER_PATHS`, and what is under `/v1/` is
-read with an observer's key, except what `USER_READS` lists.
+Likewise every change needs an admin key, except on `USER_PATHS`, and every read under `/v1/` an
+observer's key, except those of `USER_READS`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from orchestrator.errors import ConfigError
 from orchestrator.http.errors import HttpError
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/", "/ui", "/docs"})
-"""Paths without a key: those that a probe reads, and the console, a page without data. /metrics
-shows load and policy names, and Prometheus can send a bearer token."""
+"""Paths without a key: those of probes, and the console, a page without data. /metrics is not one:
+it shows load and policy names, and Prometheus can send a bearer token."""
 OPEN_FILES: Final = "/ui/"
 """The path of the console's files."""
 
@@ -28,25 +28,23 @@ USER_PATHS: Final = frozenset(
 )
 """What an API key may post to; every other change needs the admin key."""
 USER_READS: Final = ("/v1/models", "/v1/traces")
-"""What an API key may read under `/v1/`: among the traces only its own. The rest shows what others
-do: policies, experiments with their salts, the audit log, and /metrics."""
+"""Paths under `/v1/` that an API key may read, of the traces only its own. The rest shows what
+others do: policies, experiments with their salts, the audit log."""
 READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _KEY: Final = re.compile(r"[!-~]+")
-
-
 _AT_REST: Final = re.compile(r"sha256:([0-9a-f]{64})")
-"""A key as a file may hold it instead of the key itself."""
+"""A key's digest, which a file may hold instead of the key."""
 
 
 class Keys:
-    """Valid keys, each as it is or as `sha256:` and the hex digits of its digest.
+    """Valid keys, given as they are or as `sha256:` and the hex digits of the digest.
 
-    Only digests are kept; no keys means that everything is open.
+    Only digests are kept.
 
     Raises:
-        ConfigError: a key that no Authorization header can carry, the empty one among them; two
-            keys that would have one name in logs and records.
+        ConfigError: a key is empty or cannot be sent in an Authorization header, or two have the
+            same name in logs and records.
     """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
@@ -66,9 +64,9 @@ class Keys:
         return bool(self._digests)
 
     def owner(self, authorization: str | None) -> str | None:
-        """Who sends this Authorization header: 8 hex digits of the key's digest, fit for logs.
+        """Return the name of the header's key, 8 hex digits of its digest; None if it is not valid.
 
-        None when it names no valid key. Takes the same time whichever key matches, or none.
+        Takes the same time whichever key matches, or none.
         """
         scheme, _, key = (authorization or "").partition(" ")
         digest = _digest(key.strip())
@@ -77,7 +75,6 @@ class Keys:
 
 
 def _stored(key: str) -> bytes:
-    """The digest of a key, or the one that replaces it."""
     at_rest = _AT_REST.fullmatch(key)
     return bytes.fromhex(at_rest[1]) if at_rest else _digest(key)
 
@@ -88,11 +85,11 @@ def _digest(key: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may do what: `users` ask, `observers` read everything, `admins` change what others get,
-    and do all the rest.
+    """Who may do what: `users` send requests, `observers` read everything, `admins` may do both and
+    make changes.
 
-    Without keys everything is open. With API keys and no admin key no client may change anything;
-    without API keys every client may ask, and read the records of that.
+    Without any keys everything is open. With other keys but no admin key no client may change
+    anything. Without user keys every client may send requests and read everything.
     """
 
     users: Keys = field(default_factory=Keys)
@@ -100,16 +97,16 @@ class Access:
     observers: Keys = field(default_factory=Keys)
 
     def sees_all(self, authorization: str | None) -> bool:
-        """Whether this header may read the records of other keys' requests."""
+        """Return whether this header may read the records of other keys' requests."""
         return not self.users or any(
             keys.owner(authorization) is not None for keys in (self.admins, self.observers)
         )
 
     def authorize(self, method: str, path: str, authorization: str | None) -> str | None:
-        """Return who sends this request, as `Keys.owner` has it; None if no key is needed.
+        """Return the key's name (`Keys.owner`); None if no key is needed and no valid one was sent.
 
         Raises:
-            HttpError: 401, no valid key; 403, one that is not allowed this.
+            HttpError: 401, no valid key; 403, this key may not do that.
         """
         open_path = path in OPEN_PATHS or (path.startswith(OPEN_FILES) and method in READ_METHODS)
         if open_path or not (self.users or self.admins or self.observers):
@@ -122,7 +119,7 @@ class Access:
             return admin
         if observer is not None and reads:
             return observer
-        own = asks or (reads and not is_observers(path))
+        own = asks or (reads and not needs_observer(path))
         if (own and user is not None) or (not self.users and (own or reads)):
             return user
         if user is None and observer is None:
@@ -153,8 +150,8 @@ class Access:
         )
 
 
-def is_observers(path: str) -> bool:
-    """Whether a path is closed to those who may only ask."""
+def needs_observer(path: str) -> bool:
+    """Return whether reading a path needs an observer's or an admin key."""
     return path == "/metrics" or (
         path.startswith("/v1/")
         and not any(path == read or path.startswith(f"{read}/") for read in USER_READS)

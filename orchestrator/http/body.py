@@ -26,7 +26,7 @@ Body = TypeVar("Body", bound=BaseModel)
 Parsed = TypeVar("Parsed", bound="Parameters")
 
 UNSUPPORTED_ITEM: Final = "unsupported_item"
-"""The type of an error about an item of a list that cannot be honoured."""
+"""Pydantic's type of an error about an item of a list that cannot be honoured."""
 _ABOUT: Final = {"title", "description", "default"}  # of a JSON Schema, not what it allows
 _LONGEST_NAME: Final = 128  # characters of a parameter's name or place that an error repeats
 _MOST_NAMES: Final = 16  # that an error lists
@@ -40,22 +40,22 @@ def _finite(text: str) -> float:
 
 
 FINITE_JSON: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
-"""Reads JSON as it is defined: `NaN`, `Infinity` and numbers beyond a float's are ValueErrors."""
+"""Reads strict JSON: `NaN`, `Infinity` and numbers beyond a float's range are ValueErrors."""
 MAX_DEPTH: Final = 32  # levels of nesting of a body
 MAX_VALUES: Final = 20_000  # values in a body: bounds the time that validation takes
 
 
 class Given(BaseModel):
-    """What a client gives, or a part of it: of strict types, without unknown keys."""
+    """A body of a client, or a part of one: strict types, no unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class Parameters(Given):
-    """The parameters of a request for a text; a null one counts as not given.
+    """The parameters of a request for a text; null means not given.
 
     Attributes:
-        hints: further parameters that change no answer.
+        hints: further parameters, which change no answer.
         unsupported: further parameters that Baton lacks, with the values that mean the default.
     """
 
@@ -66,7 +66,7 @@ class Parameters(Given):
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Describe what the body may hold beside its fields, and null for optional ones."""
+        """Add hints and unsupported parameters to the schema, and null to optional ones."""
         schema = handler.resolve_ref_schema(handler(core))
         properties = schema["properties"]
         for name in properties.keys() - schema.get("required", ()):
@@ -84,12 +84,12 @@ class Parameters(Given):
 
 
 async def json_body(request: Request, settings: HttpSettings) -> bytes:
-    """Read the whole body, announced as JSON, in bounded size and time.
+    """Read a whole JSON body, in bounded size and time.
 
-    A browser may post forms and plain text to other origins without permission; those are refused.
+    Other content types are refused: a browser may post those to other origins without permission.
 
     Raises:
-        InvalidRequest: it is announced as something else.
+        InvalidRequest: its content type is not JSON.
         HttpError: 413, it is too large; 408, it did not arrive in time.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -122,10 +122,10 @@ async def json_object(request: Request, settings: HttpSettings) -> dict[str, Any
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Parse a JSON object whose numbers are finite and whose text is storable Unicode.
+    """Parse a JSON object, not too large, with finite numbers and storable Unicode.
 
     Raises:
-        InvalidRequest: anything else.
+        InvalidRequest: the body is something else.
     """
     if not body.strip():
         raise InvalidRequest("the body is empty, not a JSON object", code="invalid_json")
@@ -145,10 +145,10 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 async def read_body(request: Request, settings: HttpSettings, kind: type[Body]) -> Body:
-    """Read the request's body as a model of that kind.
+    """Read the request's body as a `kind`.
 
     Raises:
-        InvalidRequest: a field is unknown or has a wrong value, by name.
+        InvalidRequest: a field is unknown or has a wrong value; names it.
     """
     try:
         return kind.model_validate(await json_object(request, settings))
@@ -164,12 +164,12 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def contradiction(place: str, message: str) -> InvalidRequest:
-    """The error of a body whose parts contradict each other at that place."""
+    """Return the error of a body whose parts contradict each other at that place."""
     return InvalidRequest(f"{place}: {message}", param=place, code="invalid_value")
 
 
 def nesting(value: object) -> int:
-    """How many levels deep a JSON value is."""
+    """Count the levels of a JSON value."""
     levels, level = 0, [value]
     while level:
         levels += 1
@@ -201,7 +201,7 @@ def _check_values(root: dict[str, Any]) -> None:
             for key, inner in value.items():
                 _check_text(key, loc)
                 todo.append((inner, (*loc, key)))
-        # A list of token ids alone is checked as a whole, and counts as one value.
+        # A list of token ids counts as one value, and needs no check.
         elif isinstance(value, list) and not all(type(one) is int for one in value):
             todo.extend((inner, (*loc, index)) for index, inner in enumerate(value))
 
@@ -223,12 +223,12 @@ def _check_text(text: str, loc: tuple[int | str, ...]) -> None:
 def parse_request(
     body: bytes, kind: type[Parsed], *, strict: bool = True
 ) -> tuple[Parsed, tuple[str, ...]]:
-    """Read a request from its bytes; returns it with warnings.
+    """Read a request from its bytes; return it with warnings.
 
     Unless `strict`, a parameter that cannot be honoured is left out with a warning, at any depth.
 
     Raises:
-        InvalidRequest: not JSON, an unknown key, or a value that cannot be honoured; named.
+        InvalidRequest: not JSON, an unknown key, or a value that cannot be honoured; names it.
     """
     given, fields = parse_object(body), kind.model_fields.keys()
     refused = [
@@ -236,7 +236,7 @@ def parse_request(
         for name, harmless in kind.unsupported.items()
         if name not in fields and given.get(name) is not None
         if not any(_same(given[name], one) for one in harmless)
-        # As many as are shown are all of them.
+        # The best n of n are all of them.
         if name != "best_of" or not _same(given[name], given.get("n"))
     ]
     unknown = sorted(given.keys() - fields - kind.unsupported.keys() - kind.hints)
@@ -255,9 +255,10 @@ def parse_request(
 def _validated(
     kind: type[Parsed], given: dict[str, Any], strict: bool
 ) -> tuple[Parsed | InvalidRequest, list[str]]:
-    """The request or its error, and the places of unknown keys within its parameters.
+    """Return the request or its error, and the places of unknown keys within its parameters.
 
-    Unless `strict` they are left out; else they are returned if nothing else is wrong."""
+    Unless `strict` these are left out; if `strict` they are returned if nothing else is wrong.
+    """
     within: list[str] = []
     while True:
         try:
@@ -279,7 +280,7 @@ def _validated(
 def _places(
     error: ValidationError, given: dict[str, Any], kind: str
 ) -> dict[tuple[int | str, ...], str]:
-    """The places of errors of a kind, each with its name for a message."""
+    """Return the places of errors of a kind, each with its name for a message."""
     found = dict[tuple[int | str, ...], str]()
     for one in error.errors(include_url=False):
         if one["type"] == kind and (place := _written(one["loc"], given)):
@@ -289,7 +290,7 @@ def _places(
 
 
 def _written(loc: Sequence[int | str], given: Any) -> tuple[int | str, ...]:
-    """Pydantic's place without the branches of unions, which the client did not write; empty if
+    """Return pydantic's place without branches of unions, which the client did not write; empty if
     there is no such place."""
     place: list[int | str] = []
     for part in loc:
@@ -301,7 +302,7 @@ def _written(loc: Sequence[int | str], given: Any) -> tuple[int | str, ...]:
 
 
 def _at(value: Any, place: Sequence[int | str]) -> Any:
-    """The value at a place in a JSON value; None if there is no such place."""
+    """Return the value at a place in a JSON value; None if there is no such place."""
     for part in place:
         try:
             value = value[part]
@@ -313,9 +314,9 @@ def _at(value: Any, place: Sequence[int | str]) -> Any:
 def _refusal(
     refused: Sequence[str], unknown: Sequence[str], known: Collection[str] | Literal[False]
 ) -> InvalidRequest:
-    """One error for all parameters that cannot be honoured, the most telling first.
+    """Return one error for all parameters that cannot be honoured, unsupported ones first.
 
-    `known` are the names that an unknown one may be a misspelling of; False: propose none.
+    It may propose a name of `known` for an unknown one; False: it proposes none.
     """
     first = (*refused, *unknown)[0][:_LONGEST_NAME]
     said = [

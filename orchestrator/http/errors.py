@@ -1,8 +1,8 @@
 """Every error as an HTTP response: OpenAI's form, a status, and when to try again.
 
 The client sees the message of errors that Baton raises on purpose. A worker's message may name
-hosts or files, and an unexpected exception anything: for these the client gets a fixed sentence,
-and the log gets the rest.
+hosts or files, and an unexpected exception may hold anything: then the client gets a fixed
+sentence, and the log gets the message.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ from orchestrator.errors import (
 )
 
 MOST_RETRY_AFTER_S: Final = 59
-"""The longest Retry-After: some of OpenAI's clients ignore a minute."""
-RETRY_AFTER_S = 1
-"""Seconds after which a refused client may try again: about the time of a step."""
-NO_PLACE = ("x-ratelimit-remaining-requests", "0")
-"""The header of a 429 that would also meet the key's next request."""
-RESET = "x-ratelimit-reset-requests"
-"""The header for how long it holds, in OpenAI's form: "612ms"."""
-LIMIT = "x-ratelimit-limit-requests"
-"""The header for how many requests of the key find a place in a minute, at this pace."""
-EXPOSED = ("x-request-id", "retry-after", "x-should-retry", NO_PLACE[0], RESET, LIMIT)
-"""Headers of an answer that an allowed page of another origin may read."""
+"""The longest Retry-After: some of OpenAI's clients ignore one of a minute or more."""
+RETRY_AFTER_S: Final = 1
+"""The shortest Retry-After: about the time of a step."""
+NO_PLACE: Final = ("x-ratelimit-remaining-requests", "0")
+"""The header of a 429 that the key's next request would get as well."""
+RESET: Final = "x-ratelimit-reset-requests"
+"""The header for how long that holds, in OpenAI's form: "612ms"."""
+LIMIT: Final = "x-ratelimit-limit-requests"
+"""The header for how many of the key's requests get a place in a minute, at the present pace."""
+EXPOSED: Final = ("x-request-id", "retry-after", "x-should-retry", NO_PLACE[0], RESET, LIMIT)
+"""The headers of an answer that an allowed page of another origin may read."""
+_NO_RETRY: Final = {"x-should-retry": "false"}
 
 
 class ErrorBody(TypedDict):
@@ -56,7 +57,7 @@ class ErrorBody(TypedDict):
 
 
 class Error(TypedDict):
-    """Every error, in OpenAI's form. 429 and 503 come with Retry-After."""
+    """The body of every error, in OpenAI's form. 429 and 503 come with Retry-After."""
 
     error: ErrorBody
 
@@ -67,10 +68,10 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 @dataclass(eq=False)
 class HttpError(BatonError):
-    """One error as a client sees it: the HTTP status and the body `{"error": {...}}`.
+    """An error as a client sees it: the HTTP status and the body `{"error": {...}}`.
 
     The HTTP layer raises one to refuse a request before any work. `type` follows from the
-    status, and 429 and 503 always say when to try again.
+    status, and 429 and 503 always have a Retry-After.
     """
 
     status: int
@@ -103,10 +104,10 @@ class HttpError(BatonError):
 
 
 def http_error(error: BaseException) -> HttpError:
-    """The error that the client sees for `error`."""
+    """Return the error that the client sees for `error`."""
     match error:
         case HttpError():
-            return replace(error)  # which no traceback, and so no body in its frames, holds on to
+            return replace(error)  # a copy without traceback, whose frames would keep the body
         case ContextLengthExceeded():
             code = error.code or "context_length_exceeded"
             return HttpError(400, error.message, param=error.param, code=code)
@@ -114,26 +115,16 @@ def http_error(error: BaseException) -> HttpError:
             code = error.code or "model_not_found"
             return HttpError(404, error.message, param=error.param or "model", code=code)
         case InvalidRequest():
-            return HttpError(
-                400, error.message, param=error.param, code=error.code or "invalid_value"
-            )
-        case Unsupported():
-            # Retrying cannot help, so this is no 5xx: clients retry those.
-            return HttpError(
-                400,
-                f"{f'policy {error.policy}' if error.policy else 'this policy'} needs what this "
-                f"deployment does not have: {error}",
-                param="model",
-                code="unsupported_policy",
-            )
+            code = error.code or "invalid_value"
+            return HttpError(400, error.message, param=error.param, code=code)
+        case Unsupported():  # no 5xx, which clients would retry in vain
+            policy = f"policy {error.policy}" if error.policy else "this policy"
+            message = f"{policy} needs what this deployment does not have: {error}"
+            return HttpError(400, message, param="model", code="unsupported_policy")
         case Overloaded():
-            after_s = min(max(RETRY_AFTER_S, ceil(error.retry_after_s or 0)), MOST_RETRY_AFTER_S)
-            return HttpError(
-                503,
-                "the workers have no room now; try again shortly",
-                code="overloaded",
-                headers={"retry-after": str(after_s)},
-            )
+            message = "the workers have no room now; try again shortly"
+            later = {"retry-after": str(whole_seconds(error.retry_after_s or 0))}
+            return HttpError(503, message, code="overloaded", headers=later)
         case WorkerError():
             message = "a worker is not available now; try again shortly"
             return HttpError(503, message, code="worker_unavailable")
@@ -142,36 +133,31 @@ def http_error(error: BaseException) -> HttpError:
         case StoreUnavailable():
             message = "the store is not available now; try again shortly"
             return HttpError(503, message, code="store_unavailable")
-        case Unusable():
-            return HttpError(
-                500, str(error), code="store_unusable", headers={"x-should-retry": "false"}
-            )
         case StoreError():
-            return HttpError(
-                500,
-                "what the store holds cannot be used",
-                code="store_unusable",
-                headers={"x-should-retry": "false"},
-            )
-        case DeadlineExceeded():
-            # A client that repeats by itself what took too long once doubles the load.
-            again = {"x-should-retry": "false"}
-            return HttpError(
-                503, "the request's time is up", code="deadline_exceeded", headers=again
-            )
+            usable = not isinstance(error, Unusable)  # only its message is for clients
+            message = "what the store holds cannot be used" if usable else str(error)
+            return HttpError(500, message, code="store_unusable", headers=_NO_RETRY)
+        case DeadlineExceeded():  # an automatic retry of a slow request would double the load
+            message = "the request's time is up"
+            return HttpError(503, message, code="deadline_exceeded", headers=_NO_RETRY)
         case asyncio.CancelledError():
-            return http_error(shutting_down())
+            return shutting_down()
         case HTTPException():
             return _routing_error(error)
         case _:
             return HttpError(500, "internal error", code="internal_error")
 
 
-def no_place(after_s: int, holds_s: float = 0.0, turn_s: float = 0.0) -> HttpError:
-    """The error of a request without a place; in `after_s` seconds there should be one.
+def whole_seconds(seconds: float) -> int:
+    """Round up to a Retry-After within `RETRY_AFTER_S` and `MOST_RETRY_AFTER_S`."""
+    return min(max(RETRY_AFTER_S, ceil(seconds)), MOST_RETRY_AFTER_S)
 
-    `holds_s`: seconds for which the key's next requests would get the same, since others are
-    before them. `turn_s`: seconds from one such request that finds a place to the next.
+
+def no_place(after_s: int, holds_s: float = 0.0, turn_s: float = 0.0) -> HttpError:
+    """Return the error of a request without a place; in `after_s` seconds one should be free.
+
+    `holds_s`: seconds for which the key's next requests would get the same, since others wait
+    before them. `turn_s`: seconds from one request of the key that gets a place to the next.
     """
     headers = {"retry-after": str(after_s)}
     if turn_s:
@@ -187,7 +173,7 @@ def no_place(after_s: int, holds_s: float = 0.0, turn_s: float = 0.0) -> HttpErr
 
 
 def shutting_down() -> HttpError:
-    """The error of requests that come, or are being answered, while the service ends."""
+    """Return the error of requests that arrive, or are being answered, while the service stops."""
     return HttpError(503, "the server is stopping; try again shortly", code="shutting_down")
 
 

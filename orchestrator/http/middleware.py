@@ -1,4 +1,4 @@
-"""What surrounds every request: an id, the check of its key, its errors, one line in the log.
+"""Middleware of every request: its id, the check of its key, its errors, one line in the log.
 
 Plain ASGI rather than Starlette's BaseHTTPMiddleware, which hides from a response that its client
 has disconnected.
@@ -31,8 +31,8 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class RequestMiddleware:
-    """ASGI middleware. Leaves `request_id` and `key` (8 hex digits of its digest; None if no
-    key is needed) in the request's state."""
+    """ASGI middleware that sets the request's `state.request_id` and `state.key` (the result of
+    `Access.authorize`)."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -45,7 +45,7 @@ class RequestMiddleware:
             request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
             with about(request_id=request_id):
                 await self._answer(scope, receive, send, request_id)
-        else:  # there are no websockets here
+        else:  # no route is a websocket
             await send({"type": "websocket.close", "code": 1008})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
@@ -90,12 +90,11 @@ class RequestMiddleware:
 
 
 class CrossOrigin:
-    """ASGI middleware for the deployment's `cors_origins`; outside the check of keys, since a
-    browser's preflight has none.
+    """ASGI middleware for the deployment's `cors_origins`, before the check of keys: a browser's
+    preflight request has no key.
 
-    Without admin keys everyone who reaches the service may change it, but a page of another origin
-    may then only read and ask for texts. (A change needs a JSON body, so a browser asks for
-    permission first.)
+    Without admin keys every client may change the service, but a page of another origin may only
+    read and request texts. (A change needs a JSON body, so a browser asks for permission first.)
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -117,7 +116,7 @@ class CrossOrigin:
 
 
 def _names_loopback(host: str) -> bool:
-    """Whether a Host header names this machine: a browser sends the name in its address bar."""
+    """Return whether a Host header, the name in a browser's address bar, is this machine's."""
     named = _HOST.fullmatch(host.lower())
     name = (named[1] or named[2]) if named else ""
     try:

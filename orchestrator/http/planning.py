@@ -27,9 +27,9 @@ DEFAULT_MODEL: Final = "baton"
 class Catalog:
     """What requests may ask for.
 
-    `params` are the deployment file's parameters by policy. `methods` are the large worker's
-    methods by name and as users read them; `speculation` is what each worker decodes with by
-    default. A lossy method is marked as such.
+    `params` are the deployment file's parameters by policy. `methods` maps the names of the large
+    worker's methods to labels for users; `speculation` has the label of each worker's default
+    method. A lossy method's label says so.
     """
 
     policies: Mapping[str, type[Policy]]
@@ -39,10 +39,10 @@ class Catalog:
     speculation: Mapping[str, str] = field(default_factory=dict)
 
     def build(self, name: str, values: Mapping[str, Any]) -> Policy:
-        """A policy with these parameters.
+        """Return a policy with these parameters.
 
         Raises:
-            InvalidRequest: an unknown parameter or a wrong value.
+            InvalidRequest: a parameter is unknown or has a wrong value.
         """
         try:
             return build(self.policies, name, values)
@@ -51,10 +51,10 @@ class Catalog:
 
 
 class Planner:
-    """Plans requests by the configuration of the moment.
+    """Plans requests by the current configuration.
 
     Args:
-        sampling: returns the sampling of requests that leave it open.
+        sampling: returns the default sampling.
 
     Raises:
         ConfigError: the default or a name in `params` is no policy, or a parameter is wrong.
@@ -76,17 +76,17 @@ class Planner:
 
     @property
     def models(self) -> list[str]:
-        """Every policy, and the newest version of each that has any."""
+        """Every policy, and the newest version of each that has a published one."""
         policies, newest = self.catalog.policies, self._watcher.current.latest.items()
         pinned = [f"{name}@{version}" for name, version in newest if name in policies]
         return [DEFAULT_MODEL, *policies, *pinned]
 
     def default(self, name: str) -> Policy:
-        """A policy with the deployment file's parameters."""
+        """Return a policy with the deployment file's parameters."""
         return self._defaults[name]
 
     def context_of(self, model: str, contexts: Mapping[WorkerName, int | None]) -> int | None:
-        """The context of a model in tokens: the smallest known one of its policy's workers."""
+        """Return a model's context in tokens: the smallest known one of its policy's workers."""
         name, active = model.partition("@")[0], self._watcher.current.active
         if name == DEFAULT_MODEL and active is not None:
             policy = active.policy
@@ -96,7 +96,7 @@ class Planner:
         return min((context for context in known if context is not None), default=None)
 
     async def knows(self, model: str) -> bool:
-        """Whether a request may name this model."""
+        """Return whether a request may name this model."""
         if model in self.models:
             return True
         try:
@@ -105,14 +105,15 @@ class Planner:
             return False
 
     async def plan(self, ask: Ask, incoming: Incoming) -> RequestPlan:
-        """Choose the policy by the configuration of this moment, which the request keeps.
+        """Choose the policy by the current configuration, which the request keeps.
 
         Raises:
             UnknownPolicy: no such model.
             InvalidRequest: its `policy` names another policy, an unknown parameter or a wrong
-                value; or a speculation method that is not offered.
+                value; its speculation method is not offered; or a parameter needs a policy of one
+                model.
             StoreError: a pinned version cannot be read.
-            WorkerUnavailable: the large model's sampling counts and is not known yet.
+            WorkerUnavailable: the large model's default sampling is needed and not known yet.
         """
         wanted, active = ask.policy, self._watcher.current.active
         check_method(wanted.speculation, self.catalog.methods)
@@ -153,10 +154,10 @@ class Planner:
         )
 
     def _enroll(self, ask: Ask, incoming: Incoming) -> Enrollment | None:
-        """The request's part in an experiment, if any.
+        """Return the request's part in an experiment, if any.
 
-        Only a request for one answer by the model `baton`, without its own policy or method, may
-        take part: several answers to a question are one observation.
+        Only a request for one answer by the model `baton` that names no policy or method takes
+        part: several answers to one question would be one observation.
         """
         wanted, experiments = ask.policy, self._watcher.current.experiments
         plain = wanted.model == DEFAULT_MODEL and not wanted.parameters
@@ -182,7 +183,7 @@ class Planner:
     async def _requested(
         self, wanted: AskedPolicy, active: PublishedPolicy | None
     ) -> tuple[str, int, Policy, tuple[str, ...]]:
-        """The name, version, policy and overrides that the request names."""
+        """Return the name, version, policy and overrides that the request asks for."""
         policies, published = self.catalog.policies, None
         if wanted.model == DEFAULT_MODEL:
             name, published = self.catalog.default, active
@@ -234,5 +235,4 @@ class Planner:
 
 
 def no_model(name: str) -> UnknownPolicy:
-    """The error of a request for an unknown model."""
     return UnknownPolicy(f"the model {name[:64]!r} does not exist; /v1/models lists those that do")

@@ -16,27 +16,24 @@ from orchestrator.types import Message
 OUTCOMES: Final = "outcomes"
 """The store's stream of outcomes."""
 OUTCOMES_OF: Final = "outcomes-of/"
-"""Before a key's name: the stream of the outcomes of its requests."""
+"""The stream of the outcomes of one API key's requests is this and the key's name."""
 OUTCOMES_OF_KEPT: Final = 2000
-"""Outcomes that stay in it."""
+"""Outcomes kept in that stream."""
 REWARDS: Final = "rewards"
-"""The stream of rewards: apart, so that many judgements of one answer push no outcome out."""
+"""The stream of rewards, a separate one: many rewards of one answer displace no outcome."""
 BRIEF: Final = 2000
-"""Characters that are kept of a text whose beginning is enough."""
+"""Characters kept of a text that is shortened."""
 LAST: Final = 8
-"""Messages that are kept of a conversation whose end is enough."""
+"""Messages kept of a conversation that is shortened."""
 
 
 def record(
-    choice: Choice,
-    response: ResponseAccumulator,
-    status: str,
-    error: Json | None = None,
+    choice: Choice, response: ResponseAccumulator, status: str, error: Json | None = None
 ) -> Json:
-    """Everything about a request; `status` is finished, failed or cancelled.
+    """Return everything about a request; `status` is finished, failed or cancelled.
 
-    If a request made nothing, only the beginnings of its last messages are kept, so that refused
-    requests take no room from answered ones.
+    If no text was made, only the beginnings of the last messages are kept, so that refused requests
+    take no room from answered ones.
     """
     ask, plan = choice.ask, choice.plan
     nothing = status != "finished" and not (
@@ -74,7 +71,7 @@ def record(
 
 
 def step_json(response: ResponseAccumulator, index: int) -> Json:
-    """A step, with the time when it was complete, the indices of the calls that made it, and the
+    """Return a step with the time of its end, the indices of the calls that made it, and the
     origins of its tokens, if known."""
     moment = response.timeline.steps[index]
     made = {} if moment.provenance is None else {"provenance": asdict(moment.provenance)}
@@ -83,13 +80,12 @@ def step_json(response: ResponseAccumulator, index: int) -> Json:
 
 
 def call_json(call: CallSpan) -> Json:
-    """A call of a worker, without empty fields and those for spans."""
+    """Return a call of a worker, without empty fields and those for spans."""
     shown = asdict(replace(call, usage=None, finish=None))
     return {name: value for name, value in shown.items() if value is not None}
 
 
 def _message(message: Message, *, brief: bool) -> Json:
-    """A message, without empty fields."""
     if brief:
         message = replace(
             message,
@@ -107,17 +103,14 @@ def _brief(text: str) -> str:
 
 
 def outcome(
-    choice: Choice,
-    response: ResponseAccumulator,
-    status: str,
-    error: Json | None = None,
+    choice: Choice, response: ResponseAccumulator, status: str, error: Json | None = None
 ) -> Json:
-    """A request that ended, as an event for experiments; times in ms, None if they never came.
+    """Return a request's outcome, an event for experiments; times in ms, None if they never came.
 
-    `status` is finished, failed or cancelled. `refused`: it failed by its own fault. `overrides`
-    names the parameters that the request set itself; such a request says little about the version.
-    `accepted` is the share of judged drafts that stayed; `prompt_tokens` are those computed.
-    `speculation` is the large worker's method, marked if it is lossy.
+    `status` is finished, failed or cancelled. `refused`: the request itself was at fault.
+    `overrides` names the policy's parameters that the request set; such a request says little about
+    the version. `accepted` is the accepted share of judged drafts; `prompt_tokens` are those
+    computed, not cached. `speculation` is the large worker's method, marked if it is lossy.
     """
     metrics, plan = response.metrics, choice.plan
     return {
@@ -145,7 +138,7 @@ def outcome(
 
 
 def trace_id_of(answer: str) -> str:
-    """The trace id in the id of an answer of any API, or in a trace id."""
+    """Return the trace id that an answer's id of any API holds; a trace id is returned as it is."""
     for api in APIS:
         if answer.startswith(api.id_prefix):
             return answer.removeprefix(api.id_prefix)

@@ -1,4 +1,4 @@
-"""What the answers of every API have: usage, the `baton` object, how they are sent as JSON."""
+"""Parts of every API's answers: usage, the `baton` object, the JSON itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ReasoningTokens(TypedDict):
 
 
 class TokenUsage(TypedDict):
-    """Accepted tokens, and the ends of thought and turn that a model wrote."""
+    """Accepted tokens, and the tokens by which a model ended its thought and its turn."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -44,8 +44,8 @@ class DraftAcceptance(TypedDict):
 
 
 class Baton(TypedDict):
-    """Who wrote the text, and what it cost. In a stream it is beside the finish reason; in a body
-    of several choices it is the first one's."""
+    """Who wrote the text, and what it cost. In a stream it is beside the finish reason; a body with
+    several choices has the first one's."""
 
     warnings: NotRequired[list[str]]
     trace_id: str
@@ -65,14 +65,14 @@ class Baton(TypedDict):
 class Stripped:
     """`str.strip()` for a text that comes in pieces.
 
-    `begun`: it continues another text, so the white space before it stays.
+    `begun`: the text continues another, so white space at its start stays.
     """
 
     def __init__(self, *, begun: bool = False) -> None:
         self._begun, self._held = begun, ""
 
     def feed(self, text: str) -> str:
-        """The part of the text that is certain after this piece, "" for none."""
+        """Return what is certain after this piece; white space at the end may be cut off later."""
         text = self._held + text
         if not self._begun:
             text = text.lstrip()
@@ -83,8 +83,8 @@ class Stripped:
 
 
 def usage(response: ResponseAccumulator) -> Json | None:
-    """The usage as OpenAI counts it: accepted tokens and the ends of thought and turn that a model
-    wrote, without drafts and judge calls. None before the answer has ended."""
+    """Return the usage as OpenAI counts it, without drafts and judge calls; None before the answer
+    has ended."""
     if response.completed is None:
         return None
     transcript = response.completed.transcript
@@ -107,8 +107,10 @@ def _counted(prompt: int, cached: int, completion: int, thought: int) -> Json:
 
 
 def total_usage(usages: Iterable[Json | None], each: int | None = None) -> Json | None:
-    """The usage of all answers to a request. A prompt counts once for its `each` answers, which
-    follow one another (None: all answers have one prompt)."""
+    """Add up the usage of all answers to a request; None if none has ended.
+
+    A prompt counts once for its `each` consecutive answers (None: all answers have one prompt).
+    """
     known = [one for one in usages if one is not None]
     if not known:
         return None
@@ -121,8 +123,10 @@ def total_usage(usages: Iterable[Json | None], each: int | None = None) -> Json 
 
 
 def joined(answers: Sequence[Json], each: int | None = None) -> Json:
-    """Join the bodies of all answers to a request: each of several choices has its own `baton`
-    object, and the body has the first one's. `each`: as in `total_usage`."""
+    """Join the bodies of all answers to a request; `each` is as in `total_usage`.
+
+    Each of several choices has its own `baton` object, and the body has the first one's.
+    """
     first, *more = answers
     if not more:
         return first
@@ -132,7 +136,6 @@ def joined(answers: Sequence[Json], each: int | None = None) -> Json:
 
 
 def planned(plan: RequestPlan) -> Json:
-    """Which policy answers, and how each worker decodes."""
     return {
         "policy": plan.name,
         "version": plan.version,
@@ -143,13 +146,13 @@ def planned(plan: RequestPlan) -> Json:
 
 
 def baton(choice: Choice, response: ResponseAccumulator) -> Json:
-    """The `baton` object: `steps` are the chain's, with rejected drafts."""
+    """Return the `baton` object; its `steps` are the chain's, with rejected drafts."""
     completed = response.completed
     shared = "thought" if response.thinking else "answer"
     plan, metrics, prices = choice.plan, response.metrics, choice.ask.limits.prices
     warnings = choice.ask.labels.warnings
-    spent = metrics.small_tokens, metrics.large_tokens, metrics.prefill_tokens
-    priced = {} if prices is None else {"cost": prices.of(*spent)}
+    tokens = metrics.small_tokens, metrics.large_tokens, metrics.prefill_tokens
+    priced = {} if prices is None else {"cost": prices.of(*tokens)}
     warned = {"warnings": list(warnings)} if warnings else {}
     return {
         **warned,
@@ -159,7 +162,7 @@ def baton(choice: Choice, response: ResponseAccumulator) -> Json:
             worker: {"drafted_at": drafted, "accepted_at": accepted}
             for worker, (drafted, accepted) in response.acceptance.items()
         },
-        # Calls that failed: the answer may differ from an undisturbed one.
+        # Failed calls: without them the answer might be another.
         "degraded": [asdict(failure) for failure in response.failures],
         "forced": completed is not None and completed.transcript.forced,
         "steps": [asdict(step) for step in response.steps if step.phase == shared],

@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # most services make no spans and load no tracing
     from orchestrator.telemetry.spans import Spans
 
 
-async def _nothing_to_check() -> Mapping[str, bool]:
+async def _nothing() -> Mapping[Any, Any]:
     return {}
 
 
@@ -50,31 +50,27 @@ async def _greedy() -> Sampling:
     return GREEDY
 
 
-async def _nothing_known() -> Mapping[WorkerName, int | None]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The workers, and what is known of them.
+    """The workers, and facts about them.
 
-    `ready` returns whether each pool answers, cheaply, since that needs no key. `contexts` returns
-    each worker's context in tokens, None if it is not known. `sampling` returns the default for
-    requests that leave it open.
+    `ready` returns whether each pool answers, cheaply, since clients without a key may call it.
+    `contexts` returns each worker's context in tokens, None if it is unknown. `sampling` returns
+    the default of requests that name none.
     """
 
     workers: Mapping[WorkerName, Worker]
-    ready: Callable[[], Awaitable[Mapping[str, bool]]] = _nothing_to_check
-    contexts: Callable[[], Awaitable[Mapping[WorkerName, int | None]]] = _nothing_known
+    ready: Callable[[], Awaitable[Mapping[str, bool]]] = _nothing
+    contexts: Callable[[], Awaitable[Mapping[WorkerName, int | None]]] = _nothing
     sampling: Callable[[], Awaitable[Sampling]] = _greedy
 
 
 class LiveRequests:
-    """The requests that are being answered: their places, and how all of them end.
+    """The requests that are being answered.
 
     Attributes:
-        quiet: set while there are none.
-        cuts: ends each of the answers that are being sent.
+        quiet: is set while there are none.
+        cuts: one function for each response that is being sent, which ends it.
     """
 
     def __init__(self, limits: ServiceLimits) -> None:
@@ -89,10 +85,10 @@ class LiveRequests:
 
     @asynccontextmanager
     async def place(self, ask: Ask, incoming: Incoming) -> AsyncIterator[tuple[Place, str]]:
-        """A place for a request, within the share of its key; and its session's name for workers.
+        """Wait for a request's place; yield it with the name of its session for workers.
 
         Raises:
-            HttpError: 429, all places are taken; 503, the service is about to end.
+            HttpError: 429, all places are taken; 503, the service is stopping.
         """
         wanted = incoming.key or "", ask.choices, ask.estimated_prompt, ask.labels.priority
         async with self.admission.place(*wanted, prompts=len(ask.conversations)) as place:
@@ -108,9 +104,9 @@ class LiveRequests:
 
     @contextmanager
     def _affinity(self, incoming: Incoming) -> Iterator[str]:
-        """The name by which workers prefer the replica of the session's earlier requests.
+        """Yield the name by which workers prefer the replica of the session's earlier requests.
 
-        It is empty for a request beside another of its session, which is no next turn.
+        It is empty while another request of the session is live: then this one is no next turn.
         """
         session = incoming.unit(incoming.session)
         if session is None or session in self._sessions:
@@ -123,12 +119,12 @@ class LiveRequests:
             self._sessions.remove(session)
 
     def drain(self) -> int:
-        """Take on no more requests; returns how many are still being answered."""
+        """Refuse new requests; return how many are still being answered."""
         self.draining = True
         return self.admission.live
 
     def cut(self) -> None:
-        """End every answer now, each with an error that gives the reason."""
+        """Refuse new requests, and end every answer with an error that gives the reason."""
         self.drain()
         for cut in list(self.cuts):
             cut()
@@ -138,8 +134,8 @@ class Service:
     """One replica's parts. `access`, `spans` and `scrape` may be replaced while it runs.
 
     Attributes:
-        spans: makes OpenTelemetry spans of requests, if it is set.
-        scrape: returns the Prometheus text of all replicas; None: this process's.
+        spans: makes OpenTelemetry spans of requests, if set.
+        scrape: returns the Prometheus text of all replicas; None: only this process is shown.
 
     Raises:
         ConfigError: `catalog` names no policy, or a parameter is wrong.
@@ -176,22 +172,22 @@ class Service:
     async def admit(
         self, ask: Ask, incoming: Incoming
     ) -> AsyncIterator[tuple[list[Choice], Place]]:
-        """Plan a request and give it a place; yields the answers that it wants.
+        """Plan a request and wait for its place; yield the answers that it wants, and the place.
 
         Raises:
             HttpError: 403, its key may not choose an arm; 429, all places are taken; 503, the
-                service is about to end.
+                service is stopping.
             Others: as `Planner.plan`.
         """
         if self.live.draining:
             raise shutting_down()
         self._check_may_force(incoming)
-        plan = await self.planner.plan(ask, incoming)  # what can never be answered gets no 429
+        plan = await self.planner.plan(ask, incoming)  # first: a wrong request must not get 429
         async with self.live.place(ask, incoming) as (place, affinity):
             yield [Choice(ask, incoming, plan, affinity, i) for i in range(ask.choices)], place
 
     def _check_may_force(self, incoming: Incoming) -> None:
-        """Refuse an arm to keys that may not read experiments: other errors would show names."""
+        """Refuse an arm to keys that may not read experiments, before other errors show names."""
         if incoming.forced_arm is None:
             return
         if not self.access.sees_all(incoming.headers.get("authorization")):
@@ -202,11 +198,11 @@ class Service:
             )
 
     async def metrics_text(self) -> bytes:
-        """The metrics as Prometheus text; concurrent requests share one scrape."""
+        """Return the metrics as Prometheus text; concurrent requests share one scrape."""
         if self.scrape is None:
             return generate_latest(self.registry)
         if self._scraping is None or self._scraping.done():
-            # Ray ends what a request began with that request, which it knows by the context.
+            # Without this request's context: Ray cancels what a request started with the request.
             self._scraping = asyncio.create_task(self.scrape(), context=Context())
         return await asyncio.shield(self._scraping)
 

@@ -1,4 +1,4 @@
-"""What the deployment decides about one replica's HTTP surface."""
+"""The deployment's settings of a replica's HTTP service."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ REASONING_FIELDS: Final[dict[ReasoningField, tuple[str, ...]]] = {
 
 
 class ServiceLimits(StrictModel):
-    """The limits of one replica, as the deployment file has them under `limits`."""
+    """The limits of one replica: `limits` of the deployment file."""
 
     concurrent: int = Field(default=64, ge=1, description="answers at once; one more waits")
     wait_s: float = Field(
         default=1.0,
         ge=0,
-        description="for a place; then it is 429. Up to ten times as long for a key that has less "
-        "than an equal share of the places",
+        description="seconds a request waits for a place before it gets 429; up to ten times as "
+        "long for a key that has less than an equal share of the places",
     )
     prompt_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="prompt tokens of one key's requests at once; then it is 429. None: no limit",
+        description="prompt tokens of one key's requests at once; more get 429. None: no limit",
     )
-    max_tokens: int = Field(default=2048, ge=1, description="cap where a request names none")
+    max_tokens: int = Field(default=2048, ge=1, description="cap if a request names none")
     max_tokens_cap: int = Field(default=32_768, ge=1, description="the most a request may name")
     choices: int = Field(default=16, ge=1, description="the most answers (n) a request may want")
     deadline_s: float = Field(default=600.0, gt=0, description="wall time of a request, seconds")
-    body_bytes: int = Field(default=1 << 20, ge=1024, description="a larger body is 413")
+    body_bytes: int = Field(default=1 << 20, ge=1024, description="a larger body gets 413")
     complete: bool = Field(
         default=False,
         description="503 instead of an answer made without a worker that the policy asked for",
@@ -59,13 +59,13 @@ class Patience:
 class HttpSettings:
     """How requests are read and answered.
 
-    `reasoning_field` names the fields of a message that hold the thought: one, since clients that
-    read both show it twice. Unless `strict`, parameters that cannot be honoured are left out with a
-    warning. `cors_origins` are the origins of web pages that a browser may let ask the service;
-    "*": all. `proxy_adds_request_id`: a proxy before the service adds `x-request-id` to responses,
-    as Serve's does. `loopback`: only this machine may ask, so pages elsewhere that point here are
-    refused. Traces stay in the store for `trace_ttl_s` seconds. A policy's `max_cost` is counted at
-    these `prices`.
+    `reasoning_field` names the fields of a message that hold the thought; by default one, since
+    clients that read both show it twice. Unless `strict`, parameters that cannot be honoured are
+    left out with a warning. `cors_origins` are the origins of web pages that may use the service
+    from a browser; "*": all. `proxy_adds_request_id`: a proxy adds `x-request-id` to responses, as
+    Serve's does. `loopback`: the Host header must name this machine, so that no other site's page
+    can use the service. Traces stay in the store for `trace_ttl_s` seconds. A policy's `max_cost`
+    is counted at these `prices`.
     """
 
     limits: ServiceLimits = field(default_factory=ServiceLimits)

@@ -25,7 +25,7 @@ class Shared:
     """One replica's side of the store.
 
     Args:
-        quiet: set while no request is being answered; only then shadows run.
+        quiet: is set while no request is being answered; only then shadows run.
         solve_shadow: answers a served request again by another policy.
     """
 
@@ -49,14 +49,14 @@ class Shared:
         )
 
     async def start(self) -> None:
-        """Begin to follow the store; one that does not answer delays this only shortly."""
+        """Start to follow the store; one that does not answer delays this only shortly."""
         await self.watcher.start()
         await self.outbox.start()
         await self.shadows.start()
         await self.experimenter.start()
 
     async def stop(self) -> None:
-        """Write what waits for the store, and close it."""
+        """Write what waits for the store, then close it."""
         await self.experimenter.stop()
         await self.shadows.stop()
         await self.watcher.stop()
@@ -65,8 +65,8 @@ class Shared:
 
     @property
     def degraded(self) -> str | None:
-        """Why the configuration may be old, outcomes wait, or a published document is not in
-        effect; None if all is in order."""
+        """Why the configuration may be old, outcomes are not written yet, or a published document
+        is not in effect; None if all is in order."""
         if self.error is not None:
             return self.error
         aside = self.watcher.current.set_aside.items()

@@ -9,11 +9,7 @@ from functools import cached_property, partial
 from itertools import groupby
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest
@@ -53,7 +49,7 @@ from orchestrator.worker import Worker
 
 
 class TextPart(Given):
-    """A part of a message's content; what to cache is a hint."""
+    """A part of a message's content; the fields for caching are hints."""
 
     type: Annotated[Literal["text"], ONLY_TEXT]
     text: str
@@ -62,11 +58,11 @@ class TextPart(Given):
 
 
 class ChatMessage(Given):
-    """One turn. The fields after `content` let a client send back a reply exactly as it came.
+    """One turn. The fields after `content` let a client send back an answer exactly as it came.
 
-    The chat template decides whether a model sees earlier reasoning again. A `name` is accepted,
-    and shown only for a tool. A gateway's own fields and the official client's `parsed` are
-    accepted. The rest must be empty.
+    The chat template decides whether a model sees earlier reasoning again. A `name` is shown to
+    models only for a tool. `reasoning_details`, `provider_specific_fields` and `parsed` change
+    nothing. The rest must be empty.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -93,7 +89,7 @@ class ChatStreamOptions(StreamOptions):
 
 
 class TemplateSettings(Given):
-    """`chat_template_kwargs`: the switches by which templates think or not."""
+    """`chat_template_kwargs`: the switches by which templates turn the thought on or off."""
 
     enable_thinking: bool | None = None
     thinking: bool | None = None
@@ -180,7 +176,7 @@ class ChatRequest(AnswerForm, TextRequest):
         return self
 
     def _check_turns(self) -> None:
-        """Every turn has content, and a tool's result answers an earlier call."""
+        """Check that every turn has content, and that a tool's result answers an earlier call."""
         called: set[str] = set()
         for i, message in enumerate(self.messages):
             place = f"messages[{i}]"
@@ -224,7 +220,7 @@ class ChatRequest(AnswerForm, TextRequest):
         return not (off or self.continue_final_message)
 
     def thought_cap(self, max_tokens: int) -> int | None:
-        """The cap on the thought in tokens, as a share of `max_tokens` or by number."""
+        """Return the cap on the thought in tokens, as a share of `max_tokens` or a number."""
         caps = [thought_cap(self.reasoning_effort, max_tokens), self.thinking_token_budget]
         return min((cap for cap in caps if cap is not None and cap > 0), default=None)
 
@@ -238,7 +234,7 @@ class ChatRequest(AnswerForm, TextRequest):
 
 
 def _turn(message: ChatMessage, called: Mapping[str, str]) -> Message:
-    """A message as models see it; `called` has the tool's name by the id of its call."""
+    """Return a message as models see it; `called` maps a call's id to its tool's name."""
     name = message.name or called.get(message.tool_call_id or "", "")
     calls = tuple(
         ToolCall(call.id, call.function.name, call.function.arguments)
@@ -266,7 +262,7 @@ class CalledTool(TypedDict):
 
 
 class AnswerMessage(TypedDict):
-    """The answer, and the accepted thought in the field that the deployment names."""
+    """The answer, with the accepted thought in the fields that the deployment names."""
 
     role: Literal["assistant"]
     content: Annotated[str | None, Field(description="null beside calls without text")]
@@ -322,7 +318,7 @@ def parse(given: bytes, settings: HttpSettings) -> Ask:
 
 
 class ChatEncoder(ChunkEncoder):
-    """A chat completion; `thought_in` names the fields that hold the thought."""
+    """Encodes a chat completion; `thought_in` names the fields that hold the thought."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
@@ -347,7 +343,7 @@ class ChatEncoder(ChunkEncoder):
 
     async def after(self, workers: Mapping[WorkerName, Worker]) -> None:
         if self._body.logprobs:
-            with suppress(ContextLengthExceeded):  # the answer itself is there, and stays
+            with suppress(ContextLengthExceeded):  # then the answer is sent without scores
                 scorer = Scorer(self.choice, self.response, workers, self._body.top_logprobs)
                 begun = self._body.continue_final_message
                 self._logprobs = _logprobs(shown_tokens(await scorer.answer(), begun=begun))
@@ -399,7 +395,7 @@ class ChatEncoder(ChunkEncoder):
         return data + self.last_chunk(self._choice({}, self.response.finish_reason))
 
     def _deltas(self, events: Sequence[Event]) -> Iterator[Json]:
-        """The accepted text in `events` as OpenAI deltas; neighbours of one phase share one."""
+        """Yield the accepted text of `events` as OpenAI's deltas, one for each change of phase."""
         texts = [event for event in events if isinstance(event, TextDelta)]
         for phase, group in groupby(texts, key=lambda text: text.phase):
             text = "".join(item.text for item in group)
@@ -432,7 +428,7 @@ def _call_delta(piece: CallPiece) -> Json:
 
 
 def _logprobs(tokens: Sequence[tuple[TokenScore, Sequence[TokenScore]]]) -> Json:
-    """OpenAI's list: each token, and the most likely ones in its place."""
+    """Return OpenAI's list: each token, and the most likely ones in its place."""
     rows = [{**_row(token), "top_logprobs": list(map(_row, likely))} for token, likely in tokens]
     return {"content": rows, "refusal": None}
 
@@ -462,7 +458,7 @@ class StreamEvents:
         self._calls = self._steps = 0  # shown so far
 
     def more(self, events: Sequence[Event]) -> Json | None:
-        """These events as JSON; calls come first, since steps name them by index."""
+        """Return these events as JSON; calls come first, since steps name them by index."""
         timeline = self._response.timeline
         shown: list[Json] = [
             {"type": "call", **call_json(c)} for c in timeline.calls[self._calls :]

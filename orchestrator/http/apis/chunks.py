@@ -16,12 +16,8 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 class ChunkEncoder(Encoder):
-    """Shows an answer as one of the `choices` of an object.
-
-    Attributes:
-        kind: OpenAI's name of the whole object.
-        chunk_kind: OpenAI's name of a chunk.
-    """
+    """Encodes an answer as one of an object's `choices`; `kind` and `chunk_kind` are OpenAI's names
+    of the whole object and of a chunk."""
 
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
@@ -31,7 +27,6 @@ class ChunkEncoder(Encoder):
         self._request = body
 
     def completion(self, choice: Json) -> Json:
-        """The whole object with this choice."""
         return {
             **self._object(self.kind, [choice]),
             "usage": usage(self.response),
@@ -39,7 +34,8 @@ class ChunkEncoder(Encoder):
         }
 
     def chunk(self, choice: Json, so_far: Json | None = None) -> Json:
-        """A chunk with this choice; `so_far` is the usage, if every chunk is to hold it."""
+        """Return a chunk with this choice; `so_far` is the usage, for clients that want it in every
+        chunk."""
         made = self._object(self.chunk_kind, [choice])
         if not self._request.wants_usage:
             return made
@@ -60,7 +56,7 @@ class ChunkEncoder(Encoder):
 
     @property
     def running_usage(self) -> Json:
-        """The usage so far: the tokens of the text that was shown."""
+        """The usage so far: the tokens of the text that was sent."""
         thought, answer = self.response.shown["thought"], self.response.shown["answer"]
         return usage_of(self.response, thought + answer, thought)
 
@@ -75,5 +71,4 @@ class ChunkEncoder(Encoder):
 
 
 def sse(value: Json) -> bytes:
-    """One server-sent event."""
     return b"data: " + dump(value) + b"\n\n"

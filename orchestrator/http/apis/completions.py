@@ -35,8 +35,8 @@ from orchestrator.worker import Worker
 
 
 def _prompts(given: object) -> tuple[str | tuple[int, ...], ...]:
-    """One prompt, or the prompts of a list. Anything else is refused here, since pydantic would
-    name every branch of a union."""
+    """Read one prompt, or a list of them. Anything else is refused here, since pydantic's error
+    would name every branch of the union."""
     listed = given if isinstance(given, list) and given and not _is_id(given[0]) else [given]
     places = [f"prompt[{i}]" for i in range(len(listed))] if len(listed) > 1 else ["prompt"]
     return tuple(map(_prompt, listed, places))
@@ -78,7 +78,7 @@ class CompletionRequest(AnswerForm, TextRequest):
         ),
     ] = Field(description="a text, or the ids of its tokens; or several of them")
     max_tokens: Annotated[int, Field(ge=0)] = Field(
-        default=16, description="of the continuation; 0, with echo: the prompt alone"
+        default=16, description="cap on the continuation; 0, with echo: the prompt alone"
     )
     n: Choices = Field(default=1, description="how many answers to give to each prompt")
     echo: bool = Field(default=False, description="show the prompt before its continuation")
@@ -108,7 +108,6 @@ class CompletionRequest(AnswerForm, TextRequest):
 
     @property
     def constraint(self) -> Constraint | None:
-        """What the answer must match, white space and all."""
         return self.form and replace(self.form, exact=True)
 
 
@@ -155,7 +154,7 @@ def parse(given: bytes, settings: HttpSettings) -> Ask:
 
 
 class CompletionEncoder(ChunkEncoder):
-    """A text completion: the text as the model wrote it, white space and all."""
+    """Encodes a text completion: the text as the model wrote it, white space included."""
 
     kind = chunk_kind = "text_completion"
 
@@ -176,7 +175,7 @@ class CompletionEncoder(ChunkEncoder):
 
     async def after(self, workers: Mapping[WorkerName, Worker]) -> None:
         if self._body.logprobs is not None and self._body.max_tokens:
-            with suppress(ContextLengthExceeded):  # the answer itself is there, and stays
+            with suppress(ContextLengthExceeded):  # then the answer is sent without scores
                 scorer = Scorer(self.choice, self.response, workers, self._body.logprobs)
                 self._answer = await scorer.answer()
 
@@ -212,7 +211,7 @@ class CompletionEncoder(ChunkEncoder):
         }
 
     async def _score_prompt(self, workers: Mapping[WorkerName, Worker]) -> ScoredSegment:
-        """Score the prompt's tokens, after those that begin every text."""
+        """Score the prompt's tokens, after the ones that the tokenizer puts before every text."""
         (prompt,) = self.choice.messages
         nothing = Message("prompt", "", None if prompt.tokens is None else ())
         segment = Segment("policy", prompt.content)
@@ -225,17 +224,17 @@ class CompletionEncoder(ChunkEncoder):
 
     @property
     def _unwritten(self) -> bool:
-        """Whether the last token shows no text: the model's end, or half a character if there is
-        nothing else. Evaluations that ask for one token expect its row."""
+        """Whether a token without text ends the answer: the model's end, or a part of a character
+        and nothing else. Evaluations that ask for one token expect a row for it."""
         assert self.response.completed is not None
         transcript = self.response.completed.transcript
         return transcript.ends > 0 or not transcript.answer
 
 
 def _logprobs(scored: Sequence[ScoredSegment], echo: bool, unwritten: bool) -> Json:
-    """OpenAI's lists; the first token of an echoed text has no log-probability.
+    """Return OpenAI's lists; the first token of an echoed text has no log-probability.
 
-    `unwritten`: a token without text follows the scored ones, with its own row.
+    `unwritten`: add a row for a token without text after the scored ones.
     """
     tokens, values, top = list[str](), list[float | None](), list[Json | None]()
     widths = [width for one in scored for width in _widths(one)]
@@ -254,16 +253,12 @@ def _logprobs(scored: Sequence[ScoredSegment], echo: bool, unwritten: bool) -> J
     if echo and values:
         values[0] = top[0] = None
     offsets = list(accumulate(widths, initial=0))[:-1]
-    return {
-        "tokens": tokens,
-        "token_logprobs": values,
-        "top_logprobs": top,
-        "text_offset": offsets,
-    }
+    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
 
 
 def _by_name(tokens: Sequence[TokenScore]) -> Json:
-    """Log-probabilities by name, the most likely first; the last token keeps its own."""
+    """Map names to log-probabilities, the most likely first; if names are equal the most likely
+    counts, but the last token keeps its own."""
     row: Json = {}
     for one in sorted(tokens, key=lambda one: -one.logprob):
         row.setdefault(one.name, one.logprob)
@@ -271,7 +266,7 @@ def _by_name(tokens: Sequence[TokenScore]) -> Json:
 
 
 def _widths(scored: ScoredSegment) -> Iterator[int]:
-    """How many shown characters each token has; markup in an answer has none."""
+    """Yield how many shown characters each token has; markup in an answer has none."""
     text, at, is_prompt = scored.segment.text, 0, scored.segment.author == "policy"
     for piece in scored.scores.pieces:
         width = len(piece) if is_prompt or text.startswith(piece, at) else 0

@@ -4,8 +4,8 @@
 matter most to a client first, each with the values that mean the default: those pass. `HINTS`
 change no answer (who asks, what to cache, how soon) and pass.
 
-The deployment decides the sampling that a request leaves open: its file, or the large model's
-checkpoint. OpenAI's default is a temperature of 1.
+A request that names no sampling gets the default of the deployment file, or else of the large
+model's checkpoint. OpenAI's default is a temperature of 1.
 
 `reasoning_effort` caps the accepted thinking tokens at a share of `max_tokens`,
 `thinking_token_budget` at a number; the smallest of these and `policy.budget` holds. With effort
@@ -37,7 +37,7 @@ from orchestrator.types import Constraint, Limits, PartialSampling
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _SHARES: Final[dict[str, float]] = {"minimal": 1 / 8, "low": 1 / 4, "medium": 1 / 2}
-"""The share of `max_tokens`, by effort; with others only the policy's cap holds."""
+"""The share of `max_tokens` by effort; with the other efforts only the policy's cap holds."""
 HINTS: Final = frozenset({
     "parallel_tool_calls",  # without tools there are none
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "request_id",
@@ -84,7 +84,7 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     ),
 }  # fmt: skip
 MOST_LIKELY: Final = 20
-"""The most likely tokens that a request may ask for at a place: OpenAI's limit, and vLLM's."""
+"""The most likely tokens per place, at most, that a request may ask for: as OpenAI and vLLM."""
 
 
 def _only_text(kind: object) -> object:
@@ -98,7 +98,7 @@ ONLY_TEXT: Final = BeforeValidator(_only_text)
 
 
 def joined(part: Any) -> BeforeValidator:
-    """Read a text, or parts with a `text` as one text, one line each."""
+    """Return a validator that reads a text, or joins the `text` of parts by line breaks."""
     parts = TypeAdapter[Any](Annotated[list[part], Field(min_length=1)])
 
     def read(content: object) -> object:
@@ -136,7 +136,7 @@ class TextRequest(Parameters):
 
     model: str = Field(description="a policy, or one of its published versions: NAME@VERSION")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
-        default=None, description="0 is greedy; none: as the deployment or the large model wants"
+        default=None, description="0 is greedy; none: the deployment's or the large model's default"
     )
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="none: the same"
@@ -153,15 +153,16 @@ class TextRequest(Parameters):
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool = Field(
-        default=False, description="write to the cap; for load tests of a single model"
+        default=False,
+        description="write up to the cap, past the model's end; for load tests of a single model",
     )
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = Field(
         default=0,
-        description="of thought and answer; the text does not end before, at a stop string neither;"
-        " for a single model",
+        description="fewest tokens of thought and answer; before, neither the model nor a stop "
+        "string ends the text; for a single model",
     )
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = Field(
-        default=0, description="of a key's requests that wait for a place the lowest is first"
+        default=0, description="the lowest is first among a key's requests that wait for a place"
     )
     user: Annotated[str, Field(max_length=256)] | None = None
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
@@ -198,7 +199,7 @@ class TextRequest(Parameters):
     def policy_choice(
         self, *, alone: str | None = None, thought_cap: int | None = None
     ) -> AskedPolicy:
-        """The policy that is asked for; `alone`: a parameter that only one model can honour."""
+        """Return the policy that is asked for; `alone`: as in `AskedPolicy`."""
         for name, given in (("ignore_eos", self.ignore_eos), ("min_tokens", self.min_tokens > 0)):
             if alone is None and given:
                 alone = name
@@ -216,10 +217,10 @@ class TextRequest(Parameters):
         *,
         thinking: bool = True,
     ) -> Limits:
-        """The limits of each answer: `cap` tokens (None: as usual), and within the service's.
+        """Return the limits of each answer; `cap` is in tokens, None for the service's default.
 
         Raises:
-            InvalidRequest: above the service's limits, or contradictory.
+            InvalidRequest: a limit is above the service's, or contradicts another parameter.
         """
         most = settings.limits
         if cap is not None and cap > most.max_tokens_cap:
@@ -247,13 +248,12 @@ class TextRequest(Parameters):
 
 
 def thought_cap(effort: Effort | None, max_tokens: int) -> int | None:
-    """The cap on the thought in tokens; None: none."""
     share = _SHARES.get(effort or "")
     return None if share is None else max(1, int(share * max_tokens))
 
 
 def check_choices(name: str, count: int, limits: ServiceLimits) -> None:
-    """Refuse more answers than the service makes; the parameter `name` asks for them."""
+    """Refuse more answers than the service gives; `name` is the parameter that asks for them."""
     most = min(limits.choices, limits.concurrent)
     if count > most:
         raise InvalidRequest(
@@ -299,7 +299,7 @@ class ResponseFormat(Given):
 
 
 def _schema_text(given: object) -> object:
-    """A JSON Schema, or the JSON of one, as JSON."""
+    """Return a JSON Schema as JSON; a text is only checked."""
     if isinstance(given, dict):
         return json.dumps(given)
     if isinstance(given, str):
@@ -315,7 +315,7 @@ def _schema_text(given: object) -> object:
 
 
 class StructuredOutput(Given):
-    """`structured_outputs`: one of what vLLM offers."""
+    """`structured_outputs`, as vLLM has it: one of its forms."""
 
     json_: Annotated[
         str | None,
@@ -375,6 +375,6 @@ class AnswerForm(BaseModel):
 
 
 def _literally(text: str) -> str:
-    """A regular expression that matches only this text (`re.escape` escapes more than some
-    dialects allow)."""
+    """Return a regular expression that matches only this text (`re.escape` escapes characters that
+    some dialects refuse to have escaped)."""
     return re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", text)

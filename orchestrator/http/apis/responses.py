@@ -58,7 +58,7 @@ LOGPROBS: Final = "message.output_text.logprobs"
 
 
 class ItemPart(BaseModel):
-    """A part of an item's text; what else it holds changes nothing."""
+    """A part of an item's text; its other fields change nothing."""
 
     model_config = ConfigDict(strict=True, frozen=True)
     type: Annotated[
@@ -96,7 +96,7 @@ class CallItem(Item):
 
 
 class OutputItem(Item):
-    """The result of a call before it."""
+    """The result of an earlier call."""
 
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(min_length=1)]
@@ -104,7 +104,7 @@ class OutputItem(Item):
 
 
 class ReasoningItem(Item):
-    """The thought of an earlier answer, as its summary or as itself."""
+    """The thought of an earlier answer: its summary, or else its content."""
 
     type: Literal["reasoning"]
     summary: list[ItemPart] | None = None
@@ -125,7 +125,7 @@ AnyItem = Annotated[
             "function_call or function_call_output",
         ),
     ],
-    # A null counts as not given: clients send items back with all fields.
+    # Null means not given: clients send items back with all fields.
     BeforeValidator(
         lambda given: (
             {name: value for name, value in given.items() if value is not None}
@@ -137,13 +137,13 @@ AnyItem = Annotated[
 
 
 def read_turns(items: Sequence[AnyItem]) -> tuple[Message, ...]:
-    """The messages of an input's items.
+    """Return the messages of an input's items.
 
-    Reasoning goes with the answer or the calls after it; the chat template decides whether a model
-    sees it again. An answer may continue after its calls; their results follow all of it.
+    Reasoning belongs to the answer or the calls after it; the chat template decides whether a model
+    sees it again. Neighbouring answers and calls are one message, and the calls' results follow it.
 
     Raises:
-        InvalidRequest: a result without its call.
+        InvalidRequest: a result comes without its call.
     """
     turns: list[Message] = []
     called: dict[str, str] = {}
@@ -193,7 +193,7 @@ def _lines(*texts: str) -> str:
 
 
 class Reasoning(Given):
-    """`reasoning`: how much thought. The summary is always the accepted thought."""
+    """`reasoning`: `effort` limits the thought. The summary is always the accepted thought."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -201,7 +201,7 @@ class Reasoning(Given):
 
 
 class TextFormat(Given):
-    """`text.format`: as `response_format` of a chat completion, but flat."""
+    """`text.format`: a chat completion's `response_format`, with the schema's fields in it."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: Annotated[str, Field(max_length=64)] | None = None
@@ -224,13 +224,13 @@ class TextSettings(Given):
 
 
 class ResponsesTool(FunctionTool):
-    """A function that may be called, as responses have it: flat."""
+    """A function that may be called; its fields are the tool's own, not under `function`."""
 
     type: Literal["function"]
 
 
 class ResponsesRequest(TextRequest):
-    """The body of a response: a chat completion's content under other names."""
+    """The body of `POST /v1/responses`: a chat completion's, with other names."""
 
     hints = (HINTS - {"verbosity"}) | {"max_tool_calls"}
     unsupported = {  # noqa: RUF012 (a constant)
@@ -258,8 +258,7 @@ class ResponsesRequest(TextRequest):
         default=None, description="cap on thought and answer together"
     )
     include: list[str] | None = Field(
-        default=None,
-        description="adds nothing that is missing; log-probabilities are refused",
+        default=None, description="changes nothing; log-probabilities are refused"
     )
     reasoning: Reasoning = Reasoning()
     text: TextSettings = TextSettings()
@@ -352,15 +351,15 @@ def parse(given: bytes, settings: HttpSettings) -> Ask:
 
 Phase = Literal["thought", "answer"]
 Kind = Literal["thought", "answer", "call"]
-"""What an item holds."""
+"""The content of an item."""
 
 
 class ResponsesEncoder(Encoder):
-    """A response, whole or as a stream of events.
+    """Encodes a response, whole or as a stream of numbered events.
 
     The accepted thought is the summary of a reasoning item; the answer is a message, and each call
-    of a tool an item. A stream announces each item, sends its deltas and completes it; its events
-    are numbered. A whole answer is made of the same items.
+    of a tool an item. A stream announces each item, sends its deltas and completes it. A whole
+    answer has the same items.
     """
 
     def __init__(
@@ -400,13 +399,8 @@ class ResponsesEncoder(Encoder):
 
     def failure(self, body: Json) -> bytes:
         error = body["error"]
-        return self._event(
-            "error",
-            code=error["code"],
-            message=error["message"],
-            param=error["param"],
-            error=error,
-        )
+        shown = {name: error[name] for name in ("code", "message", "param")}
+        return self._event("error", **shown, error=error)
 
     def _events(self, events: Sequence[Event]) -> Iterator[bytes]:
         texts = [event for event in events if isinstance(event, TextDelta)]
@@ -461,7 +455,7 @@ class ResponsesEncoder(Encoder):
             yield self._part_event(f"response.{_PART[kind]}.added", kind, part=_part(kind, ""))
 
     def _close(self, *, last: bool = False) -> Iterator[bytes]:
-        """Complete the open item, if any; the `last` one may have been cut."""
+        """Complete the open item, if any; a cap may have cut the `last` one."""
         kind, text = self._open, self._text
         if kind is None:
             return
@@ -506,8 +500,8 @@ class ResponsesEncoder(Encoder):
         }
 
     def _is_cut(self, kind: Kind) -> bool:
-        """Whether a cap cut the last item. Not cut are a thought before an answer, an answer that
-        ended by itself (even if a cap cut the thought), and a call with all its arguments."""
+        """Return whether a cap cut the last item. It did not cut a thought before an answer, an
+        answer that ended by itself (if it cut the thought), and a call with all its arguments."""
         if self.response.completed is None or self.response.finish_reason != "length":
             return False
         transcript = self.response.completed.transcript

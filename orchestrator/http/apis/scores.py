@@ -23,8 +23,7 @@ from orchestrator.worker import Call, Worker
 class TokenScore:
     """A token and its log-probability (natural log).
 
-    `text` is what it adds to the text, maybe nothing; `name` is the text, or the id if it is
-    empty.
+    `text` is what it adds to the text, maybe nothing; `name` is `text`, or the id if that is empty.
     """
 
     name: str
@@ -40,15 +39,15 @@ class ScoredSegment:
     scores: Verification
 
     def tokens(self) -> Iterator[tuple[TokenScore, list[TokenScore]]]:
-        """Each token, and the most likely ones in its place."""
+        """Yield each token with the most likely ones in its place."""
         scores, ids = self.scores, self.segment.tokens
         for i, (piece, nll) in enumerate(zip(scores.pieces, scores.nll, strict=True)):
             choice, logprob = scores.choices[i], scores.logprobs[i]
-            # A text that came without ids: equal likelihoods identify the most likely token.
+            # Without ids: the token is the worker's choice if it has the same log-probability.
             known = ids[i] if len(ids) == len(scores.pieces) else None
             token = choice if known is None and logprob == -nll else known
             name = piece if token is None else token_name(piece, token)
-            # An end that `ignore_eos` passed over is part of the text: here it has one name.
+            # The token itself keeps its name: an end that `ignore_eos` kept is part of the text.
             likely = [
                 TokenScore(name, piece, one.logprob) if one.token == token else _named(one)
                 for one in (scores.top[i] if scores.top else ())
@@ -56,7 +55,7 @@ class ScoredSegment:
             yield TokenScore(name, piece, -nll), likely
 
     def likely_after(self) -> list[TokenScore]:
-        """The most likely tokens after the segment that would continue the text."""
+        """Return the most likely tokens after the segment that would continue the text."""
         likely = self.scores.top[-1] if self.scores.top else ()
         return [_named(one) for one in likely if not one.ends]
 
@@ -64,7 +63,7 @@ class ScoredSegment:
 @dataclass(frozen=True, slots=True)
 class Scorer:
     """Asks workers for the log-probabilities of one answer, with the `top` most likely tokens at
-    each place. What it costs is counted in `response`."""
+    each place; counts the cost in `response`."""
 
     choice: Choice
     response: ResponseAccumulator
@@ -72,12 +71,12 @@ class Scorer:
     top: int = 0
 
     async def check(self) -> None:
-        """Refuse a request for scores that a worker of its policy cannot give.
+        """Call each worker of the policy once, since only a call shows whether it can score.
 
-        Only a call shows whether it can. A worker that is down passes: it may not be needed.
+        A worker that is down passes: it may not be needed.
 
         Raises:
-            InvalidRequest: it cannot.
+            InvalidRequest: a worker cannot score.
         """
         messages = self.choice.messages
         if messages[-1].role == "assistant":
@@ -88,10 +87,10 @@ class Scorer:
                 await self.verify(name, transcript, Segment(name, ""))
 
     async def answer(self) -> list[ScoredSegment]:
-        """The segments of a finished answer, scored; the last one even without text.
+        """Return the segments of a finished answer, scored; an empty answer has one without text.
 
         Each is scored by its author. The policy's own text is scored by the large model, or by the
-        only model there is.
+        policy's only model.
 
         Raises:
             ContextLengthExceeded: the answer fills the context of a worker that needs room for one
@@ -108,7 +107,7 @@ class Scorer:
                 continue  # text of the request
             before = replace(transcript, answer=transcript.answer.first(number), done=False)
             author = default if segment.author == "policy" else segment.author
-            if not segment.tokenizer:  # a worker died in it: its ids belong to no known vocabulary
+            if not segment.tokenizer:  # its worker died: the vocabulary of its ids is unknown
                 segment = replace(segment, tokens=(), logprobs=())
             scored.append(await self.verify(author, before, segment))
         return scored
@@ -116,10 +115,10 @@ class Scorer:
     async def verify(
         self, name: WorkerName, transcript: Transcript, segment: Segment, param: str = "logprobs"
     ) -> ScoredSegment:
-        """Score a segment after a transcript by a worker; the parameter `param` asks for it.
+        """Score a segment after a transcript by the worker `name`.
 
         Raises:
-            InvalidRequest: it cannot score texts.
+            InvalidRequest: it cannot score texts; names `param`, the parameter that asks for it.
         """
         choice, began = self.choice, perf_counter()
         call = Call(choice.trace_id, transcript, name, owner=choice.owner, session=choice.affinity)
@@ -140,8 +139,8 @@ class Scorer:
 def shown_tokens(
     scored: Sequence[ScoredSegment], *, begun: bool = False
 ) -> list[tuple[TokenScore, list[TokenScore]]]:
-    """The tokens of an answer, without white space at both ends, which is not shown; `begun`: it
-    continues another text, so the white space before it stays."""
+    """Return the tokens of an answer, without those of white space at both ends, which is not
+    shown; `begun`: it continues another text, so white space at its start stays."""
     tokens = [pair for one in scored for pair in one.tokens()]
     start, end = 0, len(tokens)
     while not begun and start < end and tokens[start][0].text.isspace():
@@ -156,5 +155,5 @@ def _named(one: LikelyToken) -> TokenScore:
 
 
 def token_name(text: str, token: int) -> str:
-    """A token's text; its id if it adds none (markup, or the beginning of a character)."""
+    """Return a token's text; its id if it adds none (markup, or the beginning of a character)."""
     return text or f"token_id:{token}"

@@ -1,9 +1,9 @@
-"""The routes beside those for a text.
+"""The routes that make no text.
 
-- `traces`: what is on record about requests.
+- `traces`: the records of requests.
 - `feedback`: rewards for answers.
 - `policies`: published policies.
 - `experiments`: A/B tests.
 - `console`: the page for people, whose files are in `console/`.
-- `openapi`: what `/openapi.json` has beyond FastAPI's own description.
+- `openapi`: additions to FastAPI's `/openapi.json`.
 """

@@ -26,13 +26,11 @@ HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-cache",  # asked for again each time; unchanged files are not sent again
+    "cache-control": "no-cache",  # a browser asks each time; unchanged files are not sent again
 }
 
 
 class ConsoleFiles(StaticFiles):
-    """The page's files, with its headers."""
-
     def file_response(
         self,
         full_path: str | os.PathLike[str],

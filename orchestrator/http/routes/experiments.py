@@ -85,11 +85,7 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
 
 
 def _check_judges(service: Service, given: Experiment) -> None:
-    """Refuse an experiment whose rewards decide, if there are keys and it names none that count.
-
-    Raises:
-        InvalidRequest: it names none.
-    """
+    """Refuse an experiment that acts on rewards but names no `judges`, if there are keys."""
     access = service.access
     keys = access.users or access.admins or access.observers
     if keys and given.acts_on_rewards and given.judges is None:
@@ -103,7 +99,7 @@ def _check_judges(service: Service, given: Experiment) -> None:
 
 
 def unreadable_json(name: str, trouble: str | None) -> Json:
-    """An experiment that cannot be read, as the API shows it; no `trouble`: it is removed."""
+    """Return an unreadable experiment as the API shows it; `trouble` None: it is removed."""
     return {
         "object": "baton.experiment",
         "id": name,
@@ -121,8 +117,8 @@ def unreadable_json(name: str, trouble: str | None) -> Json:
 
 
 def run_json(run: Run) -> Json:
-    """A run as the API shows it: the current `coverage`, and `base`, the control. `in_effect`: this
-    replica gives its arms to requests."""
+    """Return a run as the API shows it. `base` is the control; `in_effect`: this replica assigns
+    requests to its arms."""
     experiment, state = run.experiment, run.state
     return {
         "object": "baton.experiment",

@@ -1,8 +1,8 @@
-"""Rewards: judgements of answers, which experiments and people learn from.
+"""Rewards: ratings of answers, which experiments and people learn from.
 
-A reward names the request's trace and the key that judged. The first reward of each key counts, in
-experiments always (`OutcomeLog`). A later one that differs is refused if the first is known. Two
-replicas that are asked in the same moment, or without the store, may both record one.
+A reward names the request's trace and the key that rated it. Each key's first reward of an answer
+counts, in experiments always (`OutcomeLog`). A later one that differs is refused if the first is
+known. Two replicas may both record one if they get them at the same moment, or without the store.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Feedback(Given):
     reward: Annotated[float, Field(ge=0, le=1)]
 
 
-async def is_first_feedback(
+async def record_if_first(
     outbox: Outbox, feedback: Feedback, key: str | None, ttl_s: float
 ) -> bool:
-    """Record a judgement for `ttl_s` seconds; returns whether it is the key's first.
+    """Record a key's first rating of an answer for `ttl_s` seconds; return whether it was.
 
     Raises:
         Conflict: one is known, and it differs.
@@ -39,7 +39,7 @@ async def is_first_feedback(
         before = await outbox.get(name)
     except StoreError:
         before = None
-    # Another request may have judged it meanwhile.
+    # Another request may have rated it meanwhile.
     before = outbox.waiting(name) or before
     if before is None or not _is_reward(before):
         outbox.put(name, value.encode(), ttl_s=ttl_s)
@@ -50,7 +50,7 @@ async def is_first_feedback(
 
 
 def _is_reward(value: bytes) -> bool:
-    """Whether a stored value is a judgement: a store may hold anything."""
+    """Return whether a stored value is a rating: a store may hold anything."""
     try:
         return 0 <= float(value) <= 1
     except ValueError:
@@ -58,9 +58,9 @@ def _is_reward(value: bytes) -> bool:
 
 
 def reward(feedback: Feedback, record: dict[str, Any], key: str | None) -> dict[str, Any]:
-    """The event of a judgement by `key` (8 hex digits of its digest); `record` is the answer's
+    """Return the event of a rating by `key` (8 hex digits of its digest); `record` is the answer's
     trace."""
-    about = {key: record.get(key) for key in ("policy", "version", "experiment", "arm")}
+    about = {name: record.get(name) for name in ("policy", "version", "experiment", "arm")}
     return {
         "kind": "reward",
         "trace_id": trace_id_of(feedback.trace_id),

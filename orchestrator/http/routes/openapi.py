@@ -1,7 +1,7 @@
-"""What FastAPI does not know of the service for `/openapi.json`.
+"""Additions to the `/openapi.json` that FastAPI makes.
 
-FastAPI describes routes, their parameters and their answers. This adds the bodies, which the routes
-read themselves in bounded size; the errors that keys and bodies may meet; and each policy's
+FastAPI describes routes, their parameters and their answers. This module adds the bodies, which the
+routes read themselves in bounded size; the errors for keys and bodies; and each policy's
 parameters, with the deployment's values as defaults.
 """
 
@@ -16,7 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from orchestrator.http.auth import OPEN_PATHS, READ_METHODS, USER_PATHS, is_observers
+from orchestrator.http.auth import OPEN_PATHS, READ_METHODS, USER_PATHS, needs_observer
 from orchestrator.http.body import Json, Parameters
 from orchestrator.http.errors import Error
 from orchestrator.http.service import Service
@@ -34,8 +34,8 @@ def described(
     errors: Sequence[int] = (),
     streams: bool = False,
 ) -> Json:
-    """The arguments of a route's decorator: its body, its answer, and its own errors (`describe`
-    adds those of all such routes)."""
+    """Return the arguments of a route's decorator; `errors` are those that only this route has
+    (`describe` adds the common ones)."""
     responses: dict[int, Json] = {error: {"model": Error} for error in errors}
     if streams:
         responses[status] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
@@ -54,7 +54,7 @@ def described(
 
 
 def describe(app: FastAPI, service: Service) -> Json:
-    """The OpenAPI document of the application's routes as they are now."""
+    """Return the OpenAPI document of the routes that the application has now."""
     document: Json = get_openapi(
         title="Baton",
         version=metadata.version("baton"),
@@ -89,12 +89,12 @@ def describe(app: FastAPI, service: Service) -> Json:
 
 
 def _errors(path: str, method: str, operation: Json) -> Iterator[int]:
-    """The statuses of errors that any request of this kind may meet."""
+    """Yield the statuses of errors that any route of this kind may return."""
     yield 500
     reads = method in READ_METHODS
     if path not in OPEN_PATHS:
         yield 401
-        if not reads or is_observers(path):
+        if not reads or needs_observer(path):
             yield 403
     if "requestBody" in operation:
         yield from (400, 408, 413)
@@ -105,7 +105,7 @@ def _errors(path: str, method: str, operation: Json) -> Iterator[int]:
 
 
 def _policy(schemas: dict[str, Json], service: Service, name: str) -> str:
-    """Add a policy's parameters to `schemas`; returns their name there."""
+    """Add a policy's parameters to `schemas`; return their name there."""
     kind = service.planner.catalog.policies[name]
     schema = kind.model_json_schema(ref_template=_REF + "{model}")
     schemas.update(schema.pop("$defs", {}))

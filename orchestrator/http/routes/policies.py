@@ -30,7 +30,7 @@ LISTED: Final = 100  # versions or changes in a list, by default
 
 
 class ChangeNote(Given):
-    """The reason and the author of a change; the body of the end of an experiment."""
+    """The reason and the author of a change; the body for ending an experiment."""
 
     note: Note = ""
     author: Author = ""
@@ -69,11 +69,11 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/policies/active", **described("What the model baton means", errors=(503,)))
     async def show_active() -> Response:
         state, current = await read_state(service.shared.store), service.shared.watcher.current
-        if current.revision and not state.revision:  # it was wiped: the last one is served
+        if current.revision and not state.revision:  # a wiped store: the last version is served
             return JSONResponse(await _answering(service))
         try:
             return JSONResponse(await _version(service, active(state)))
-        except (Unusable, UnknownPolicy) as error:  # there is nothing to show
+        except (Unusable, UnknownPolicy) as error:
             return JSONResponse({**await _answering(service), "trouble": str(error)})
 
     @app.put(
@@ -114,24 +114,19 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
 
 
 def version_json(version: ListedVersion) -> Json:
-    """A version as the API shows it; `trouble` is the reason why it cannot be used here."""
+    """Return a version as the API shows it; `trouble` says why it cannot be used here."""
     name, _, number = version.reference.partition("@")
     document = version.document
     about: Json = {"policy": name, "version": int(number), "params": {}, "created": None}
     about |= {"note": "", "author": ""} if document is None else document.model_dump(mode="json")
-    return {
-        "object": "baton.policy",
-        "id": version.reference,
-        **about,
-        "trouble": version.trouble,
-    }
+    return {"object": "baton.policy", "id": version.reference, **about, "trouble": version.trouble}
 
 
 async def _overview(service: Service) -> Json:
-    """Every policy, as the store has it now, else as this replica read it last.
+    """Return every policy as the store has it now, or else as this replica read it last.
 
-    `answering` is the version of the model baton here. It differs from the active one if that
-    cannot be used.
+    `answering` is the version that the model baton has here: not the active one if that cannot be
+    used.
     """
     current = service.shared.watcher.current
     answering = None if current.active is None else current.active.document.reference
@@ -174,7 +169,7 @@ async def _answering(service: Service) -> Json:
 
 
 async def _version(service: Service, target: str | None) -> Json:
-    """A version by NAME@VERSION; None: the deployment file's default, whose version is 0."""
+    """Return a version by NAME@VERSION; None: the deployment file's default, whose version is 0."""
     if target is not None:
         with _naming("version"):
             return version_json(await service.shared.versions.look_up(target))
@@ -194,7 +189,7 @@ async def _version(service: Service, target: str | None) -> Json:
 
 @contextmanager
 def _naming(param: str) -> Iterator[None]:
-    """Name the parameter of a version that does not exist."""
+    """Name the parameter in the error of a version that does not exist."""
     try:
         yield
     except UnknownPolicy as error:

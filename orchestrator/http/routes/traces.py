@@ -1,6 +1,6 @@
-"""The routes of requests on record.
+"""The routes of recorded requests.
 
-With keys, the list holds the requests of the key that asks; an admin key sees all.
+If there are keys, an API key sees only its own requests; observers and admins see all.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from orchestrator.http.service import Service
 from orchestrator.state.foreign import json_object
 
 SEARCHED: Final = 2000
-"""The number of latest outcomes that a filter looks through."""
+"""How many of the latest outcomes a filter searches."""
 QUESTION: Final = 200
-"""Characters of a question in the list."""
+"""Characters of a question that the list shows."""
 
 _TRACE_ID: Final = r"[A-Za-z0-9._-]{1,128}"
 
 
 class Wanted(BaseModel):
-    """The requests that a list wants; None: any."""
+    """The filter of a list; None: any value."""
 
     count: Annotated[int, Field(ge=1, le=200)] = 50
     policy: str | None = None
@@ -43,7 +43,7 @@ class Wanted(BaseModel):
     min_large_tokens: Annotated[int, Field(ge=0)] = 0
 
     def fits(self, row: Json) -> bool:
-        """Whether an outcome is wanted; rewards that a store holds among them are not."""
+        """Return whether a row is an outcome that passes; a store may have rewards among them."""
         same = self.model_dump(
             include={"policy", "version", "experiment", "arm", "status"}, exclude_none=True
         )
@@ -58,8 +58,8 @@ class Wanted(BaseModel):
 def add_trace_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/traces", **described("The latest requests, newest first", errors=(503,)))
     async def traces(request: Request, wanted: Annotated[Wanted, Query()]) -> Response:
-        # Each key has a separate stream: in a common one others' requests would push its own out,
-        # and the number left would show how many they are.
+        # Each key has a separate stream: in a common one other keys' requests would displace its
+        # own, and the number left would show how many those are.
         stream = OUTCOMES
         if not service.access.sees_all(request.headers.get("authorization")):
             stream = f"{OUTCOMES_OF}{request.state.key}"
@@ -89,10 +89,10 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
 
 
 async def read_record(service: Service, request: Request, trace_id: str) -> tuple[bytes, Json]:
-    """A request's record, as it is kept and as JSON.
+    """Return a request's record, as bytes and as JSON.
 
     Raises:
-        HttpError: 404, there is none, or no longer; or another key's request left it.
+        HttpError: 404, there is none, it is no longer kept, or it is another key's.
     """
     trace_id, found = trace_id_of(trace_id), None
     if re.fullmatch(_TRACE_ID, trace_id):
@@ -112,7 +112,7 @@ def _no_trace() -> HttpError:
 
 
 async def _question(service: Service, trace_id: str) -> str | None:
-    """The beginning of a request's question; None if its record is no longer kept."""
+    """Return the beginning of a request's question; None if its record is no longer kept."""
     try:
         found = await service.shared.outbox.get(trace_name(trace_id))
     except StoreError:
@@ -124,7 +124,7 @@ async def _question(service: Service, trace_id: str) -> str | None:
 
 
 async def _parsed(service: Service, trace_id: str, found: bytes) -> Json | None:
-    """A record as JSON; None if it is foreign."""
+    """Return a record as JSON; None if Baton did not write it."""
     try:
         record = await asyncio.to_thread(json.loads, found)  # it may be long
     except (ValueError, RecursionError):

@@ -1,15 +1,16 @@
 """Streaming parser for text and tool calls.
 
-Calls are found in the model's own format. Models also write calls that their template does not
-teach: as a JSON object, or in a fenced block of code, maybe with doubled outer braces, as the
+Calls are found in the model's own format. Models also write "loose" calls that their template does
+not teach: a JSON object, or a fenced block of code, maybe with doubled outer braces, as the
 template of Qwen2.5-Coder has them by mistake. Such a block is a call if it names a tool that may be
-called and, if that is `strict`, its arguments fit the schema; else it is text. A call stays a call:
-its arguments are passed on as they come, and may be cut off with the answer. If a model writes each
-argument in tags, its value is the text there, or that text as JSON, as the tool's schema wants.
+called and, if that is `strict`, its arguments fit the schema; else it is text. A call that has
+begun stays a call: its arguments are passed on as they come, and may be cut off with the answer. If
+a model writes each argument in tags, its value is the text there, or that text read as JSON if the
+tool's schema wants no text.
 
-A call that breaks off and is written again, maybe by another model, is one call. If there may be
-only one call, the answer ends with the first: text after it is dropped, since the model does not
-know the call's result yet.
+A call that breaks off and is written again, maybe by another model, is one call. If only one call
+is allowed, the answer ends with the first: text after it is dropped, since the model does not know
+the call's result yet.
 """
 
 from __future__ import annotations
@@ -50,8 +51,7 @@ _AGAIN = re.compile(
 )
 _MOST_AT_END = 32  # calls at the end of a thought
 _MOST_AGAIN = 512
-"""The longest beginning of a call that is written again, after one that broke off before its
-arguments."""
+"""Characters, at most, of the second beginning of a call that broke off before its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,8 @@ Piece = str | CallPiece
 class AnswerReader:
     """Reads a request's answer as it comes: text, and calls if there are tools.
 
-    A thought that continues in the answer is only text: calls wait until no thought can end after
-    them.
-
-    Args:
-        start: characters of the answer that are left out.
+    A thought that continues in the answer holds only text, so calls are held back while a thought
+    may still end after them. `start` counts the characters of the answer that are left out.
     """
 
     def __init__(self, choice: Choice, response: ResponseAccumulator, start: int = 0) -> None:
@@ -84,7 +81,7 @@ class AnswerReader:
         self._waiting: list[Piece] = []
 
     def feed(self, text: str) -> list[Piece]:
-        """The pieces that are certain after this text."""
+        """Return the pieces that are certain after this text."""
         thought, start = "", self._response.reply_start
         pieces: list[Piece] = []
         if start > self._start:
@@ -127,7 +124,7 @@ class AnswerReader:
 
 
 def read_answer(choice: Choice, response: ResponseAccumulator) -> tuple[str, Sequence[ToolCall]]:
-    """A whole answer: its text, and the calls of tools in it."""
+    """Return a whole answer's text, and the calls of tools in it."""
     reader = AnswerReader(choice, response, response.reply_start)
     pieces = [*reader.feed(response.raw_answer), *reader.end()]  # as a stream reads it
     if not reader.calls:
@@ -137,7 +134,7 @@ def read_answer(choice: Choice, response: ResponseAccumulator) -> tuple[str, Seq
 
 
 def calls_at_end(choice: Choice, response: ResponseAccumulator, thought: str) -> str:
-    """The text of the whole calls of tools at the end of a thought; empty if there are none."""
+    """Return the text of the complete calls at the end of a thought; empty if there are none."""
     calls, tools, text = response.calls, choice.ask.tools, thought.rstrip()
     if calls is None or tools is None or not tools.names:
         return ""
@@ -154,7 +151,7 @@ def calls_at_end(choice: Choice, response: ResponseAccumulator, thought: str) ->
 
 
 def _is_whole(call: ToolCall, schema: Any) -> bool:
-    """Whether a call that no form constrained has all its arguments, and strict ones fit."""
+    """Return whether a call has all its arguments, and these fit a strict tool's `schema`."""
     try:
         arguments = FINITE_JSON.decode(call.arguments)
     except (ValueError, RecursionError):
@@ -168,10 +165,10 @@ class CallReader:
     Args:
         calls: how the model writes calls.
         names: the tools that may be called.
-        prefix: what the ids of calls begin with.
-        strict: of some of them the schema that arguments must fit in a call of another form.
+        prefix: the ids of calls begin with it.
+        strict: by tool, the schema that the arguments of a loose call must fit.
         parallel: whether there may be several calls; else the answer ends with the first.
-        schemas: of the arguments of each tool that has one.
+        schemas: by tool, the schema of its arguments, if any.
     """
 
     def __init__(
@@ -205,7 +202,7 @@ class CallReader:
         return self._found if self._parallel else self._found[:1]
 
     def feed(self, text: str) -> list[Piece]:
-        """The pieces that are certain after this text."""
+        """Return the pieces that are certain after this text."""
         self._held += text
         return self._read(ended=False)
 
@@ -286,7 +283,7 @@ class CallReader:
         return self._argue(text)
 
     def _in_other_arguments(self, held: str, ended: bool) -> list[Piece]:
-        """A text of JSON, or null, in place of an object of arguments."""
+        """Read a string of JSON, or null, in place of the object of arguments."""
         size = len("null") if "null".startswith(held[:4]) else None
         if size is None:
             found = self._object.feed(held[self._searched :])
@@ -306,7 +303,7 @@ class CallReader:
         return self._argue(value)
 
     def _in_tags(self, tags: TaggedArguments, ended: bool) -> list[Piece]:
-        """The next argument, or the end of all of them.
+        """Read the next argument, or the end of the arguments.
 
         An answer that ends after an argument also ends its call; one that is cut off inside an
         argument leaves the call open, without that argument.
@@ -326,7 +323,7 @@ class CallReader:
         return bool(self._found[-1].arguments)
 
     def _argue(self, text: str) -> list[Piece]:
-        """More of the last call's arguments, if it is any."""
+        """Add to the last call's arguments."""
         if not text:
             return []
         index = len(self._found) - 1
@@ -335,8 +332,8 @@ class CallReader:
         return [CallPiece(index, call.id, None, text)]
 
     def _in_after(self, ended: bool) -> list[Piece]:
-        """After the arguments: another call, or the end of the calls; white space may differ, and
-        the first tags may be missing."""
+        """Read another call's beginning, or the end of the calls; white space may differ, and the
+        first tags may be missing."""
         held, afters = self._held.lstrip(), last_tags(self._format.after)
         betweens = last_tags(self._format.between or "")
         if found := _first_matched(betweens, held):
@@ -345,9 +342,8 @@ class CallReader:
             pass
         elif found := _first_matched(afters, held):
             self._held, self._state = held[found.end() :], "text"
-        elif ended or not any(begins(one, held) for one in afters):
-            cut = ended and any(begins(one, held) for one in afters)
-            self._held, self._state = "" if cut else self._held, "text"
+        elif not (begun := any(begins(one, held) for one in afters)) or ended:
+            self._held, self._state = "" if begun else self._held, "text"
         return []
 
     def _begin_loose(self) -> None:
@@ -355,7 +351,7 @@ class CallReader:
         self._doubled = False
 
     def _in_loose(self, ended: bool) -> list[Piece]:
-        """A call in another form than the model's own. What was searched is not searched again."""
+        """Read a loose call: one in another form than the model's own. Search nothing twice."""
         held = self._held
         if held.startswith(FENCE):
             opening = _OPENING.match(held)
@@ -394,8 +390,8 @@ class CallReader:
         return [piece for call in calls for piece in self._called(*call)]
 
     def _break_off(self, size: int, ended: bool) -> list[Piece]:
-        """A beginning of a call that is no JSON: before its arguments the call may be written
-        again, once in an answer. A call nested in another, or shown in an example, is no call."""
+        """Hold back a beginning of a call that is no JSON and that a second beginning of this call
+        follows, before any arguments and once in an answer; any other beginning is text."""
         held, found = self._held, _BROKEN_OFF.match(self._held)
         if self._named or not found or not any(n.startswith(found[1]) for n in self._names):
             return self._give_up(size)
@@ -430,7 +426,7 @@ class CallReader:
         return [*pieces, CallPiece(len(self._found) - 1, call.id, name, arguments)]
 
     def _in_tag(self, ended: bool) -> list[Piece]:
-        """After a call in another form than the model's, which may be in a tag."""
+        """Read the closing tag of a loose call, if it has one."""
         rest = self._held.lstrip()
         if self._doubled and rest:
             rest, self._doubled = rest.removeprefix("}").lstrip(), False
@@ -443,18 +439,18 @@ class CallReader:
         return []
 
     def _give_up(self, size: int) -> list[Piece]:
-        """A beginning of a call is text, so far."""
+        """Return the first `size` characters as text: they are no call."""
         text, self._held, self._state = self._held[:size], self._held[size:], "text"
         return self._text(text)
 
     def _text(self, text: str) -> list[Piece]:
-        """More text, after a broken-off call that no call followed."""
+        """Return text, with a call before it that broke off and was not written again."""
         text, self._broken_off = self._broken_off + text, ""
         self._blank = self._blank and not text.strip()
         return [text] if text else []
 
     def _calls_in(self, value: Any) -> list[tuple[str, str]]:
-        """Name and arguments of the calls in a JSON value; empty if it is something else."""
+        """Return name and arguments of the calls in a JSON value; empty if it is something else."""
         if isinstance(value, list):
             found = [self._calls_in(one) for one in value]
             return [call for one in found for call in one] if all(found) else []
@@ -480,13 +476,13 @@ class CallReader:
 
 
 class _JsonEnd:
-    """Finds where a JSON object or a text of JSON ends, in a text that comes in pieces."""
+    """Finds the end of a JSON object or string, in a text that comes in pieces."""
 
     def __init__(self) -> None:
         self._depth, self._in_string, self._escaped = 0, False, False
 
     def feed(self, text: str) -> int | None:
-        """Where in this piece it ends; None: not yet."""
+        """Return the index in this piece after the end; None: not yet."""
         for i, letter in enumerate(text):
             if self._escaped:
                 self._escaped = False
@@ -511,7 +507,7 @@ def _first_matched(markups: Iterable[str], text: str) -> re.Match[str] | None:
 
 
 def _objects(text: str) -> list[Any]:
-    """The JSON values of a text; empty if it is something else."""
+    """Return the JSON values of a text; empty if it holds anything else."""
     values, text = [], text.strip().rstrip(",")
     while text:
         try:

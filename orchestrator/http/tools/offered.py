@@ -6,13 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import (
-    BeforeValidator,
-    Discriminator,
-    Field,
-    StringConstraints,
-    Tag,
-)
+from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
 from pydantic_core import PydanticCustomError
 
 from orchestrator.grammar import tool_rules
@@ -27,8 +21,8 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 class FunctionTool(Given):
-    """A function that may be called. A `strict` schema that cannot constrain a text is refused;
-    else only the parts that can are used. Servers (`url`) do not constrain calls."""
+    """A function that may be called. A `strict` schema that cannot constrain a text is refused; of
+    other schemas the parts that can are used. Servers (`url`) do not constrain calls."""
 
     name: ToolName
     description: str | None = None
@@ -42,7 +36,7 @@ class Tool(Given):
 
 
 def function_tool(given: object) -> object:
-    """A tool that is a function; others, which OpenAI itself runs, are not supported."""
+    """Refuse a tool that is not a function: OpenAI runs those itself."""
     kind = given.get("type") if isinstance(given, dict) else None
     if isinstance(kind, str) and kind != "function":
         raise PydanticCustomError(
@@ -58,7 +52,7 @@ class ToolNamed(Given):
 
 
 class ToolReference(Given):
-    """A function of a choice."""
+    """The function that a choice names."""
 
     type: Literal["function"]
     function: ToolNamed
@@ -69,7 +63,7 @@ class ToolReference(Given):
 
 
 class FlatReference(ToolNamed):
-    """A function of a choice, as responses have it."""
+    """The function that a choice names, in `POST /v1/responses`."""
 
     type: Literal["function"]
 
@@ -78,7 +72,7 @@ Reference = TypeVar("Reference", ToolReference, FlatReference)
 
 
 class AllowedTools(Given, Generic[Reference]):
-    """Some of the tools, for this answer."""
+    """The tools that this answer may call."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[
@@ -101,14 +95,14 @@ class AllowedChoice(Given):
 
 
 class FlatAllowedChoice(AllowedTools[FlatReference]):
-    """Some of the tools, as responses have it."""
+    """The tools that this answer may call, in `POST /v1/responses`."""
 
     type: Literal["allowed_tools"]
 
 
 Choice = Literal["none", "auto", "required"]
 _BY_TYPE = Discriminator(
-    # In brackets, since a place in an error leaves such names of branches out.
+    # In brackets: `place_of` leaves such names of branches out of an error's place.
     lambda given: f"[{given.get('type')}]" if isinstance(given, dict) else "[word]",
     custom_error_type="invalid_value",
     custom_error_message="expected none, auto, required, a function or allowed_tools",
@@ -128,8 +122,8 @@ FlatToolChoice = Annotated[
 
 
 def _arguments(given: object) -> object:
-    """The JSON of a call's arguments, not too deep; any other text passes, since a call that was
-    cut off comes back as it was written. Models write a blank text for a tool without any."""
+    """Refuse JSON that is too deep. Any other text passes, since clients send back a call that was
+    cut off; a blank one, which models write for no arguments, becomes an empty object."""
     if not isinstance(given, str):
         return given
     if not given.strip():
@@ -154,7 +148,7 @@ class FunctionCall(Given):
 
 
 class MessageToolCall(Given):
-    """A call that an earlier turn made; `index` is what streams number them by."""
+    """A call that an earlier turn made; `index` is its number in a stream."""
 
     id: Annotated[str, Field(max_length=256)]
     type: Literal["function"] = "function"
@@ -166,20 +160,19 @@ class ToolUse:
     """The tools of a request as models see them, and what an answer that calls them must match.
 
     Args:
-        tools: as given.
-        choice: as given; None: auto.
+        choice: None means auto.
         parallel: whether one answer may make several calls; never if the choice is a function.
         form: what an answer without calls must match.
         inner: the path from a tool to its parameters in error messages, such as `function.`.
 
     Attributes:
         names: the tools that may be called.
-        strict: the schemas of those of them that are `strict`.
-        schemas: of the arguments of each tool, None if it has none.
+        strict: by tool, the arguments' schema of those of them that are `strict`.
+        schemas: by tool, the arguments' schema; None if it has none.
 
     Raises:
-        InvalidRequest: a choice of a missing tool; a form that contradicts tools; a strict schema
-            that cannot constrain a text.
+        InvalidRequest: the choice names a missing tool; the form contradicts tools; a strict schema
+            cannot constrain a text.
     """
 
     def __init__(
@@ -216,8 +209,7 @@ class ToolUse:
         if self.tools:
             if form is not None and form.kind != "json_schema":
                 raise contradiction(
-                    "tools",
-                    "an answer that may call tools is text or JSON, of no other form",
+                    "tools", "an answer that may call tools is text or JSON, of no other form"
                 )
             self.constraint = tool_rules(
                 [

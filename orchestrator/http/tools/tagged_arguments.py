@@ -1,4 +1,4 @@
-"""The arguments of a call that a model writes one by one, each in tags: as members of JSON."""
+"""Reads the arguments of a call, each in tags, as members of a JSON object."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from orchestrator.json_schema import TYPES, References, ValueForm, properties_of
 from orchestrator.types import CallFormat
 
 _MOST_NAME = 256
-_MOST_END = 1024  # characters of what ends a value, white space and all
+_MOST_END = 1024  # characters of a value's end, white space included
 _MOST_LITERAL = 1 << 14
 _MOST_TRIES = 16  # ends of a value at which it is parsed
 
 
 class TaggedArguments:
-    """Reads those of one call, from a text that comes in pieces.
+    """Reads the arguments of one call, from a text that comes in pieces.
 
     Args:
         calls: how the model writes them.
-        schema: of the arguments, if there is one.
-        tools: names of all that may be called.
+        schema: that of the arguments, if there is one.
+        tools: the names of all tools that may be called.
     """
 
     def __init__(self, calls: CallFormat, schema: Any, tools: Collection[str]) -> None:
@@ -36,15 +36,15 @@ class TaggedArguments:
         self._schemas = properties_of(schema)
         self._given: set[str] = set()
         self._tools = "|".join(map(re.escape, sorted(tools)))
-        # How far the end of the value was searched, and the last end that is none.
+        # How far the value's end was searched, and where the last false end is.
         self._searched = self._past = 0
         self._tries = 0
 
     def next(self, text: str, *, ended: bool) -> tuple[str, int] | None:
-        """The next member of the JSON object and where the text after it begins; None: not yet.
+        """Return the next member of the JSON object and the index after it; None: not yet.
 
-        The member is empty, and nothing more is to be read, if there are no more arguments. An
-        answer that ends in the middle of one is never certain of it.
+        The member is empty if there are no more arguments: then read no further. One that the
+        answer's end cuts off is never returned.
         """
         begin = self._form.before.strip()
         start = len(text) - len(text.lstrip())
@@ -81,7 +81,7 @@ class TaggedArguments:
     def _value(
         self, text: str, start: int, ends: re.Pattern[str], form: ValueForm, *, ended: bool
     ) -> tuple[str, int] | None:
-        """The value that begins there, and where it ends. Nothing is searched twice."""
+        """Return the value that begins at `start`, and the index after it. Search nothing twice."""
         white = self._form.middle[len(self._form.middle.rstrip()) :]
         start += len(white) if text.startswith(white, start) else 0
         if (quotes := self._form.quotes) and text.startswith(quotes[0], start):
@@ -100,7 +100,7 @@ class TaggedArguments:
             ways = ends_of_answers(self._calls)
             places = (re.compile(way).search(text, start) for way in (ends.pattern, *ways))
             place = next((one for one in places if one), None)
-            if place is None:  # all that ends the call is missing
+            if place is None:  # nothing ends the call
                 tag = re.compile(f"(?P<end>{spaced(self._form.after.strip())})")
                 *_, place = [None, *tag.finditer(text, start)]
         if place is None:
@@ -112,8 +112,8 @@ class TaggedArguments:
         return value.removesuffix(white), place.end("end")
 
     def _is_whole(self, text: str, form: ValueForm) -> bool:
-        """Whether a value may end here: not in the middle of an object or a list. Each try parses
-        it from its beginning, so there are few."""
+        """Return whether a value may end here: not in the middle of an object or a list. Each try
+        parses it from its beginning, so there are few."""
         if not form.types or "string" in form.types or text.lstrip()[:1] not in ("{", "["):
             return True
         if self._tries >= _MOST_TRIES:
@@ -125,10 +125,10 @@ class TaggedArguments:
 
 
 def _argument(text: str, form: ValueForm, is_text: bool | None, *, python: bool) -> str:
-    """An argument's JSON, from the text between its tags: a text where its schema wants one.
+    """Return an argument's JSON from the text between its tags: a string if its schema wants one.
 
-    Where that allows texts beside other values, what is one of the others is not taken as a text,
-    unless the model says so (`is_text`).
+    If the schema allows strings beside other values, a text that reads as one of the others is not
+    a string, unless the model marks it as one (`is_text`).
     """
     may_be_text = not form.types or "string" in form.types
     if form.types == {"string"} or text in form.listed or (may_be_text and is_text):
@@ -143,7 +143,7 @@ def _argument(text: str, form: ValueForm, is_text: bool | None, *, python: bool)
 
 
 def _decoded(text: str, *, python: bool) -> tuple[Any] | None:
-    """The value that a text is as JSON, or as Python writes it (texts in quotes are none then)."""
+    """Return the value of a text of JSON, or of a Python literal that is no string."""
     with suppress(ValueError, RecursionError):
         return (FINITE_JSON.decode(text),)
     if python and len(text) < _MOST_LITERAL:
@@ -155,7 +155,7 @@ def _decoded(text: str, *, python: bool) -> tuple[Any] | None:
 
 
 def dumped(value: Any) -> str:
-    """A value's JSON: in ASCII where a text in it has half a surrogate pair, which has no bytes."""
+    """Return a value's JSON: in ASCII if it holds a lone surrogate, which UTF-8 cannot encode."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
