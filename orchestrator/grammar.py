@@ -289,9 +289,7 @@ def _tagged(schema: Any, form: ArgumentFormat, literal: Callable[[str], str]) ->
 
 
 def _valued(
-    values: tuple[Sequence[str], Sequence[str]],
-    form: ArgumentFormat,
-    literal: Callable[[str], str],
+    values: tuple[Sequence[str], Sequence[str]], form: ArgumentFormat, literal: Callable[[str], str]
 ) -> str:
     """The rule of an argument's value in its tags: texts, and values that are none."""
     texts, others = values
