@@ -166,8 +166,8 @@ class ReplicaWorker:
         """Pause before the retry of a call that was lost.
 
         Raises:
-            WorkerUnavailable: the time is up, or so many replicas died during this call that it may
-                be the cause.
+            WorkerUnavailable: the time is up, or `MAX_ENDED` replicas died during this call, which
+                may be the cause.
         """
         self._on_lost()
         if error.died is not None:
