@@ -1,7 +1,7 @@
-"""Where a step ends: at a delimiter, but not inside a block that a judge could not read in halves.
+"""Where a step ends: at a delimiter, but not inside a block, which a judge cannot read in halves.
 
 Blocks are fenced code, display mathematics (`$$`, `\\[`), LaTeX environments and tables, as models
-write them. A delimiter after a colon ends nothing either: what is announced belongs to it.
+write them. A delimiter after a colon does not end a step: what the colon announces belongs to it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ _MARKS = re.compile(
     re.MULTILINE,
 )
 _ANNOUNCES = (":", "\uff1a")  # the second is the colon of Chinese and Japanese
-_INDENT = 3  # columns by which the end of a fence may be indented beyond its beginning
-_BLANKS = 2  # blank lines that a formula may go over
+_INDENT = 3  # most columns by which the end of a fence is indented beyond its beginning
+_BLANKS = 2  # most blank lines in a formula
 
 
 class StepEnd:
     """Finds the end of the first step in a text that comes in pieces.
 
-    What was read is not read again, however long the step: of whole lines only the blocks that they
-    leave open are kept.
+    Each line is read once, however long the step: only the blocks that it leaves open are kept.
 
     Args:
-        delimiters: what may end a step.
-        before: the text of the step so far, which the text continues (`begun`).
+        delimiters: texts that may end a step.
+        before: the text of the step so far (`begun`).
     """
 
     def __init__(self, delimiters: Sequence[str], before: str = "") -> None:
@@ -44,10 +43,10 @@ class StepEnd:
         self._longest = max(map(len, known), default=0)
         self._tail = ""  # the end of the text, where a delimiter may have begun
         self._blocks = _Blocks()  # open after the lines that were read
-        self._unread = [before]  # the lines after them: the last that is not blank, and on
+        self._unread = [before]  # from the last line that is not blank
 
     def feed(self, text: str) -> int | None:
-        """Where in this piece of the text the step ends; None if it continues after it."""
+        """Return where in this piece the step ends; None if it continues."""
         if not self._patterns:
             return None
         window, begin, done = self._tail + text, len(self._tail), 0
@@ -66,13 +65,13 @@ class StepEnd:
         return None
 
     def _counts(self) -> bool:
-        """Whether the delimiter that was read last ends a step."""
+        """Whether the delimiter at the end of the read text ends a step."""
         whole = "".join(self._unread)
         step = whole.rstrip()
         if not step:
             return False
         begin = step.rfind("\n") + 1
-        self._blocks = self._blocks.behind(step[:begin])
+        self._blocks = self._blocks.after(step[:begin])
         self._unread = [whole[begin:]]
         if step.endswith(_ANNOUNCES):
             return False
@@ -80,14 +79,16 @@ class StepEnd:
         ended_line = whole[len(step) :].count("\n")
         if last.lstrip().startswith("|") and ended_line < 2 and last.count("|") > 1:
             return False
-        return not self._blocks.behind(step[begin:]).is_open
+        return not self._blocks.after(step[begin:]).is_open
 
 
 class _Blocks(NamedTuple):
-    """The blocks that are open at some place of a text.
+    """The blocks that are open at a place in a text.
 
-    fence: what it begins with, at that `column`. formulas: displays and environments, each by what
-    ends it. blanks: blank lines since the first of these began.
+    Attributes:
+        fence: the marks that begin a block of code, at `column`.
+        formulas: displays and environments, each by the mark that ends it.
+        blanks: blank lines since the first of these began.
     """
 
     fence: str = ""
@@ -99,8 +100,8 @@ class _Blocks(NamedTuple):
     def is_open(self) -> bool:
         return bool(self.fence or self.formulas)
 
-    def behind(self, lines: str) -> _Blocks:
-        """Those that are open after some more lines, the last of which may be unfinished."""
+    def after(self, lines: str) -> _Blocks:
+        """Return the blocks that are open after further lines; the last may be unfinished."""
         fence, column, formulas, blanks = self
         for mark in _MARKS.finditer(lines):
             if fence:
@@ -115,7 +116,7 @@ class _Blocks(NamedTuple):
                 fence, column = mark["fence"], len(mark["before"])
             elif mark["blank"]:
                 blanks += 1
-                if blanks > _BLANKS:  # the mark was none, or the end is forgotten
+                if blanks > _BLANKS:  # it was no formula, or its end is missing
                     formulas = ()
             elif what := mark["name"] or mark["display"]:
                 end = "\\]" if what == "\\[" else what
@@ -129,7 +130,7 @@ class _Blocks(NamedTuple):
 
 
 def begun(transcript: Transcript, delimiters: Sequence[str]) -> str:
-    """The text of the transcript's unfinished step: what its last ended step left after it."""
+    """Return the text of the transcript's unfinished step: all after its last ended step."""
     ends, parts = tuple(filter(None, delimiters)), list[str]()
     if ends:
         for segment in reversed(transcript.phase):

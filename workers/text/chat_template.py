@@ -1,7 +1,7 @@
 """A checkpoint's chat template, rendered as transformers renders it, without transformers.
 
-Templates come from the Hugging Face hub and are code that no one here has read: they run in
-Jinja's sandbox. A user's texts come to them as `Traced` ones, which they read as any other.
+Templates are untrusted code from the Hugging Face hub, so they run in Jinja's sandbox. They get
+users' texts as `Traced` ones, which they read like any other text.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ class ChatTemplate:
     """A compiled template.
 
     Args:
-        source: Jinja's.
-        special_tokens: texts by the names under which templates know them ("bos_token", ...).
-        tool_use: the source for conversations with tools, if it is another one.
+        special_tokens: texts by their names in templates ("bos_token", ...).
+        tool_use: a separate source for conversations with tools.
 
     Raises:
-        ConfigError: it is no Jinja template.
+        ConfigError: a source is not valid Jinja.
     """
 
     def __init__(
@@ -59,8 +58,7 @@ class ChatTemplate:
 
     @property
     def today(self) -> str:
-        """The date, where the template may write it, so that nothing is kept beyond it; else
-        empty."""
+        """The date if the template may write it, as part of cache keys; else empty."""
         return _strftime_now("%Y-%m-%d") if self._is_dated else ""
 
     def render(
@@ -68,10 +66,10 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """The text of a conversation, and of the beginning of a reply; with twins (`traced`) for
-        what comes from traced texts.
+        """Render a conversation and the beginning of a reply, with twins (`traced`) in place of
+        the characters of traced texts.
 
-        `variables` are the template's own, such as the switch of a thought.
+        `variables` are those of this template, such as the switch for a thought.
 
         Raises:
             jinja2.TemplateError, TypeError, ValueError: the template cannot render these messages.
@@ -83,7 +81,7 @@ class ChatTemplate:
 
 
 class _CodeGenerator(CodeGenerator):
-    """Jinja's, but for `~`, which joins texts by the environment's `concat`."""
+    """Jinja's, except that `~` joins texts by the environment's `concat`."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
         self.write("environment.concat((")
@@ -95,7 +93,7 @@ class _CodeGenerator(CodeGenerator):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """A sandbox in which texts that hold contents stay traced."""
+    """A sandbox in which texts with contents stay traced."""
 
     code_generator_class = _CodeGenerator
 
@@ -111,8 +109,10 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _faithful(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or a call of a text's method that gives what it gives for plain texts. Its result
-    stays traced; where it reads twins otherwise, it is a content as a whole."""
+    """Wrap a filter or a text's method to return for traced texts what it returns for plain ones.
+
+    The result stays traced. If the function treats twins differently, all of it counts as content.
+    """
 
     @wraps(function)
     def wrapper(*given: Any, **named: Any) -> Any:
@@ -135,7 +135,7 @@ def _faithful(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _plain_of(value: Any) -> Any:
-    """A value with its contents as plain texts; itself where it has none."""
+    """Return a value with its contents as plain texts, or itself if it has none."""
     if isinstance(value, str):
         return plain(value) if has_twins(value) else value
     if isinstance(value, BuiltinMethodType) and isinstance(value.__self__, Traced):
@@ -152,7 +152,7 @@ def _plain_of(value: Any) -> Any:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """What templates are written for: transformers' `render_jinja_template`."""
+    """Return an environment like that of transformers' `render_jinja_template`."""
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
@@ -168,7 +168,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}`, which marks what to train on, and otherwise writes what is in it."""
+    """`{% generation %}`, which marks text to train on: here it writes its body."""
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja has it)
 
@@ -215,7 +215,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without Jinja's escapes for HTML; what is escaped of a content stays a content."""
+    """Write JSON without Jinja's escapes for HTML; an escaped content stays content."""
     text = json.dumps(
         _escaped(value, ensure_ascii),
         ensure_ascii=False,
@@ -235,7 +235,7 @@ _NON_ASCII = re.compile("[^\0-\x7f]+")
 
 
 def _escaped(value: Any, ensure_ascii: bool) -> Any:
-    """A value with its contents as JSON writes them."""
+    """Return a value with the characters of its contents escaped as in JSON."""
     if isinstance(value, dict):
         return {_escaped(k, ensure_ascii): _escaped(one, ensure_ascii) for k, one in value.items()}
     if isinstance(value, list | tuple):

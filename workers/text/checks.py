@@ -1,4 +1,4 @@
-"""What every worker checks of a call. Errors name the parameter."""
+"""Checks of every call. Errors name the parameter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.text.tokenizer import Tokenizer
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raises InvalidRequest where a parameter is outside its range."""
+    """Raise InvalidRequest if a parameter is outside its range."""
     for name, valid, expected in (
         ("temperature", 0 <= sampling.temperature < 1e6, "from 0 to below 1000000"),
         ("top_p", 0 < sampling.top_p <= 1, "above 0, at most 1"),
@@ -22,7 +22,7 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> tuple[int, ...]:
-    """The id of each label.
+    """Return the id of each label.
 
     Raises:
         InvalidRequest: a label is not one token, two are the same, or there is none.
@@ -40,15 +40,12 @@ def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> tuple[int, ...]:
 
 
 def answer_reserve(context: int) -> int:
-    """Tokens of a context that are reserved for the answer while a thought is generated."""
+    """Return how many tokens of a context to reserve for the answer during a thought."""
     return min(64, context // 8)
 
 
 def check_length(length: int, context: int | None, *, at_least: bool = False) -> None:
-    """Raises ContextLengthExceeded where `length` tokens do not fit; None is not known.
-
-    `at_least`: there may be more of them.
-    """
+    """Raise ContextLengthExceeded if `length` tokens (`at_least`: or more) exceed the context."""
     if context is not None and length > context:
         raise ContextLengthExceeded(
             f"this model's maximum context length is {context} tokens, and the prompt has "

@@ -1,4 +1,4 @@
-"""What continues a transcript: one generation's text as its tokens come, where it ends, and why."""
+"""One generation's text, as its tokens come: where it ends, and why."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ class Continuation:
     A thought ends by "length" before the context is full: the rest is reserved for the answer.
 
     Args:
-        prompts: those of the model that writes.
-        stop_token_ids: the ids that end any text of that model.
-        context: its context, in tokens; None: not known.
+        stop_token_ids: the ids that end any text of the model.
+        context: the model's context length in tokens, if known.
 
     Attributes:
-        call: the call, its transcript extended by what was given before a `resume`.
-        before: what was given before a `resume`.
+        call: the call, its transcript extended by `before`.
+        before: what was given out before the last `resume`.
         criteria: the stop criteria of what follows `before`.
         thinking: whether the text continues a thought.
         closing: the text that ends a thought; empty in an answer, and if the model marks none.
         ends: the ids that end this text.
-        bare: whether the log-probabilities of its tokens are not known.
+        bare: whether the log-probabilities of its tokens are unknown.
         late_ends: those of `ends` that may not come before `min_tokens` tokens.
-        max_tokens: those that fit both the criteria and the context; none if not above 0.
-        generated: tokens that were taken.
+        max_tokens: how many fit both the criteria and the context; may be negative.
+        generated: how many were pushed.
 
     Raises:
         ContextLengthExceeded: the prefix does not fit.
@@ -100,8 +99,8 @@ class Continuation:
         )
 
     def resume(self) -> Finish | None:
-        """Go on after what was given, and forget what was not; why the text ends there, if it
-        does: only its end was lost."""
+        """Continue after what was given out, and drop the rest; return why the text ends there, if
+        it does (then only its end was lost)."""
         if (given := self._source.given).tokens:
             logprobs = () if self.bare else given.logprobs
             self.before += self._sign(given.text, given.tokens, logprobs, "length")
@@ -114,23 +113,21 @@ class Continuation:
         return "length" if self.before.tokens and not self.criteria.max_tokens else None
 
     def read_text(self) -> None:
-        """Expect text without ids from here on, which is encoded."""
+        """Expect text without ids from here on, and encode it."""
         ends = self._text_ends
         if self._close_id is not None and self.closing:
             ends = replace(ends, stops=[*ends.stops, (self.closing, "think_end")])
         self._source = self._retokenizer = Retokenizer(self._tokenizer.encode, ends)
 
     def may_end(self, token: int) -> bool:
-        """Whether the text may end with a token, by itself."""
+        """Whether a token may end the text."""
         piece = self._tokenizer.pieces[token] if token < len(self._tokenizer.pieces) else b""
         return token in self.ends or any(one in piece for one in self._delimiters)
 
     def push(self, token: int, logprob: float, confidence: float) -> Finish | None:
-        """Take a token; why the generation ends with it, or before it, if it does.
+        """Take a token; return why the generation ends with it, or before it, if it does.
 
-        Args:
-            logprob: natural log of its probability.
-            confidence: the likeliest token's probability, at temperature 1.
+        `confidence` is the likeliest token's probability at temperature 1.
         """
         self.generated += 1
         if confidence < self._criteria.min_confidence:
@@ -144,11 +141,11 @@ class Continuation:
         return "length" if self.generated >= self.max_tokens else None
 
     def push_text(self, text: str) -> Finish | None:
-        """Take text without ids; why the generation ends within it, if it does."""
+        """Take text without ids; return why the generation ends in it, if it does."""
         return self._retokenizer.push(text)
 
     def end_of_turn(self) -> Finish:
-        """Take the end of the turn, if no token says it."""
+        """Take the end of the turn, which came without a token; return its finish."""
         return "think_end" if self._source.closed() else "eos"
 
     @property
@@ -162,22 +159,22 @@ class Continuation:
         return len(self._source.tokens)
 
     def delta(self, *, ended: bool) -> Delta | None:
-        """The text that has become final since the last time, if anything."""
+        """Return the text that has become final since the last delta, if any."""
         delta = self._source.end() if ended else self._source.take()
         return Delta(delta.text, delta.tokens) if delta and self.bare else delta
 
     def provenance(self, origins: Origins) -> Provenance:
-        """Where the tokens of the segment came from; `origins` of all that were pushed."""
+        """Return the provenance of the segment, from the `origins` of all pushed tokens."""
         text = self._detokenizer
         return origins.provenance(text.lengths, text.cut_at, self._tokenizer.pieces)
 
     def counted(self, drafted_at: Sequence[int], accepted_at: Sequence[int]) -> Provenance:
-        """Where only counts are known of what was drafted, by place of a draft."""
+        """Return the provenance if only counts are known, by place in the draft."""
         lengths = self._detokenizer.lengths
         return Provenance("?" * len(lengths), lengths, (), tuple(drafted_at), tuple(accepted_at))
 
     def segment(self, finish: Finish) -> Segment:
-        """All of it."""
+        """End the text and return all of it."""
         self._source.end()
         logprobs = () if self.bare else self._detokenizer.logprobs
         return self.before + self._sign(self.text, self._source.tokens, logprobs, finish)

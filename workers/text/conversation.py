@@ -9,13 +9,13 @@ from orchestrator.types import Message
 
 
 def arrangements(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
-    """A conversation in several forms, each of them changed more than the one before.
+    """Return four forms of a conversation, each changed more than the one before.
 
-    System messages at the beginning are always one. Then: later ones are the user's; neighbours
-    of the same role are one message; the system message begins the last question, as in Mistral's
-    own tokenizer. Which of them say something decides, and nothing else of their texts.
+    First, system messages at the beginning are joined. Then later ones become the user's; then
+    neighbours of the same role are joined; then the system message begins the last question, as in
+    Mistral's own tokenizer. The forms depend on the texts only by which of them are blank.
     """
-    systems = _systems(messages)
+    systems = next((i for i, one in enumerate(messages) if one.role != "system"), len(messages))
     one_system = _joined(messages, lambda at, message: at < systems)
     later = [
         replace(message, role="user") if i and message.role == "system" else message
@@ -26,8 +26,7 @@ def arrangements(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]
 
 
 def one_call_a_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """A conversation for a template that writes one call a turn: each call is followed by its
-    result."""
+    """Split turns with several calls, so that each call is a turn, followed by its result."""
     turns, left = list[Message](), list(messages)
     while left:
         message = left.pop(0)
@@ -39,21 +38,15 @@ def one_call_a_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
         for call in message.calls:
             turns.append(replace(message, calls=(call,)))
             message = replace(message, content="", reasoning="")
-            if behind := [one for one in results if one.call_id == call.id][:1]:
-                turns += behind
-                results.remove(behind[0])
+            if own := [one for one in results if one.call_id == call.id][:1]:
+                turns += own
+                results.remove(own[0])
         turns += results
     return tuple(turns)
 
 
-def _systems(messages: Sequence[Message]) -> int:
-    """How many system messages a conversation begins with."""
-    roles = [message.role for message in messages]
-    return next((i for i, role in enumerate(roles) if role != "system"), len(roles))
-
-
 def _joined(messages: Sequence[Message], may_join: Callable[[int, Message], bool]) -> list[Message]:
-    """Messages with neighbours of the same role as one, if the second of them `may_join`."""
+    """Join neighbours of the same role, if the second of them `may_join`."""
     joined: list[Message] = []
     for i, message in enumerate(messages):
         last = joined[-1] if joined else None

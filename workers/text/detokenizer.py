@@ -1,8 +1,8 @@
-"""From tokens to text as they are made: whole characters, delimiters, stop strings.
+"""Turns tokens into text as they are made: whole characters, delimiters, stop strings.
 
-Tokens of byte-level vocabularies may end in the middle of a character, and delimiters and stop
-strings may lie across tokens. A delta always holds a whole number of tokens and of
-characters, and no text that a stop string may still cut off.
+Tokens of byte-level vocabularies may end inside a character, and delimiters and stop strings may
+span tokens. A delta always holds whole tokens and whole characters, and no text that a stop string
+may still cut off.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from workers.text.boundaries import StepEnd
 from workers.text.second_close import SecondClose, begun_mark
 
 Stop = tuple[str, Finish]
-"""A string that ends a text and is cut off, and the reason to report."""
+"""A string that ends a text and is cut off, and the finish to report."""
 
 
 def held_back(text: str, stops: Sequence[Stop]) -> int:
-    """Length of the longest end of a text that may turn out to begin a stop string."""
+    """Return the length of the longest end of a text that may begin a stop string."""
     return max((begun_mark(text, stop) for stop, _ in stops), default=0)
 
 
@@ -31,11 +31,12 @@ class Ends:
 
     Attributes:
         step_end: finds the delimiter that ends the text and is kept.
-        stops: strings that end it and are cut off, each with the reason to report.
-        begins_answer: whether the text begins an answer: the white space before it is never shown,
-            so no stop string is looked for there.
-        min_tokens: in the text of this many tokens only a stop string that ends a thought begins.
-        second_close: finds the end of the thought in what was to be the answer; cut off as well.
+        stops: strings that end it and are cut off, each with the finish to report.
+        begins_answer: whether the text begins an answer: the white space before it is not shown, so
+            no stop string may begin in it.
+        min_tokens: in the text of this many tokens, only a stop string that ends a thought may
+            begin.
+        second_close: finds the end of a thought in an answer, which is cut off as well.
     """
 
     step_end: StepEnd = field(default_factory=lambda: StepEnd(()))
@@ -45,12 +46,12 @@ class Ends:
     second_close: SecondClose | None = None
 
     def held(self, text: str) -> int:
-        """Length of the longest end of a text that may turn out to begin what is cut off."""
+        """Return the length of the longest end of a text that may begin a cut-off string."""
         held = held_back(text, self.stops)
         return held if self.second_close is None else max(held, self.second_close.held)
 
     def closed_at(self) -> int | None:
-        """Where the text ends the thought, once nothing more comes; its marker begins there."""
+        """Return where the marker of a second close begins, once nothing more comes."""
         found = None if self.second_close is None else self.second_close.end()
         return None if found is None else found[0]
 
@@ -60,8 +61,7 @@ class Detokenizer:
 
     Args:
         pieces: bytes of each token id.
-        encode: ids of a plain text, for what is left of a token that a stop string cuts.
-        ends: what ends the text.
+        encode: encodes the rest of a token that a stop string cuts.
         unfinished_bytes: bytes of a character that the text before this one left unfinished.
     """
 
@@ -78,14 +78,14 @@ class Detokenizer:
         self._longest = max((len(stop) for stop, _ in self._stops), default=0)
         self._decoder = _decoder(unfinished_bytes)
         self._texts: list[str] = []  # what each token adds to the text
-        self._length, self._tail = 0, ""  # of the text; its end, where a stop may have begun
-        self._borders = [(0, 0)]  # (tokens, characters) where both are whole
-        self._sent = 0  # tokens
-        self._blank = ends.begins_answer  # whether it is white space so far,
-        self._begin = self._late = 0  # and where that ends; where the text of `min_tokens` ends
-        self._ending = False  # a delimiter was seen, its token still lacks a byte
+        self._length, self._tail = 0, ""  # of the text; its end, in which a stop may begin
+        self._borders = [(0, 0)]  # (tokens, characters) at which both are whole
+        self._sent = 0  # tokens given out
+        self._blank = ends.begins_answer  # whether an answer is only white space so far
+        self._begin = self._late = 0  # ends of that white space and of the first `min_tokens`
+        self._ending = False  # a delimiter was seen, but its token ends inside a character
         self.cut_at: int | None = None
-        """The first token, if any, that was encoded again since a stop string cut its text."""
+        """The first token, if any, that was encoded again because a stop string cut its text."""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
 
@@ -99,8 +99,8 @@ class Detokenizer:
         return tuple(map(len, self._texts))
 
     def push(self, token: int, logprob: float, *, markup: bool = False) -> Finish | None:
-        """Append a token, which adds no text where it is `markup`; returns why the text ends with
-        it, if it does."""
+        """Append a token, which adds no text if it is `markup`; return why the text ends with it,
+        if it does."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         new = "" if markup else self._decoder.decode(self._pieces[token])
@@ -125,7 +125,7 @@ class Detokenizer:
             begin, end = again
             matches.append((end - start, begin - start, "think_end"))
         if matches:
-            _, at, finish = min(matches)  # the one that is whole first
+            _, at, finish = min(matches)  # the one that ends first
             self._cut(start + at)
             return finish
         self._tail = window[max(0, len(window) - self._longest + 1) :]
@@ -133,30 +133,30 @@ class Detokenizer:
         return "until" if self._ending and whole else None
 
     def _first_of(self, finish: Finish) -> int:
-        """The first character at which such an end of the text may begin."""
+        """Return the first character at which a stop string with this finish may begin."""
         return self._begin if finish == "think_end" else max(self._begin, self._late)
 
     def take(self) -> Delta | None:
-        """What has become final since the last time, if anything."""
+        """Return what has become final since the last delta, if anything."""
         return self._give(self._length - self._ends.held(self._tail))
 
     @property
     def given(self) -> Delta:
-        """All that was given so far."""
+        """All that was given out so far."""
         sent = self._sent
         return Delta(
             "".join(self._texts[:sent]), tuple(self.tokens[:sent]), tuple(self.logprobs[:sent])
         )
 
     def closed(self) -> bool:
-        """Whether a thought ends with the text; its marker is cut off."""
+        """Cut off a second close's marker at the end; return whether there is one."""
         at = self._ends.closed_at()
         if at is not None:
             self._cut(at)
         return at is not None
 
     def end(self) -> Delta | None:
-        """The rest, once nothing more comes; tokens of an unfinished character are dropped."""
+        """Return the rest, once nothing more comes; drop tokens of an unfinished character."""
         tokens, characters = self._borders[-1]
         del self.tokens[tokens:], self.logprobs[tokens:], self._texts[tokens:]
         return self._give(characters)
@@ -174,7 +174,7 @@ class Detokenizer:
         )
 
     def _cut(self, at: int) -> None:
-        """End the text before character `at`, re-encoding what is left of a token there."""
+        """End the text before character `at`; encode the rest of a token there again."""
         tokens, characters = next(b for b in reversed(self._borders) if b[1] <= at)
         text = "".join(self._texts[tokens:])[: at - characters]
         rest = self._encode(text) if text else ()
@@ -194,9 +194,9 @@ def token_texts(
     choices: Sequence[Sequence[int]],
     unfinished_bytes: bytes = b"",
 ) -> tuple[list[str], list[list[str]]]:
-    """What each of k tokens adds to a text, and each of the choices at k + 1 places instead.
+    """Return the text that each of k tokens adds, and that each choice at k + 1 places would add.
 
-    `unfinished_bytes` are the bytes of an unfinished character before them.
+    `unfinished_bytes` are those of an unfinished character before them.
     """
     decoder = _decoder(unfinished_bytes)
     added: list[str] = []
@@ -213,7 +213,7 @@ def token_texts(
 
 
 def unfinished(data: bytes) -> bytes:
-    """The character that begins at the end of `data` and lacks bytes; empty where none does."""
+    """Return the bytes of an unfinished character at the end of `data`, if there is one."""
     return _decoder(data[-3:]).getstate()[0]
 
 

@@ -1,4 +1,4 @@
-"""How a checkpoint wants tokens to be drawn: its `generation_config.json`."""
+"""A checkpoint's default sampling, from its `generation_config.json`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FILE = "generation_config.json"
 
 
 def sampling_defaults(model: str | Path) -> Sampling:
-    """The sampling of requests that say nothing of it, for a folder or a Hugging Face id.
+    """Return a checkpoint's default sampling, for a folder, Hugging Face id or GGUF file.
 
-    Greedy unless the file says `do_sample`, as in transformers; then what it says of temperature,
-    top_p and top_k, and nothing beyond. A GGUF file has none.
+    Greedy unless the file has `do_sample`, as in transformers; then its temperature, top_p and
+    top_k, and nothing else. A GGUF file has no such file.
 
     Raises:
-        ConfigError: it says what is none of these.
+        ConfigError: a value is out of range.
     """
     if is_gguf(model):
         return Sampling()

@@ -14,12 +14,12 @@ _WORDS_FIRST = frozenset({
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
     "jina-v5-nano", "tekken",
 })  # fmt: skip
-"""Names of ways to cut text by which llama.cpp takes a word of the vocabulary as it is, whatever
-the merges say, and puts the begin token before a text unless the file says otherwise."""
+"""Names of pre-tokenizers with which llama.cpp takes a word of the vocabulary whole, without
+merges, and puts the begin token before a text unless the file says otherwise."""
 
 
 def is_gguf(model: str | Path) -> bool:
-    """Whether a name is that of a GGUF file; the file is not read."""
+    """Whether a name ends in `.gguf`; the file is not read."""
     return Path(model).suffix.lower() == ".gguf"
 
 
@@ -29,7 +29,7 @@ def write_tokenizer(path: str | Path, folder: Path) -> None:
     Raises:
         ConfigError: there is no such file, or it holds no tokenizer that can be used.
     """
-    from transformers import PreTrainedTokenizerFast  # with torch: only where a GGUF file is named
+    from transformers import PreTrainedTokenizerFast  # imports torch, which only GGUF files need
 
     file = Path(path)
     if not file.is_file():
@@ -44,7 +44,7 @@ def write_tokenizer(path: str | Path, folder: Path) -> None:
         _drop_padding(folder / "tokenizer.json")
     except ConfigError:
         raise
-    except Exception as error:  # a converter raises whatever a file of its format leads to
+    except Exception as error:  # a converter may raise anything at a broken file
         reason = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
         raise ConfigError(f"the tokenizer of {path}: {reason}") from error
 
@@ -68,10 +68,10 @@ def _check_vocabulary(tokenizer: Any, file: Path) -> None:
 
 
 def _encode_as_trained(tokenizer: Any, file: Path) -> None:
-    """What a byte-level vocabulary's file gives a name alone: how text is cut before merging, what
-    comes before merging, and whether a begin token goes before a text.
+    """Set what a byte-level vocabulary's file gives only by a name: pre-tokenizer, merging of
+    whole words, begin token.
 
-    transformers takes GPT-2's way where it does not know the name: here that is refused.
+    transformers treats unknown names as GPT-2's; here they are refused.
     """
     from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
@@ -97,7 +97,7 @@ def _encode_as_trained(tokenizer: Any, file: Path) -> None:
 
 
 def _drop_padding(file: Path) -> None:
-    """Without the names that llama.cpp gives to ids of a model's head that no token has.
+    """Remove llama.cpp's names for ids of the model's head that have no token.
 
     So the vocabulary is that of the checkpoint the file was made of, and no such id is drawn.
     """

@@ -1,6 +1,6 @@
-"""Texts held to a grammar: which tokens may come next, by the library llguidance.
+"""Texts held to a grammar: finds which tokens may come next, by the library llguidance.
 
-A grammar is one over bytes, so it does not matter into which tokens a text is cut.
+A grammar is over bytes, so it does not depend on how a text is cut into tokens.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from workers.text.tokenizer import Tokenizer
 
 
 class Matcher:
-    """An answer on its way through a grammar.
+    """The state of an answer in its grammar.
 
     Args:
-        state: at the beginning of what is written next.
-        stop_token_ids: the ids that end the text: allowed where the grammar lets it end.
-        size: of the model's vocabulary; ids that its tokenizer does not have are never allowed.
+        stop_token_ids: the ids that end the text, allowed if the grammar lets it end.
+        size: of the model's vocabulary; ids that its tokenizer lacks are never allowed.
     """
 
     def __init__(self, state: LLMatcher, stop_token_ids: Collection[int], size: int) -> None:
@@ -33,7 +32,7 @@ class Matcher:
         self._ends = [token for token in stop_token_ids if token < size]
 
     def allowed(self) -> NDArray[np.bool_]:
-        """[vocabulary] Which tokens may come next.
+        """Return which tokens may come next, as [vocabulary].
 
         Raises:
             InvalidRequest: the grammar is too complex to continue.
@@ -48,7 +47,7 @@ class Matcher:
         return allowed
 
     def accept(self, token: int) -> bool:
-        """Go on by a token; False, and nothing changed, where it may not come or is the end."""
+        """Advance by a token; if it may not come or is the end, change nothing and return False."""
         if token in self._ends or self._state.is_stopped():
             return False
         return self._state.try_consume_tokens([token]) == 1
@@ -59,13 +58,7 @@ class Matcher:
 
 
 class GrammarCompiler:
-    """Grammars over one model's vocabulary.
-
-    Args:
-        prompts: those of the model.
-        stop_token_ids: the ids that end a text.
-        size: of the model's vocabulary.
-    """
+    """Compiles grammars over one model's vocabulary of `size` ids."""
 
     def __init__(self, prompts: PromptRenderer, stop_token_ids: Collection[int], size: int) -> None:
         self._prompts, self._tokenizer, self._size = prompts, prompts.tokenizer, size
@@ -74,11 +67,11 @@ class GrammarCompiler:
         self._states = lru_cache(maxsize=32)(self._compile)
 
     def matcher(self, constraint: Constraint, transcript: Transcript) -> Matcher:
-        """The matcher after the answer so far. It takes a while (milliseconds; the first one of a
-        large vocabulary a second): call it in a thread.
+        """Return the matcher after the answer so far. Call it in a thread: it takes milliseconds,
+        the first one for a large vocabulary a second.
 
         Raises:
-            InvalidRequest: it is no grammar, or the answer so far does not fit it.
+            InvalidRequest: the grammar is invalid, or the answer so far does not fit it.
         """
         state = self._states(constraint).deep_copy()
         written = list(self._prompts.answer(transcript))
@@ -99,14 +92,14 @@ class GrammarCompiler:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance wants it."""
+    """A tokenizer with the interface that llguidance expects."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.tokens = tokenizer.pieces
         self.special_token_ids = sorted(tokenizer.ends)
         self.bos_token_id = None
-        # Where a text may end any of the ends is allowed; the library wants to know one.
+        # `Matcher.allowed` allows all ends; the library needs one.
         eos = tokenizer.eos_id
         self.eos_token_id = min(tokenizer.ends, default=0) if eos is None else eos
 

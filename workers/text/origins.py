@@ -1,4 +1,4 @@
-"""Where the tokens of one generation came from: accepted drafts, or the model's own choices."""
+"""Records which tokens of a generation are accepted drafts and which the model's own choices."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from orchestrator.types import Provenance
 
 
 class Origins:
-    """What the rounds of one generation drafted, and what became of it.
-
-    Args:
-        plain: tokens that were made before anything was drafted.
-    """
+    """The drafts of one generation's rounds, after `plain` tokens that were not drafted."""
 
     def __init__(self, plain: int) -> None:
         self._letters = ["-" * plain]
@@ -22,12 +18,12 @@ class Origins:
         self._accepted_at: list[int] = []
 
     def add(self, depth: int, accepted: int, rejected: Sequence[int]) -> None:
-        """One round.
+        """Add a round.
 
         Args:
-            depth: positions that its draft reached; 0 where there was none.
-            accepted: drafted tokens that were accepted; one more of the model's own followed.
-            rejected: the ids that were drafted in the place of that one.
+            depth: levels of its draft; 0 without one.
+            accepted: drafted tokens that were accepted; one of the model's own followed.
+            rejected: the ids that were drafted in the place of the model's own.
         """
         if rejected:
             self._rejected.append((self._count + accepted, rejected))
@@ -43,11 +39,11 @@ class Origins:
     def provenance(
         self, lengths: tuple[int, ...], cut_at: int | None, pieces: Sequence[bytes]
     ) -> Provenance:
-        """All of it, for the tokens that the text has.
+        """Return the provenance of the text's tokens.
 
         Args:
-            lengths: the characters of each token that is in the text.
-            cut_at: the first of them, if any, that the model did not make as it is.
+            lengths: the characters of each token in the text.
+            cut_at: the first token, if any, that was encoded again after a cut.
             pieces: bytes of each token id.
         """
         known = len(lengths) if cut_at is None else cut_at

@@ -1,17 +1,17 @@
-"""From a transcript to token ids: the chat template, with contents that never become markup.
+"""Turns a transcript into token ids by the chat template; contents never become markup.
 
-The template reads a conversation as it is, so that it may leave out an earlier thought or obey a
-switch in a text. What it wrote itself is encoded as markup, what it wrote of contents as plain text
+The template reads the conversation's texts, so that it can leave out an earlier thought or obey a
+switch in a text. Its output is encoded as markup, except for contents, which are plain text
 (`traced`).
 
-No message is dropped: a conversation that the template refuses, or shows in part, is brought into a
-form that it takes (`conversation`).
+No message is dropped: if the template refuses a conversation, or shows a part of it, the
+conversation is changed into a form that the template accepts (`conversation`).
 
-Tools and earlier calls are markup, as models saw them in training, but for texts that spell control
+Tools and earlier calls are encoded as markup, as in training, except texts that spell control
 tokens.
 
-Invariant: the ids of a transcript are a prefix of the ids of that transcript with one more segment.
-It holds because nothing is ever encoded across the border of a segment.
+Invariant: the ids of a transcript are a prefix of the ids of that transcript with one more segment,
+because nothing is encoded across the border of a segment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
@@ -44,33 +44,33 @@ from workers.text.tool_calls import TOOLS, find_call_format
 from workers.text.traced import has_twins, pieces, plain, traced, twins
 
 FINAL_ANSWER = "\n\n**Final Answer**\n\n"
-"""Between a thought of somebody else's and the answer of a model that marks none: without it the
-model takes the thought for its answer, and has nothing to add."""
+"""Text between another model's thought and the answer of a model that marks no thought. Without it,
+this model takes the thought for its answer, and adds nothing."""
 _REASONING = ("reasoning_content", "reasoning", "thinking", "thought")
 """Names by which templates know the thought of an earlier turn."""
 LONG = 1 << 14
-"""Characters of a prompt that is tokenized in a thread: other calls do not wait for it."""
+"""Characters above which a thread tokenizes a prompt, so that other calls need not wait."""
 _PROMPT_BYTES, _MARKUP_BYTES = 32 << 20, 4 << 20
-"""What is kept of prompts, and of the template's markup."""
+"""Sizes of the caches of prompts and of the template's markup."""
 _TOKEN_BYTES = 16
-"""About what an id of a prompt in an array takes, with its text."""
+"""Estimated size of an id of a prompt in an array, with its text."""
 
 
 class _Prompt(NamedTuple):
-    """A prompt's ids, and whether a thought is to follow."""
+    """A prompt's ids, and whether a thought follows."""
 
     ids: Sequence[int]
     thinks: bool
 
 
 class _Form(NamedTuple):
-    """How the template takes conversations of a shape.
+    """How the template renders conversations of one shape.
 
     Attributes:
-        length: messages of such a conversation.
-        number: the arrangement in which it shows them all.
-        tail: how what it writes of one ends, where no text tells it otherwise.
-        has_switch: whether it has a switch for no thought; not looked at if there is to be one.
+        length: the number of messages.
+        number: index of the arrangement in which the template shows them all.
+        tail: the markup at the end of its output, if no text changes that.
+        has_switch: whether the template can switch the thought off; False if a thought is wanted.
     """
 
     length: int
@@ -90,7 +90,7 @@ class PromptRenderer:
     """Renders transcripts and side conversations for one checkpoint.
 
     Args:
-        vocabulary: how many ids the model has, where it may be fewer than the tokenizer's.
+        vocabulary: the number of the model's ids, if it may be smaller than the tokenizer's.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int | None = None) -> None:
@@ -117,11 +117,10 @@ class PromptRenderer:
     async def prepare(
         self, transcript: Transcript, context: int | None, owner: str = ""
     ) -> list[int]:
-        """The ids of `transcript`. Messages that are too long for a context of this many tokens are
-        refused; a thread tokenizes those that are merely long, one prompt after the other.
+        """Return the ids of `transcript`; a thread tokenizes long messages, one prompt at a time.
 
         Raises:
-            ContextLengthExceeded: they do not fit, however their text is cut into tokens.
+            ContextLengthExceeded: long messages do not fit the context.
         """
         messages = transcript.messages
         size = sum(map(_size, messages))
@@ -136,10 +135,10 @@ class PromptRenderer:
         return self.transcript(transcript, owner)
 
     def transcript(self, transcript: Transcript, owner: str = "") -> list[int]:
-        """Ids of everything accepted so far; the next token continues thought or answer.
+        """Return the ids of everything accepted so far; the next token continues thought or answer.
 
-        Those of messages are remembered for their `owner` (`Call.owner`) alone: the time an answer
-        takes must not show what another owner asked.
+        Those of messages are cached for their `owner` (`Call.owner`) alone: the time of an answer
+        must not show what another owner asked.
         """
         thinking = transcript.thinking and self.tokenizer.thinks
         prompt = self._prompt(transcript.messages, thinking, owner, self._today)
@@ -151,30 +150,30 @@ class PromptRenderer:
         return ids
 
     def thinks(self, transcript: Transcript, owner: str = "") -> bool:
-        """Whether the model has a thought there: a text may switch it off, as `/no_think` does in
-        some templates."""
+        """Whether the model thinks in this transcript: a text may switch that off, as `/no_think`
+        does in some templates."""
         if not (transcript.thinking and self.tokenizer.thinks):
             return self.tokenizer.thinks
         return self._prompt(transcript.messages, True, owner, self._today).thinks
 
     def answer(self, transcript: Transcript) -> Sequence[int]:
-        """Ids of the answer so far, after what a model still thought."""
+        """Return the ids of the answer so far, without a thought at its beginning."""
         parts = map(self.segment, transcript.answer[transcript.reply_start :])
         return [token for part in parts for token in part]
 
     def segment(self, segment: Segment) -> tuple[int, ...]:
-        """A segment's own ids where they are of our vocabulary, else its text encoded alone."""
+        """Return a segment's ids if they are of our vocabulary, else those of its text."""
         if segment.tokenizer == self.tokenizer.hash and segment.tokens:
             return segment.tokens
-        if segment.author == "policy":  # it may be the client's text
-            return self.tokenizer.encode_anew(segment.text)
+        if segment.author == "policy":  # may be a client's text, which must not be cached
+            return self.tokenizer.encode_uncached(segment.text)
         return self.tokenizer.encode(segment.text)
 
     def verified(self, segment: Segment | None) -> tuple[int, ...]:
-        """The ids of a segment to score; none where there is no segment.
+        """Return the ids of a segment to score, or none without a segment.
 
         Raises:
-            Unsupported: they belong to another vocabulary.
+            Unsupported: the segment's tokens belong to another vocabulary.
         """
         if segment is None:
             return ()
@@ -183,26 +182,26 @@ class PromptRenderer:
         return self.segment(segment)
 
     def unfinished(self, transcript: Transcript) -> bytes:
-        """The bytes of a character that the accepted ids began and did not finish."""
+        """Return the bytes of an unfinished character at the end of the accepted ids."""
         end = b""
         for segment in reversed(transcript.phase):
             for token in reversed(self.segment(segment)):
                 end = self.tokenizer.pieces[token] + end
-                if len(end) >= 3 or (end and end[-1] < 0x80):  # no more than 3 bytes can wait
+                if len(end) >= 3 or (end and end[-1] < 0x80):  # at most 3 bytes can be unfinished
                     return unfinished(end)
         return unfinished(end)
 
     def side(self, turns: Sequence[Message], lead_in: str) -> list[int]:
-        """What follows a transcript for a judge: end of turn, the turns, the start of the reply."""
+        """Return the ids of a side conversation: end of turn, the turns, the start of the reply."""
         return [*self._side(tuple(turns)), *self.tokenizer.encode(lead_in)]
 
     @cached_property
     def calls(self) -> CallFormat | None:
-        """How this model writes calls of tools; None: in no way that is known."""
+        """How this model writes calls of tools; None if in no known way."""
         family, tokenizer = self.tokenizer.format, self.tokenizer
         marks = (family.open, family.close) if family else None
         if family is not None and family.answer:
-            return None  # answers and calls begin otherwise, so the answer has begun too early
+            return None  # this markup begins an answer, not a call
         special = [tokenizer.decode([i]) for i in sorted(tokenizer.controls)]
         return find_call_format(
             lambda messages, replies: self._rendered(messages, False, TOOLS, replies),
@@ -212,7 +211,7 @@ class PromptRenderer:
         )
 
     def literal(self, text: str) -> str:
-        """A text in Lark's notation, with control tokens by their ids."""
+        """Return a text in Lark's notation, with control tokens by their ids."""
         controls = {self.tokenizer.decode([i]): i for i in self.tokenizer.controls}
         if not controls:
             return json.dumps(text)
@@ -225,15 +224,13 @@ class PromptRenderer:
         )
 
     def calls_of(self, transcript: Transcript) -> CallFormat | None:
-        """How this model writes calls of the tools that a transcript has, if it has any."""
+        """Return `calls` if the transcript has tools."""
         has_tools = transcript.messages[0].role == "tools"
         return self.calls if has_tools else None
 
     def ends(self, stop_token_ids: Collection[int], transcript: Transcript) -> frozenset[int]:
-        """The ids that end what continues a transcript, of a model with these `stop_token_ids`.
-
-        A thought ends with its marker too. The markup of a call ends no answer.
-        """
+        """Return the ids that end a continuation of the transcript: the model's `stop_token_ids`,
+        with the marker that ends a thought, and without the markup of calls in an answer."""
         ends, closing = frozenset(stop_token_ids), self.tokenizer.close_id
         if not transcript.closed:
             return ends | {i for i in (closing,) if i is not None and i < self._vocabulary}
@@ -243,8 +240,9 @@ class PromptRenderer:
     def second_close(
         self, transcript: Transcript, constraint: Constraint | None
     ) -> SecondClose | None:
-        """What finds an end of the thought in what continues a transcript; None where none can
-        come: in a thought, in an answer held to a form, where any message ends as a thought does.
+        """Return a finder of a thought's end in a continuation of the transcript.
+
+        None in a thought, in a constrained answer, and if messages end with the thought's marker.
         """
         family = self.tokenizer.format if self.tokenizer.thinks else None
         answers = transcript.closed and transcript.thinking
@@ -255,11 +253,11 @@ class PromptRenderer:
         return SecondClose(opening, closing, transcript.reply, forced=transcript.forced)
 
     def conversation(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Messages in a form of which the template shows all; see `arrangements`.
+        """Return the messages in the first of their `arrangements` that the template shows whole.
 
         Raises:
             InvalidRequest: there is none.
-            Unsupported: tools are part of it.
+            Unsupported: the messages have tools.
         """
         if _has_tools(messages):
             raise Unsupported("tools, which a chat server is not sent")
@@ -267,7 +265,7 @@ class PromptRenderer:
         return arrangements(messages)[form.number]
 
     def before_assistant(self, messages: Sequence[Message]) -> str:
-        """The text that the template writes between a `conversation` and the reply's content."""
+        """Return the text of a `conversation` up to the reply's content."""
         reply = Message("assistant", _unused(messages))
         text = self._written([*messages, reply], self.tokenizer.thinks)
         before, found, _ = text.partition(twins(reply.content))
@@ -282,23 +280,23 @@ class PromptRenderer:
     def _render_prompt(
         self, messages: tuple[Message, ...], thinking: bool, owner: str, today: str
     ) -> _Prompt:
-        """`owner` says for whom it is remembered, `today` (`ChatTemplate.today`) until when."""
+        """`owner` and `today` (`ChatTemplate.today`) are parts of the cache's key."""
         if messages[0].role == "prompt":
             return _Prompt(array("I", self._continued(messages[0])), thinking)
         given, tools, form, markup = messages, None, self._form, self._markup
-        if _has_tools(messages):  # nothing of these is remembered: they are hardly ever the same
+        if _has_tools(messages):  # not cached, since they rarely repeat
             tools, messages = self._with_tools(messages)
             form, markup = self._find_form, self.tokenizer.encode_markup
         found = form(_shape(messages), thinking, tools)
         text = self._written(arrangements(messages)[found.number], thinking, tools)
         if thinking and self._is_switched_off(text, found):
             return self._render_prompt(given, False, owner, today)
-        ids = self._encode(text, self.tokenizer.encode_anew, markup)
+        ids = self._encode(text, self.tokenizer.encode_uncached, markup)
         ids += markup(self._after_prompt(_tail(text), thinking, found))
         return _Prompt(array("I", ids), thinking)
 
     def _with_tools(self, messages: tuple[Message, ...]) -> tuple[Any, tuple[Message, ...]]:
-        """The tools of a conversation, as the template is to get them, and its turns."""
+        """Return a conversation's tools as the template gets them, and its turns."""
         if self.calls is None:
             raise InvalidRequest(
                 "tools: this model's chat template has no place for tools, or writes calls in a "
@@ -312,8 +310,8 @@ class PromptRenderer:
         return tools, messages if self.calls.between is not None else one_call_a_turn(messages)
 
     def _find_form(self, shape: tuple[Message, ...], thinking: bool, tools: Any) -> _Form:
-        """The first arrangement in which the template shows all contents of a conversation, here
-        marks, but for those beside calls."""
+        """Find the first arrangement in which the template shows all contents (marks of a shape),
+        except those beside calls."""
         said = [i for i, message in enumerate(shape) if message.content and not message.calls]
         refusal: InvalidRequest | None = None
         forms = arrangements(shape)
@@ -341,13 +339,13 @@ class PromptRenderer:
         return _Form(len(shape), forms.index(messages), _tail(text), has_switch)
 
     def _is_switched_off(self, text: str, form: _Form) -> bool:
-        """Whether a text in the conversation had the template end the thought."""
+        """Whether a text in the conversation made the template end the thought."""
         family = self.tokenizer.format
         return family is not None and family.closes(_tail(text)) and not family.closes(form.tail)
 
     def _has_switch(self, messages: Sequence[Message], tools: Any = None) -> bool:
-        """Whether the template has a switch for no thought. Granite's reads it only if there is no
-        system message."""
+        """Whether the template can switch the thought off. Granite's can only if there is no system
+        message."""
         asked = ((messages, tools), ((Message("user", "?"),), None))
         return any(
             self._written(one, True, given) != self._written(one, False, given)
@@ -355,7 +353,7 @@ class PromptRenderer:
         )
 
     def _after_prompt(self, tail: str, thinking: bool, form: _Form) -> str:
-        """The markup that the template leaves to the model, between a prompt and the reply."""
+        """Return the markup between a prompt and the reply that the template does not write."""
         family = self.tokenizer.format
         if family is None:
             return ""
@@ -363,20 +361,18 @@ class PromptRenderer:
             return "" if family.opens(tail) else family.open
         if family.opens(tail):
             return family.closing
-        # A text may have the template leave a thought to the model in spite of its switch.
+        # A text may make the template ignore its switch, and leave a thought to the model.
         switched = form.has_switch and not family.closes(form.tail)
         return "" if family.closes(tail) or switched else family.without
 
     def _render_side(self, turns: tuple[Message, ...]) -> tuple[int, ...]:
-        """The ids after the assistant's turn of [user, assistant, *turns]."""
+        """Return the ids after the assistant's turn of [user, assistant, *turns]."""
         shape = _shape(turns)
-        if missing := [
-            one for one in shape if twins(one.content) not in self._behind_answer(shape)
-        ]:
+        if missing := [one for one in shape if twins(one.content) not in self._after_answer(shape)]:
             raise InvalidRequest(
                 f"this model's chat template ignores turn {shape.index(missing[0])}"
             )
-        text = self._behind_answer(turns)
+        text = self._after_answer(turns)
         family, tail, ended = self.tokenizer.format, _tail(text), ""
         if family is not None and family.opens(tail):
             ended = family.closing
@@ -385,23 +381,23 @@ class PromptRenderer:
         ids = self._encode(text, self.tokenizer.encode, self._markup)
         return (*ids, *self._markup(ended))
 
-    def _behind_answer(self, turns: Sequence[Message]) -> str:
-        """What the template writes after an answer that these turns follow."""
+    def _after_answer(self, turns: Sequence[Message]) -> str:
+        """Return what the template writes after an answer that these turns follow."""
         answer = _unused(turns)
         question = f"{answer}?"
         text = self._written(
             [Message("user", question), Message("assistant", answer), *turns], False
         )
-        _, found, behind = text.partition(twins(question))[2].partition(twins(answer))
+        _, found, after = text.partition(twins(question))[2].partition(twins(answer))
         if not found:
             raise InvalidRequest("this model's chat template ignores assistant messages")
-        return behind
+        return after
 
     def _written(self, messages: Sequence[Message], thinking: bool, tools: Any = None) -> str:
-        """What the template writes of a conversation; it reads its texts, unless it refuses that.
+        """Render a conversation: with all texts; else without reasoning; else unread as well.
 
         Raises:
-            InvalidRequest: it refuses it anyway.
+            InvalidRequest: the template refuses all three.
         """
         bare = [replace(message, reasoning="") for message in messages]
         refusal: Exception | None = None
@@ -438,7 +434,7 @@ class PromptRenderer:
         tools: Any = None,
         replies: bool = True,
     ) -> str:
-        """What the template writes; without the beginning of a reply unless it `replies`."""
+        """Render by the template, with the beginning of a reply if `replies`."""
         family = self.tokenizer.format
         variables: Variables = {"tools": tools, "add_generation_prompt": replies}
         if family is not None:
@@ -446,8 +442,8 @@ class PromptRenderer:
         return self.tokenizer.chat_template.render(messages, variables)
 
     def _shown(self, message: Message, reads: bool) -> dict[str, Any]:
-        """A message as the template gets it, whether it `reads` the content or not."""
-        # A marker in anyone else's text is a mention, which no template is to cut at.
+        """Return a message for the template, which can read the content only if `reads`."""
+        # Markers in others' texts are mentions, at which the template must not cut.
         family, ours = self.tokenizer.format, message.role == "assistant"
         mentions = () if family is None or ours else (family.open.strip(), family.close.strip())
         content = traced(message.content, mentions) if reads else twins(message.content)
@@ -472,12 +468,12 @@ class PromptRenderer:
         return shown
 
     def _arguments(self, text: str) -> Any:
-        """An earlier call's, as the template wants them. A call that was cut off stays the text
-        that it is; a template that wants an object gets an empty one."""
+        """Return an earlier call's arguments as the template expects them. If they are not an
+        object (the call was cut off), return the text, or an empty object."""
         assert self.calls is not None
         as_text = self.calls.text_arguments
         try:
-            # JSON may escape half a surrogate pair, which no tokenizer takes.
+            # JSON may escape half a surrogate pair, which tokenizers refuse.
             value = json.loads(text, parse_constant=_refused)
             given = json.dumps(value, ensure_ascii=False).encode(errors="replace")
         except (ValueError, RecursionError):
@@ -488,7 +484,7 @@ class PromptRenderer:
         return tojson(safe) if as_text else safe
 
     def _safe(self, value: Any) -> Any:
-        """A value whose texts are traced where they spell markup of the model."""
+        """Return a value with its texts traced if they spell markup of the model."""
         if isinstance(value, dict):
             if self._is_unsafe("\n".join(value)):
                 raise InvalidRequest(
@@ -505,9 +501,9 @@ class PromptRenderer:
         return not self.tokenizer.added.isdisjoint(self.tokenizer.encode_markup(text))
 
     def _continued(self, message: Message) -> tuple[int, ...]:
-        """A text that is continued as it is, after what every text begins with; or its ids."""
+        """Return the ids of a prompt that is continued without a template."""
         if message.tokens is None:
-            return (*self.tokenizer.begin, *self.tokenizer.encode_anew(message.content))
+            return (*self.tokenizer.begin, *self.tokenizer.encode_uncached(message.content))
         if message.tokens and not self._is_known(message.tokens):
             raise InvalidRequest("the prompt holds ids outside the vocabulary", param="prompt")
         return message.tokens
@@ -516,16 +512,13 @@ class PromptRenderer:
         return min(ids) >= 0 and max(ids) < self._vocabulary
 
     def _ids(self, segments: Segments, added: Callable[[_Ids | None, Segment], _Ids]) -> list[int]:
-        """The ids of segments; each segment's are kept with it (`fold`), and no joined list is:
-        many transcripts branch off from one another, and each would hold all that it is made of."""
+        """Return the ids of segments. Each segment's are kept with it (`fold`); joined lists are
+        not kept, since transcripts that branch off from one another would each hold one."""
         node, parts = segments.fold(added, None), list[tuple[int, ...]]()
         while node is not None:
             parts.append(node.ids)
             node = node.before
-        ids: list[int] = []
-        for part in reversed(parts):
-            ids.extend(part)
-        return ids
+        return list(chain.from_iterable(reversed(parts)))
 
     def _with_segment(self, before: _Ids | None, segment: Segment) -> _Ids:
         new = self.segment(segment)
@@ -534,7 +527,7 @@ class PromptRenderer:
         return _Ids(before, new)
 
     def _with_answer(self, before: _Ids | None, segment: Segment) -> _Ids:
-        """Behind what a model still thought the thought is closed again."""
+        """After a thought that continued in the answer, close it again."""
         made = self._with_segment(before, segment)
         return _Ids(made, self._closing) if segment.finish == "think_end" else made
 
@@ -544,13 +537,13 @@ class PromptRenderer:
         content: Callable[[str], Sequence[int]],
         markup: Callable[[str], Sequence[int]],
     ) -> list[int]:
-        """The ids of what the template wrote, by an encoder of contents and one of markup."""
+        """Encode what the template wrote, by an encoder of contents and one of markup."""
         parts, ids, spaces = list(pieces(text)), list[int](), ""
         for i, (piece, is_content) in enumerate(parts):
             if is_content:
                 ids += content(spaces + piece)
                 continue
-            # A word is one token with the space before it, also where the template wrote that.
+            # A word is one token with the space before it, even if the template wrote the space.
             kept = piece.rstrip(" ") if i + 1 < len(parts) else piece
             ids += markup(kept)
             spaces = piece[len(kept) :]
@@ -562,23 +555,23 @@ def _bytes_of_ids(ids: Sequence[int]) -> int:
 
 
 def _tail(text: str) -> str:
-    """The markup at the end of what a template wrote."""
+    """Return the markup at the end of what a template wrote."""
     *_, (last, is_content) = [("", False), *pieces(text)]
     return "" if is_content else last
 
 
 def _mark(i: int) -> str:
-    """A content that stands for message `i` of a shape."""
+    """Return the content of message `i` of a shape."""
     return f"BATON{i:04d}MARK"
 
 
 def _unused(messages: Sequence[Message]) -> str:
-    """A content that none of these messages holds."""
+    """Return a content that none of the messages holds."""
     return next(one for one in map(_mark, count()) if not any(one in m.content for m in messages))
 
 
 def _shape(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """A conversation with marks in place of its texts."""
+    """Return a conversation with marks in place of its texts."""
     return tuple(
         replace(message, content=_mark(i) if message.content.strip() else "", reasoning="")
         for i, message in enumerate(messages)
@@ -595,13 +588,13 @@ def _has_tools(messages: Sequence[Message]) -> bool:
 
 
 def _size(message: Message) -> int:
-    """Its characters."""
+    """Return the number of characters."""
     called = sum(len(call.arguments) for call in message.calls)
     return len(message.content) + len(message.reasoning) + called
 
 
 def _short_id(call_id: str) -> str:
-    """A call's id as Mistral's templates want it: nine letters and digits."""
+    """Return a call's id of nine letters and digits, as Mistral's templates require."""
     if re.fullmatch("[a-zA-Z0-9]{9}", call_id):
         return call_id
     return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]

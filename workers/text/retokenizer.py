@@ -1,8 +1,8 @@
-"""From text to tokens, for servers that return no ids.
+"""Turns text into tokens, for servers that return no ids.
 
-The counterpart of `workers.text.detokenizer.Detokenizer`. Words are encoded one by one, as soon as
-the next one begins: that is where tokenizers split a text before anything else, so the ids are
-those of the whole text, however it was cut into chunks on its way.
+The counterpart of `workers.text.detokenizer.Detokenizer`. It encodes each word once the next one
+begins. Tokenizers split a text there first, so the ids are those of the whole text, however it was
+cut into chunks.
 """
 
 from __future__ import annotations
@@ -14,25 +14,20 @@ from orchestrator.types import Finish
 from orchestrator.worker import Delta
 from workers.text.detokenizer import Ends
 
-# A word, the space before it and the newlines after it (tokenizers take those together with
-# punctuation), once something follows; or a word too long to wait for its end.
+# A word with the space before it and the newlines after it (tokenizers join those to punctuation),
+# once something follows; or 64 characters of a longer word.
 _WORD = re.compile(r"\s*(?:\S{64}|\S++(?:\s*[\r\n])?+(?=[^\S\r\n]*\S))")
 
 
 class Retokenizer:
-    """One generation's text.
-
-    Args:
-        encode: ids of a plain text.
-        ends: what ends the text, but for `min_tokens`.
-    """
+    """One generation's text; of `ends`, `min_tokens` is ignored."""
 
     def __init__(self, encode: Callable[[str], tuple[int, ...]], ends: Ends | None = None) -> None:
         self._ends = ends = ends or Ends()
         self._encode = encode
         self._stops = tuple(stop for stop in ends.stops if stop[0])
-        self._given: list[str] = []  # what was encoded,
-        self._rest = ""  # and what follows it
+        self._given: list[str] = []  # words that were encoded
+        self._rest = ""  # the text after them
         self.tokens: list[int] = []
 
     @property
@@ -40,13 +35,12 @@ class Retokenizer:
         return "".join(self._given) + self._rest
 
     def push(self, text: str) -> Finish | None:
-        """Append text; returns why it ends within it, if it does."""
+        """Append text; return why the generation ends in it, if it does."""
         before = len(self._rest)
         self._rest += text
         begin = 0
-        if (
-            self._ends.begins_answer and not self._given
-        ):  # white space is encoded with what follows it
+        # White space before an answer is encoded with the first word.
+        if self._ends.begins_answer and not self._given:
             begin = len(self._rest) - len(self._rest.lstrip())
         ends: list[tuple[int, int, Finish]] = []  # (where seen, where to cut, why)
         for stop, finish in self._stops:
@@ -65,7 +59,7 @@ class Retokenizer:
         return finish
 
     def take(self) -> Delta | None:
-        """The words that are whole since the last time, if any."""
+        """Return the words that have become whole since the last delta, if any."""
         final = len(self._rest) - self._ends.held(self._rest)
         words, done = list[str](), 0
         while (word := _WORD.match(self._rest, done)) and word.end() <= final:
@@ -75,17 +69,17 @@ class Retokenizer:
         return self._give(words)
 
     def end(self) -> Delta | None:
-        """The rest, once nothing more comes."""
+        """Return the rest, once nothing more comes."""
         rest, self._rest = self._rest, ""
         return self._give([rest] if rest else [])
 
     @property
     def given(self) -> Delta:
-        """All that was given so far."""
+        """All that was given out so far."""
         return Delta("".join(self._given), tuple(self.tokens))
 
     def closed(self) -> bool:
-        """Whether a thought ends with the text; its marker is cut off."""
+        """Cut off a second close's marker at the end; return whether there is one."""
         at = self._ends.closed_at()
         if at is not None:
             self._rest = self._rest[: at - self._encoded]
@@ -93,7 +87,7 @@ class Retokenizer:
 
     @property
     def _encoded(self) -> int:
-        """Characters of the text that were encoded."""
+        """The number of characters that were encoded."""
         return sum(map(len, self._given))
 
     def _give(self, words: Sequence[str]) -> Delta | None:

@@ -1,15 +1,16 @@
-"""Where a model ends its thought a second time, in what it writes as its answer.
+"""Finds where a model ends its thought a second time, in its answer.
 
 After a cap closed its thought, a model may continue to think, end its thought by itself, and then
-answer. The text before that end is no answer. But an answer may also name the marker ("the tag
-</think> ends ..."), and then it is text. So a marker in an answer ends the thought
+answer: the text before that end is not an answer. But an answer may also name the marker ("the tag
+</think> ends ..."): then the marker is text. So a marker in an answer ends the thought
 
-- before anything else in the answer, whether a cap or the model closed the thought;
+- if nothing precedes it in the answer, whether a cap or the model closed the thought;
 - after a forced close, at the end of a line, at its beginning, or right after a sentence.
 
-It is text if it is a word of its line, with a space or a quotation mark before it, or after it at
-the beginning of the line; alone on its line after a line that ends with a colon; in a block of
-code; and if it closes an opening marker of the answer. In doubt it is text: that loses nothing.
+The marker is text if it is a word of its line (with a space or a quotation mark before it, or after
+it at the beginning of the line), if it is alone on its line after a line that ends with a colon, in
+a block of code, and if it closes an opening marker of the answer. In doubt it is text, since that
+loses nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _BLANK = re.compile(r"[^\S\n]*")
 
 
 def begun_mark(text: str, mark: str) -> int:
-    """Length of the longest end of a text that may turn out to begin a mark."""
+    """Return the length of the longest end of a text that begins a mark."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if text.endswith(mark[:size])), 0)
 
 
 class SecondClose:
-    """Finds that end in a text that comes in pieces, in a time that is linear in the text.
+    """Finds that end in a text that comes in pieces, in time linear in the text.
 
     Args:
         opening, closing: the markers of a thought.
@@ -45,15 +46,14 @@ class SecondClose:
         self._overlap = max(map(len, (opening, closing, _FENCE)))
         self._text, self._start = before, -len(before)  # what is kept, and its place in the text
         self._searched = len(before)
-        self._read = self._fenced = 0  # up to here what follows says what was written
+        self._read = self._fenced = 0  # the fields below describe the text up to here
         self._in_block = self._is_open = False
         self._said, self._last, self._begins_line = "", "", True
         self.held = 0
         """Characters at the end of the text that may belong to such a marker."""
 
     def feed(self, text: str) -> tuple[int, int] | None:
-        """Where in the text so far the marker that ends the thought begins and ends; None: not
-        yet."""
+        """Return where the marker that ends the thought begins and ends; None if not yet seen."""
         self._text += text
         return self._find(ended=False)
 
@@ -81,12 +81,12 @@ class SecondClose:
         return None
 
     def _read_to(self, end: int) -> None:
-        """Take in the text before a place."""
+        """Describe the text before `end` in the fields."""
         text, begin = self._text, self._read
         while (at := text.find(_FENCE, self._fenced, end)) >= 0:
             self._in_block, self._fenced = not self._in_block, at + len(_FENCE)
         self._fenced = max(self._fenced, end - len(_FENCE) + 1)
-        again = max(0, begin - self._overlap + 1)  # a marker may have begun there
+        again = max(0, begin - self._overlap + 1)  # where a marker may have begun
         opened, closed = (text.rfind(one, again, end) for one in (self._opening, self._closing))
         if opened >= 0 or closed >= 0:
             self._is_open = opened > closed
@@ -109,8 +109,8 @@ class SecondClose:
             self._fenced -= size
 
     def _ends_thought(self, following: str, rest: str) -> bool:
-        """Whether the marker after the text that was read ends the thought; `following` is the
-        character after it, and `rest` the one after the white space there."""
+        """Whether the marker after the read text ends the thought; `following` is the character
+        after it, and `rest` the one after the white space there."""
         if self._said and not self._forced:
             return False
         if self._in_block or self._is_open:
@@ -126,5 +126,5 @@ class SecondClose:
             return ends_line and said in _SENTENCE_ENDS
         if last in _OPENING or (following and following in _QUOTES):
             return False
-        # Where words have no spaces between them a marker that is named has none either.
+        # In scripts without spaces between words, a marker that is named has none around it.
         return ends_line or last in _SENTENCE_ENDS or east_asian_width(last) not in "FW"

@@ -1,12 +1,11 @@
 """How families of models mark their thought: `<think>`, `[THINK]`, channels, none.
 
-The table is `thinking.yaml`, under the names of vLLM's reasoning parsers, where it has one. A
-family is found from what the chat template writes and mentions and from the vocabulary; where
-neither shows it (a template that never speaks of a thought the model was trained to write), the
-deployment file names it.
+The table is `thinking.yaml`, with the names of vLLM's reasoning parsers if there is one. A family
+is found from what the chat template writes and mentions, and from the vocabulary. If neither shows
+it (the template never mentions the thought that the model was trained to write), the deployment
+file names it.
 
-What a later turn keeps of an earlier thought is decided by the template, whether a client sends it
-back beside the answer or in it.
+The template decides what a later turn keeps of an earlier thought.
 """
 
 from __future__ import annotations
@@ -30,18 +29,22 @@ Variables = Mapping[str, Any]
 
 AUTO, NONE = "auto", "none"
 _SWITCH = MappingProxyType({"enable_thinking": (True, False), "thinking": (True, False)})
-"""Variables by which templates switch a thought on or off, and their two values."""
+"""Variables that switch a thought on or off in most templates, and their values for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingFormat:
-    """One family: the markup around a thought.
+    """The markup of one family around a thought.
 
-    names: vLLM's, the first one is shown. open, close: what begins and ends the thought. answer:
-    markup between `close` and the answer. end: text by which the model ends its answer, where that
-    is no control token. direct: what begins a reply without a thought where the template does not
-    see to it. mark: what a template must hold besides for it to be this family. switch: variables
-    by which the template switches a thought on or off, beside those that most templates know.
+    Attributes:
+        names: vLLM's; users see the first one.
+        open, close: what begins and ends the thought.
+        answer: markup between `close` and the answer.
+        end: text that ends an answer, if no control token does.
+        direct: what begins a reply without a thought, if the template does not write it.
+        mark: further text that a template of this family holds.
+        switch: variables that switch the thought, beside `_SWITCH`, and their values for on and
+            off.
     """
 
     names: tuple[str, ...]
@@ -59,12 +62,12 @@ class ThinkingFormat:
 
     @property
     def on(self) -> Variables:
-        """The template's variables where the model is to think."""
+        """The template's variables that switch the thought on."""
         return {name: on for name, (on, _) in (_SWITCH | dict(self.switch)).items()}
 
     @property
     def off(self) -> Variables:
-        """The template's variables where it is not."""
+        """The template's variables that switch the thought off."""
         return {name: off for name, (_, off) in (_SWITCH | dict(self.switch)).items()}
 
     @property
@@ -74,16 +77,16 @@ class ThinkingFormat:
 
     @property
     def without(self) -> str:
-        """All markup before an answer without a thought, where the template writes none of it."""
+        """All markup before an answer without a thought, if the template writes none of it."""
         return self.direct or self.open + self.closing
 
     def opens(self, text: str) -> bool:
-        """Whether a generation prompt that ends like this leaves a thought open."""
+        """Whether a generation prompt that ends with `text` leaves a thought open."""
         return text.rfind(self.open.strip()) > text.rfind(self.close.strip())
 
     def closes(self, text: str) -> bool:
-        """Whether a generation prompt that ends like this has a thought ended already."""
-        opened = self.open.strip() in text or not self.direct  # else it ends any turn
+        """Whether a generation prompt that ends with `text` has ended a thought."""
+        opened = self.open.strip() in text or not self.direct  # else `close` may end any turn
         return opened and self.close.strip() in text and not self.opens(text)
 
 
@@ -98,12 +101,12 @@ FORMATS = tuple(map(_read, yaml.safe_load(_ROWS)))
 BY_NAME = {name: one for one in FORMATS for name in one.names}
 _KEYS = ("open", "close", "answer", "end")
 _SUFFIXED = re.compile(r"<think(:[^\s>]+)>")
-"""As Hunyuan 4 (vLLM's hy_v4) names its tokens, by a suffix of each checkpoint's own: it is found
-from the vocabulary, and has no name that a deployment file could give."""
+"""A token of Hunyuan 4 (vLLM's hy_v4), whose suffix differs by checkpoint: this family is found
+from the vocabulary, and a deployment file cannot name it."""
 
 
 def parse_thinking(setting: str | Mapping[str, Any]) -> ThinkingFormat | str:
-    """A deployment file's `thinking`: a format by its name or by its markup, or `AUTO` or `NONE`.
+    """Parse a deployment file's `thinking`: a format's name or markup, `AUTO` or `NONE`.
 
     Raises:
         ConfigError: it is none of these.
@@ -131,10 +134,10 @@ def parse_thinking(setting: str | Mapping[str, Any]) -> ThinkingFormat | str:
 
 
 def find_format(template: ChatTemplate | None, added: Collection[str]) -> ThinkingFormat | None:
-    """The family of a checkpoint; None where nothing shows one.
+    """Find the family of a checkpoint; None if nothing shows one.
 
-    A family shows in what the template says and writes, or, where the template only ends thoughts
-    or is missing, in markers that the vocabulary (whose added tokens are `added`) has as tokens.
+    The template's source or output holds the family's markers; or, if the template holds only the
+    closing one or is missing, the vocabulary has the markers among its `added` tokens.
     """
     prompt_of = cache(_prompt)  # most formats share their variables
     for one in FORMATS:
@@ -161,7 +164,7 @@ def find_format(template: ChatTemplate | None, added: Collection[str]) -> Thinki
 
 
 def _prompt(template: ChatTemplate, variables: tuple[tuple[str, Any], ...]) -> str:
-    """What a template writes for a question; nothing where it refuses."""
+    """Return what a template writes for a question, or nothing if it refuses."""
     try:
         return template.render([{"role": "user", "content": "?"}], dict(variables))
     except (TemplateError, TypeError, ValueError):

@@ -1,9 +1,9 @@
-"""Text and token ids, with control tokens out of reach of any text.
+"""Text to token ids and back; no text can become a control token.
 
-Two encoders are built from one tokenizer.json: `encode_markup` knows the added tokens (chat
-markup, thought markers) and is given only what the chat template itself wrote; `encode` has none,
-so no user's or model's text can become a control token. (`split_special_tokens` is not enough:
-Qwen3's `<think>` is an added token that is not "special".)
+One tokenizer.json makes two encoders. `encode_markup` knows the added tokens (chat markup, thought
+markers) and encodes only what the chat template itself wrote. `encode` has none of them, so no
+user's or model's text can become a control token. (`split_special_tokens` is not enough: Qwen3's
+`<think>` is an added token that is not "special".)
 """
 
 from __future__ import annotations
@@ -27,43 +27,41 @@ from workers.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from workers.text.detokenizer import Stop
 from workers.text.thinking import AUTO, NONE, ThinkingFormat, find_format
 
-_SHORT = 8192  # characters of a text that is worth remembering, and takes no thread's time
-COMPOSED = 4  # characters that Unicode's normal forms make one of, at most
-_REMEMBERED_BYTES = 8 << 20  # of short texts and their ids
-_ID_BYTES = 48  # of an id in a tuple, and of the text that it stands for, about
+_SHORT = 8192  # most characters of a text that is cached, and encoded without releasing the GIL
+COMPOSED = 4  # most characters that Unicode's normal forms compose to one
+_REMEMBERED_BYTES = 8 << 20  # size of the cache of short texts
+_ID_BYTES = 48  # estimated size of an id in a tuple, with its text
 
 
 class Tokenizer:
     """Encoders, bytes of every id, and the ids that are structure rather than text.
 
     Args:
-        backend: of the library `tokenizers`, with all added tokens; it is changed here.
-        special_tokens: texts of the named ones ("bos_token", "eos_token", ...).
+        backend: with all added tokens; it is changed here.
+        special_tokens: texts by name ("bos_token", "eos_token", ...).
         chat_template: Jinja's source; None is `PLAIN_TEMPLATE`.
-        thinking: how the model marks its thought; `AUTO` finds it out, `NONE` means that it has
-            none, or that it is switched off.
-        tool_use: the chat template of conversations with tools, if it is another one.
+        thinking: how the model marks its thought; `AUTO` finds it out, `NONE` means that the model
+            has none, or that it is switched off.
+        tool_use: a separate chat template for conversations with tools.
 
     Raises:
-        ConfigError: a plain text would be read as a control token, or the vocabulary is of a kind
-            whose tokens have no bytes.
+        ConfigError: a plain text would be read as a control token, or tokens of this kind of
+            vocabulary have no bytes.
 
     Attributes:
         pieces: bytes of each id.
-        hash: equal for equal vocabularies, so that ids may travel between workers.
-        format: how the model marks a thought; None: in no way.
+        hash: equal for equal vocabularies, so that workers can exchange ids.
+        format: how the model marks a thought, if it does.
         thinks: whether it is to think.
-        close_id: the token by which it ends its thought, None where text does.
-        controls: ids that no text of a user's or a model's is encoded to.
-        ends: those that end a text wherever they come. A token that only marks a thought is none:
-            an answer may name it, and in a thought `close_id` alone ends the text.
-        added: ids of the added tokens that no text of a user's becomes, controls among them: all
-            but white space.
+        close_id: the token that ends its thought; None if text does.
+        controls: ids to which no user's or model's text is encoded.
+        ends: those that end any text. A token that only marks a thought is not among them: an
+            answer may name it, and in a thought `close_id` alone ends the text.
+        added: ids of the added tokens to which no user's text is encoded: all but white space.
         eos_id: the end of a turn, if the checkpoint names one.
         begin: ids that servers put before any text.
-        token_chars: the most characters that one token may stand for; infinite where that is not
-            known.
-        chat_template: the checkpoint's.
+        token_chars: the most characters of a text that one token may represent; infinite if
+            unknown.
     """
 
     def __init__(
@@ -80,13 +78,13 @@ class Tokenizer:
         self.eos_id: int | None = None if eos is None else backend.token_to_id(eos)
         backend.no_padding()
         backend.no_truncation()
-        framed = backend.encode("0")  # what ends a text is none of it
+        framed = backend.encode("0")  # with special tokens before and after
         marked = zip(framed.ids, framed.special_tokens_mask, strict=True)
         self.begin = tuple(i for i, _ in takewhile(itemgetter(1), marked))
         spec = json.loads(backend.to_str())
         added = {token["id"]: token["content"] for token in spec["added_tokens"]}
         self.hash = _hash(spec["model"], added)
-        # White space of some length is text, however it came into the vocabulary.
+        # Added tokens of white space are text.
         hidden = {
             token["id"]: token["content"]
             for token in spec["added_tokens"]
@@ -118,13 +116,13 @@ class Tokenizer:
         self.close_id = closing[0] if closing and closing[0] in self.controls else None
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text, of which none is a control. Short texts are remembered."""
-        return self._encode_short(text) if len(text) <= _SHORT else self.encode_anew(text)
+        """Encode a text; no id is a control. Short texts are cached."""
+        return self._encode_short(text) if len(text) <= _SHORT else self.encode_uncached(text)
 
-    def encode_anew(self, text: str) -> tuple[int, ...]:
-        """Likewise, for a client's text: nothing is remembered, so the time does not show whether
-        another client sent the same."""
-        # Unlike `encode` it lets other threads run meanwhile.
+    def encode_uncached(self, text: str) -> tuple[int, ...]:
+        """Encode a client's text without the cache, whose speed would show whether another client
+        sent the same."""
+        # Unlike the library's `encode`, this releases the GIL.
         (encoding,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
         return tuple(encoding.ids)
 
@@ -132,14 +130,14 @@ class Tokenizer:
         return tuple(self._plain.encode(text, add_special_tokens=False).ids)
 
     def encode_markup(self, text: str) -> tuple[int, ...]:
-        """Ids of a piece of the chat template, control tokens included."""
+        """Encode a piece of the chat template, control tokens included."""
         return tuple(self._markup.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Any) -> str:
         return b"".join(self.pieces[i] for i in ids).decode("utf-8", "replace")
 
     def stops(self, thinking: bool) -> list[Stop]:
-        """Texts by which the model ends a thought, or an answer, where no token does."""
+        """Return the texts that end a thought, or an answer, if no token does."""
         if self.format is None:
             return []
         if thinking:
@@ -153,8 +151,8 @@ class Tokenizer:
 
 
 def _markers(family: ThinkingFormat | None, added: Mapping[int, str]) -> tuple[set[int], set[int]]:
-    """Ids of the added tokens that a family's markup around a thought holds, and of those among
-    them that mark nothing else, neither the answer nor the end of any message."""
+    """Return the ids of the added tokens in a family's markup around a thought, and those among
+    them that mark only the thought, not the answer or the end of a message."""
     if family is None:
         return set(), set()
 
@@ -163,7 +161,7 @@ def _markers(family: ThinkingFormat | None, added: Mapping[int, str]) -> tuple[s
 
     around = family.open + family.closing
     other = family.answer + family.end + family.direct
-    if family.direct:  # then any message ends as the thought does
+    if family.direct:  # then any message ends with `close`
         other += family.close
     return held(around), held(around) - held(other)
 
@@ -179,7 +177,7 @@ def _hash(model: dict[str, Any], added: dict[int, str]) -> str:
 
 
 def _token_chars(spec: dict[str, Any], longest: int) -> float:
-    """The most characters of a text that a token of at most `longest` bytes may stand for."""
+    """Return the most characters of a text that a token of at most `longest` bytes represents."""
     normalizer, model = spec["normalizer"], spec["model"]
     if model.get("fuse_unk") and not model.get("byte_fallback"):
         return inf
@@ -195,7 +193,7 @@ def _token_chars(spec: dict[str, Any], longest: int) -> float:
 
 
 def _continuing(spec: dict[str, Any]) -> dict[str, Any]:
-    """Encode any text as the continuation of another: no begin token, no space put before it."""
+    """Return a tokenizer that puts no begin token and no space before a text."""
 
     def clean(part: dict[str, Any] | None) -> dict[str, Any] | None:
         if part is None or part["type"] == "Prepend":
@@ -219,11 +217,11 @@ def _continuing(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(spec: dict[str, Any], hidden: set[str]) -> dict[str, Any]:
-    """The same vocabulary with no way to reach these added tokens."""
+    """Return the tokenizer without the added tokens in `hidden`."""
     model, kept = dict(spec["model"]), list[dict[str, Any]]()
     if isinstance(model["vocab"], dict):
         kept = [token for token in spec["added_tokens"] if token["content"] not in hidden]
-        # What the model's own vocabulary lacks would be counted again, and get another id.
+        # An added token that the model's vocabulary lacks would get another id.
         vocabulary = model["vocab"] | {token["content"]: token["id"] for token in kept}
         gone = hidden - {model.get("unk_token")}
         model["vocab"] = {text: i for text, i in vocabulary.items() if text not in gone}
@@ -236,7 +234,7 @@ def _without(spec: dict[str, Any], hidden: set[str]) -> dict[str, Any]:
 
 
 def _pieces(backend: Backend, spec: dict[str, Any]) -> list[bytes]:
-    """Bytes of every id, for byte-level and for sentencepiece vocabularies."""
+    """Return the bytes of every id, for byte-level and sentencepiece vocabularies."""
     kinds = json.dumps(spec.get("decoder"))
     vocabulary = backend.get_vocab(with_added_tokens=True)
     pieces = [b""] * (max(vocabulary.values()) + 1)
@@ -257,7 +255,7 @@ def _pieces(backend: Backend, spec: dict[str, Any]) -> list[bytes]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable characters that GPT-2 has for the 256 bytes."""
+    """Return GPT-2's map from printable characters to the 256 bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

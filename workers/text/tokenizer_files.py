@@ -1,8 +1,8 @@
 """A checkpoint's tokenizer from its files: in a folder, on the Hugging Face hub, or in a GGUF file.
 
-The files are those that transformers reads: `tokenizer.json` and the special tokens and chat
-templates beside it. A checkpoint with other files in its place (vocab.json and merges.txt) needs a
-converter, which the caller passes. No code of a checkpoint is ever run.
+The files are those that transformers reads: `tokenizer.json`, and the special tokens and chat
+templates beside it. A checkpoint with other files (vocab.json and merges.txt) needs a converter,
+which the caller passes. No code of a checkpoint is run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILES = (
 )  # fmt: skip
 
 SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-"""Files of SentencePiece: what transformers makes of them encodes white space otherwise."""
+"""SentencePiece's files, which transformers converts to tokenizers with other white space."""
 
 Convert = Callable[[str, Path], None]
 """(folder or Hugging Face id, folder to write to): writes the tokenizer as `FILES`."""
@@ -38,14 +38,14 @@ Convert = Callable[[str, Path], None]
 def load_tokenizer(
     model: str | Path, convert: Convert | None = None, thinking: ThinkingFormat | str = AUTO
 ) -> Tokenizer:
-    """The tokenizer of a checkpoint: a folder, a Hugging Face id, or a GGUF file.
+    """Load the tokenizer of a checkpoint: a folder, a Hugging Face id, or a GGUF file.
 
     Args:
-        convert: makes the files of a checkpoint that has no `tokenizer.json`; None refuses it.
+        convert: makes the files of a checkpoint without `tokenizer.json`; None refuses one.
         thinking: see `Tokenizer`.
 
     Raises:
-        ConfigError: there is no such checkpoint, or it has no tokenizer that can be used.
+        ConfigError: there is no such checkpoint, or it has no usable tokenizer.
     """
     if is_gguf(model):
         with TemporaryDirectory() as converted:
@@ -96,11 +96,10 @@ def _load(folder: Path, model: str | Path, thinking: ThinkingFormat | str) -> To
 
 
 def checkpoint_folder(model: str | Path) -> Path:
-    """Where `FILES` of a checkpoint lie: its folder, or that of a Hugging Face id, fetched where
-    needed.
+    """Return the folder of a checkpoint's `FILES`; download those of a Hugging Face id.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is neither a folder nor a model that can be downloaded.
     """
     if Path(model).is_dir():
         return Path(model)
@@ -117,10 +116,10 @@ def checkpoint_folder(model: str | Path) -> Path:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file.
+    """Read a JSON object; empty if there is no such file.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: the file holds something else.
     """
     if not file.is_file():
         return {}
@@ -131,7 +130,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Texts of the named special tokens: a text, or an object that says how it is matched."""
+    """Return the texts of the special tokens by name."""
     extra = config.get("extra_special_tokens")
     named = {name: value for name, value in config.items() if name.endswith("_token")}
     named |= extra if isinstance(extra, dict) else {}
@@ -163,7 +162,7 @@ def _add_tokens(
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The sources of the chat templates by their names; one without a name is "default"."""
+    """Return the sources of the chat templates by name; one without a name is "default"."""
     files = {file.stem: file for file in folder.glob("additional_chat_templates/*.jinja")}
     if (file := folder / "chat_template.jinja").is_file():
         files["default"] = file

@@ -1,10 +1,10 @@
-"""How a family of models writes calls of tools: read from its own chat template.
+"""How a family of models writes calls of tools, learned from its chat template.
 
 The template renders trial conversations whose assistant makes calls: with arguments of every kind
-and with none; one, two and three in a turn; and one in a later turn. The text around the names and
-the arguments is the format, whatever the family: arguments may be one JSON object, or each in its
-own tags. The format is accepted if it reads all these texts back as exactly the calls that were
-made. It is refused if a call is a turn by itself, or if the template does not show the tools.
+and with none; one, two and three in a turn; and one in a later turn. The text around names and
+arguments is the format: arguments are one JSON object, or each has its own tags. A format is
+accepted if it reads all these texts as exactly the calls that were made. It is refused if a call
+is a turn by itself, or if the template does not show the tools.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from orchestrator.call_markup import spaced
 from orchestrator.types import ArgumentFormat, CallFormat
 
 Render = Callable[[Sequence[Mapping[str, Any]], bool], str]
-"""A conversation to text, with tools; and whether a reply is to begin after it."""
+"""`render(messages, replies)` returns a conversation with `TOOLS` as text, and if `replies` the
+beginning of a reply."""
 
 _ID = "baton000"  # some templates want nine letters and digits: a digit follows
 _NAMES = ("batonfirst", "batonsecond", "batonthird")
 _SAID = "batonsaid"
-_ARGUMENTS: dict[str, Any] = {  # by their names, since some templates sort them
+_ARGUMENTS: dict[str, Any] = {  # in the order of names, since some templates sort them
     "batonkey0": "batonvalue",
     "batonkey1": 271828,
     "batonkey2": True,
@@ -48,16 +49,16 @@ TOOLS: list[dict[str, Any]] = [
     }
     for name in _NAMES
 ]
-"""Those of the trial conversations."""
+"""The tools of the trial conversations."""
 
 
 def find_call_format(
     render: Render, controls: Sequence[str], thought: tuple[str, str] | None, eos: str = ""
 ) -> CallFormat | None:
-    """A template's format; None where it has no place for tools, or an unknown form.
+    """Find a template's format; None if it does not show tools, or writes calls in no known form.
 
     Args:
-        controls: texts of control tokens: the first one after the last call ends the turn, where
+        controls: texts of control tokens; the first one after the last call ends the turn, if
             neither a turn without calls nor `eos` shows how one ends.
         thought: the markup around a thought, which the template may write before the calls.
         eos: the text of the token that ends a turn.
@@ -72,22 +73,21 @@ def find_call_format(
             if found and found.before.strip() and not trial.is_turn(found, controls):
                 return found if trial.is_read_by(found) else None
         if str(_ARGUMENTS) not in trial.one:
-            return None  # it takes an object, and writes it in another form
+            return None  # the template accepts an object, and writes it in another form
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """What a template writes of the trial conversations from the end of the question on, each
-    without a thought.
+    """What a template writes after the question of each trial conversation, without thoughts.
 
     Attributes:
-        prompt: before a reply.
-        end: after one without calls.
-        none, one: a turn with a call without arguments, with all of them.
-        two, three: a turn with as many calls; None: the template writes one call a turn.
-        later: a turn like `none`, what the tool gave back, and a turn with the second call.
-        marked: a turn with a call whose argument is a text that holds markup.
+        prompt: the text before a reply.
+        end: the text after a reply without calls.
+        none, one: a turn with one call, without arguments and with all.
+        two, three: a turn with as many calls; None if the template writes one call a turn.
+        later: a turn like `none`, the tool's result, and a turn with the second call.
+        marked: a turn with a call whose argument is a text with markup.
     """
 
     as_text: bool
@@ -142,18 +142,18 @@ class _Trial:
         )
 
     def is_turn(self, form: CallFormat, controls: Sequence[str]) -> bool:
-        """Whether a call is a turn by itself: it begins with what a turn begins or ends with."""
+        """Whether a call is a turn by itself: its markup begins or ends turns, too."""
         around = self.prompt + self.end
         return any(one in form.before for one in controls if one and one in around)
 
     def ends(self, controls: Sequence[str], eos: str) -> Sequence[str]:
-        """The texts of which the first one after a call ends the turn."""
+        """Return the texts of which the first one after a call ends the turn."""
         if eos and (not self.end or eos in self.one):
             return [eos]
         return [self.end] if self.end and self.end in self.one else controls
 
     def is_read_by(self, form: CallFormat) -> bool:
-        """Whether a format reads these turns as the calls that were made, and as nothing else."""
+        """Whether a format reads these turns as exactly the calls that were made."""
         head, end = map(_pattern, (form.before, form.after))
         joint = _pattern(form.between or "")
         bare = _written(form, _NAMES[0], {})
@@ -171,7 +171,7 @@ class _Trial:
 
 
 def _written(form: CallFormat, name: str, arguments: Mapping[str, Any]) -> str:
-    """The pattern of a call as a format writes it, from its name to the end of its arguments."""
+    """Return the pattern of a call in a format, from its name to the end of its arguments."""
     head = _pattern(name + form.middle)
     if form.each is None:
         return head + _pattern(json.dumps(arguments))
@@ -184,7 +184,7 @@ def _written(form: CallFormat, name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _pattern(text: str) -> str:
-    """What matches a text without its white space."""
+    """Return a pattern of a text without its white space."""
     return spaced("".join(text.split()))
 
 
@@ -193,12 +193,12 @@ def _squeezed(text: str) -> str:
 
 
 def _ways(value: Any) -> list[str]:
-    """How a template may write a value in tags: as JSON, or as Python does."""
+    """Return how a template may write a value in tags: as JSON, or as Python does."""
     return [value] if isinstance(value, str) else [json.dumps(value), str(value)]
 
 
 def _as_object(trial: _Trial, ends: Sequence[str]) -> CallFormat | None:
-    """The format of a template that writes arguments as one JSON object."""
+    """Learn the format of a template that writes arguments as one JSON object."""
     found = _objects(trial.one, 1)
     if found is None:
         return None
@@ -216,7 +216,7 @@ def _as_object(trial: _Trial, ends: Sequence[str]) -> CallFormat | None:
 
 
 def _objects(text: str, count: int) -> list[tuple[int, int, int, int]] | None:
-    """Where the names and the arguments of the calls begin and end."""
+    """Return where the names and the arguments of the calls begin and end."""
     found: list[tuple[int, int, int, int]] = []
     for name in _NAMES[:count]:
         start = found[-1][3] if found else 0
@@ -234,8 +234,8 @@ def _objects(text: str, count: int) -> list[tuple[int, int, int, int]] | None:
 
 
 def _counted(texts: Sequence[str]) -> str | None:
-    """The text at one place of several calls, with `COUNT` for the numbers by which they differ;
-    None if they differ otherwise."""
+    """Return the common text at one place of several calls, with `COUNT` for differing numbers;
+    None if they differ in anything else."""
     parts = [re.split("([0-9]+)", one) for one in texts]
     if len(set(map(len, parts))) != 1:
         return None
@@ -246,7 +246,7 @@ def _counted(texts: Sequence[str]) -> str | None:
 
 
 def _in_tags(trial: _Trial, ends: Sequence[str]) -> CallFormat | None:
-    """The format of a template that writes each argument in separate tags."""
+    """Learn the format of a template that writes each argument in separate tags."""
     keys = list(_ARGUMENTS)
     found = _parts(trial.one, [_NAMES[0], keys[0], _ARGUMENTS[keys[0]], *keys[1:]])
     if found is None:
@@ -265,7 +265,7 @@ def _in_tags(trial: _Trial, ends: Sequence[str]) -> CallFormat | None:
     if not (begin and end and joint == end + begin):
         return None
     values = [part.removesuffix(joint) for part in values]
-    end = end if end in last else end.rstrip()  # the last one may end without a separate line
+    end = end if end in last else end.rstrip()  # the last end may lack its newline
     value, _, after = last.partition(end)
     written = [
         [(part.removesuffix(way), way) for way in _ways(given) if part.endswith(way)][:1]
@@ -289,7 +289,7 @@ def _in_tags(trial: _Trial, ends: Sequence[str]) -> CallFormat | None:
 
 
 def _quotes(trial: _Trial, middle: str, end: str) -> tuple[str, str] | tuple[()] | None:
-    """The quotes around a text with markup, empty for none; None: it is written otherwise."""
+    """Return the quotes around a text with markup, if any; None if the text is changed."""
     parts = _parts(trial.marked or "", ["batonkey0", _MARKUP])
     if parts is None or not parts[1].startswith(middle) or end not in parts[2]:
         return None
@@ -298,7 +298,7 @@ def _quotes(trial: _Trial, middle: str, end: str) -> tuple[str, str] | tuple[()]
 
 
 def _parts(text: str, marks: Sequence[str]) -> list[str] | None:
-    """The text before, between and after these marks, the last time that they come in turn."""
+    """Return the texts before, between and after the last occurrence of these marks in turn."""
     parts, end = list[str](), len(text)
     for mark in reversed(marks):
         at = text.rfind(mark, 0, end)
@@ -310,7 +310,7 @@ def _parts(text: str, marks: Sequence[str]) -> list[str] | None:
 
 
 def _before_thought(prompt: str, thought: tuple[str, str] | None) -> str:
-    """A prompt without the thought that it may begin, or have ended already."""
+    """Return a prompt without the thought that it may begin, or have ended already."""
     text = prompt.rstrip()
     for mark in reversed(thought or ()):
         text = text.removesuffix(mark.strip()).rstrip()

@@ -1,10 +1,9 @@
-"""Texts of a conversation on their way through a chat template.
+"""Texts of a conversation that a chat template reads, and that stay recognisable in its output.
 
-The template reads them as they are: it may look for `</think>` in one, split it or trim it. Yet of
-each character that it writes one can tell whether it is the template's own or of such a text: the
-latter are kept as their *twins*, in planes that Unicode leaves empty. Whatever happens to them on
-the way, twins stay twins, so that no content becomes markup; a method that is not known here reads
-twins, and recognises nothing.
+A template reads these texts as usual: it may look for `</think>` in one, split it or trim it. But
+their characters are stored as *twins*, in planes that Unicode leaves empty. So each character that
+the template writes is either its own or a twin. Twins stay twins in every operation, so no content
+becomes markup. A string method that is not defined here reads twins, and recognises nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex
 
 _PLANES = {0: 4, 1: 5, 2: 6, 3: 7, 14: 8, 15: 9, 16: 10}
-"""Where the twins of a plane's characters are; `_rare` has others."""
+"""From each plane to that of its characters' twins; `_rare` makes twins for other planes."""
 _TO_TWIN = bytes(_PLANES.get(plane, plane) for plane in range(256))
 _FROM_TWIN = bytes({to: plane for plane, to in _PLANES.items()}.get(i, i) for i in range(256))
 _EMPTY = re.compile("([\U00040000-\U000dffff])")
@@ -23,13 +22,13 @@ _PAIR = re.compile("([\U000b0000-\U000bffff])([\U000c0000-\U000cffff])")
 
 
 class Traced(str):
-    """A text that says of each of its characters whether it is a content's: where it is a twin."""
+    """A text whose contents are twins, but which compares and splits as its plain text."""
 
     __slots__ = ("_seen",)
     _seen: str
 
     def __new__(cls, twins: str, seen: str | None = None) -> Traced:
-        """`seen` is what a template reads of it, if that is known already."""
+        """`seen` is the plain text that a template reads, if known already."""
         if isinstance(twins, Traced):
             return twins
         self = super().__new__(cls, twins)
@@ -118,7 +117,7 @@ class Traced(str):
         return first, second, third
 
     def _cut(self, texts: Iterable[str], separator: str | None) -> list[str]:
-        """These parts of this text, with a separator between them, or white space if None."""
+        """Return these parts of this text, which have a separator or white space between them."""
         parts, at = list[str](), 0
         for text in texts:
             if separator is None:
@@ -129,7 +128,7 @@ class Traced(str):
 
 
 def _reading(name: str) -> Callable[..., Any]:
-    """A method of texts that only reads."""
+    """Make a string method that only reads."""
 
     def method(self: Traced, *given: Any) -> Any:
         return getattr(self._seen, name)(*map(_seen, given))
@@ -138,7 +137,7 @@ def _reading(name: str) -> Callable[..., Any]:
 
 
 def _rewriting(name: str) -> Callable[..., Any]:
-    """A method of texts that rewrites each character, at times as several."""
+    """Make a string method that rewrites each character, at times as several."""
 
     def method(self: Traced) -> Traced:
         seen, at, written = getattr(self._seen, name)(), 0, ""
@@ -163,7 +162,7 @@ for _name in ("capitalize", "casefold", "lower", "swapcase", "title", "upper"):
 
 
 def traced(text: str, hidden: Iterable[str] = ()) -> Traced:
-    """A content for a template, which does not recognise the texts `hidden` in it."""
+    """Return a content for a template, which does not recognise the texts `hidden` in it."""
     parts = [text]
     if any(one and one in text for one in hidden):
         parts = re.split("(" + "|".join(map(re.escape, filter(None, hidden))) + ")", text)
@@ -172,30 +171,30 @@ def traced(text: str, hidden: Iterable[str] = ()) -> Traced:
 
 
 def twins(text: str) -> str:
-    """A content in the form in which it is found in what a template wrote."""
+    """Return a content's twins, which a template's output holds for it."""
     parts = _EMPTY.split(text)
     return "".join(_rare(p) if i % 2 else _shifted(p, _TO_TWIN) for i, p in enumerate(parts))
 
 
 def pieces(text: str) -> Iterator[tuple[str, bool]]:
-    """What a template wrote, in pieces; and of each whether it is of contents."""
+    """Yield the pieces of a template's output, and whether each is of contents."""
     for i, piece in enumerate(_TWINS.split(text)):
         if piece:
             yield (_untwinned(piece) if i % 2 else piece), bool(i % 2)
 
 
 def plain(text: str) -> str:
-    """What a template wrote, whosever it is."""
+    """Return a template's output with contents as plain text."""
     return "".join(piece for piece, _ in pieces(text))
 
 
 def has_twins(text: str) -> bool:
-    """Whether contents are among what a template wrote."""
+    """Whether a template's output holds contents."""
     return _TWINS.search(text) is not None
 
 
 def again(value: Any) -> Any:
-    """A value that Python made of others: if it is a text with contents, one that is read again."""
+    """Return a text with twins as `Traced`, and any other value as it is."""
     if isinstance(value, str) and not isinstance(value, Traced) and has_twins(value):
         return Traced(str.__str__(value))
     return value
@@ -206,15 +205,15 @@ def _seen(value: Any) -> Any:
 
 
 def _shifted(text: str, table: bytes) -> str:
-    """A text with its characters moved to other planes."""
+    """Return a text with its characters moved to other planes."""
     units = bytearray(text.encode("utf-32-le", "surrogatepass"))
     units[2::4] = units[2::4].translate(table)
     return units.decode("utf-32-le", "surrogatepass")
 
 
 def _rare(text: str) -> str:
-    """Twins of another kind, two for a character: of planes that are none of Unicode's, and of what
-    is not to be recognised."""
+    """Return twins of another kind, two for a character: for planes without `_PLANES`, and for
+    texts that a template must not recognise."""
     places = (divmod(ord(character), 1 << 16) for character in text)
     return "".join(chr(0xB0000 + plane) + chr(0xC0000 + place) for plane, place in places)
 

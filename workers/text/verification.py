@@ -1,4 +1,4 @@
-"""From a model's scores of ids to a `Verification`: the ids as text, and as ends of the text."""
+"""Turns a model's scores of ids into a `Verification`: ids as texts, or as ends of the text."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from workers.text.prompt import PromptRenderer
 
 @dataclass(eq=False, slots=True)
 class Scores:
-    """What a backend found out about a prompt; `workers.backend.Scoring` says what was wanted.
+    """The scores of a prompt that `workers.backend.Scoring` asks for.
 
     Attributes:
         nll: the negative log-likelihood (natural log) of each of k ids.
         choices: the model's own at the places of the ids and after them, k + 1.
-        logprobs: natural logs of their probabilities under the distribution they were drawn from.
-        ending: the negative log-likelihood of the ids, taken together, that end the text there.
+        logprobs: of the choices, under the distribution they were drawn from.
+        ending: the joint negative log-likelihood of the ids that end the text after the k ids.
         top: the likeliest ids at each place of a choice, and their log-probabilities.
         labels: log-probabilities after the prompt.
     """
@@ -44,7 +44,7 @@ class Scores:
     usage: Usage = field(default_factory=Usage)
 
     def give(self, token: int) -> None:
-        """Put a token before the others that is certain: nothing precedes it."""
+        """Put a certain token before the others: the first of all, which nothing precedes."""
         self.nll.insert(0, 0.0)
         self.choices.insert(0, token)
         self.logprobs.insert(0, 0.0)
@@ -58,9 +58,9 @@ def finish_token_ids(
     transcript: Transcript,
     segment: Segment | None,
 ) -> frozenset[int]:
-    """Those of a model's `stop_token_ids` that mean the finish of `segment`.
+    """Return the `stop_token_ids` that express the finish of `segment`.
 
-    Empty where a model did not end it, or where there is no segment.
+    Empty if no model ended it, or without a segment.
     """
     stop_token_ids = prompts.ends(stop_token_ids, transcript)
     closes = set() if transcript.closed else {prompts.tokenizer.close_id} - {None}
@@ -76,9 +76,9 @@ def verification(
     stop_token_ids: Collection[int],
     ms: float,
 ) -> Verification:
-    """The scores on `segment` after the transcript of `call`, with its texts.
+    """Return the scores of `segment` after the transcript of `call`, with texts.
 
-    `stop_token_ids` are the model's; those that end this text are never text themselves.
+    `stop_token_ids` are the model's; those that end this text have no text.
     """
     stop_token_ids = prompts.ends(stop_token_ids, call.transcript)
     thinking, tokenizer = not call.transcript.closed, prompts.tokenizer
@@ -87,7 +87,7 @@ def verification(
     unfinished_bytes = prompts.unfinished(call.transcript)
     tokens = prompts.segment(segment)
     likely = output.top or [[] for _ in output.choices]
-    known = range(len(tokenizer.pieces))  # a padded head shows ids that no tokenizer has
+    known = range(len(tokenizer.pieces))  # a model's padded head has ids beyond these
     shown = [
         [i for i in (choice, *(i for i, _ in row)) if i in known]
         for choice, row in zip(output.choices, likely, strict=True)
@@ -102,8 +102,7 @@ def verification(
             finish: Finish = "think_end" if closes else "eos"
             option = Segment(author, "", tokenizer=tokenizer.hash, finish=finish)
         elif token not in known or held_back(text, stops) or any(stop in text for stop, _ in stops):
-            # Unknown, or it may begin the marker of several tokens that ends the phase: no text to
-            # commit.
+            # An unknown id, or one that may begin a marker of several tokens: no text to commit.
             option = Segment(author, "", tokenizer=tokenizer.hash, finish="doubt")
         options.append(option)
     return Verification(

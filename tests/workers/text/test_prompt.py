@@ -518,7 +518,7 @@ async def test_too_long_a_prompt_is_refused_before_it_is_tokenized(
     def nothing(text: str) -> tuple[int, ...]:
         raise AssertionError(f"{len(text)} characters were tokenized")
 
-    monkeypatch.setattr(prompts.tokenizer, "encode_anew", nothing)
+    monkeypatch.setattr(prompts.tokenizer, "encode_uncached", nothing)
     with pytest.raises(ContextLengthExceeded, match="at least"):
         await prompts.prepare(of("What is 12 + 34? " * 60_000), 1024)
 
@@ -526,14 +526,14 @@ async def test_too_long_a_prompt_is_refused_before_it_is_tokenized(
 async def test_a_long_prompt_is_tokenized_while_others_are_answered(
     prompts: PromptRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long, encode, answered = "12 + 34 " * 10_000, prompts.tokenizer.encode_anew, threading.Event()
+    long, encode, answered = "12 + 34 " * 10_000, prompts.tokenizer.encode_uncached, threading.Event()
 
     def slow(text: str) -> tuple[int, ...]:
         if len(text) > 1000:
             assert answered.wait(30), "the loop stood still"
         return encode(text)
 
-    monkeypatch.setattr(prompts.tokenizer, "encode_anew", slow)
+    monkeypatch.setattr(prompts.tokenizer, "encode_uncached", slow)
     reading = asyncio.create_task(prompts.prepare(of(long), None))
     for _ in range(3):
         await asyncio.sleep(0)
@@ -570,13 +570,13 @@ def test_what_one_owner_asked_is_encoded_anew_for_another(
 ) -> None:
     """Else the time would tell whether somebody else sent the same text."""
     encoded: list[str] = []
-    anew = prompts.tokenizer.encode_anew
+    anew = prompts.tokenizer.encode_uncached
 
     def noted(text: str) -> tuple[int, ...]:
         encoded.append(text)
         return anew(text)
 
-    monkeypatch.setattr(prompts.tokenizer, "encode_anew", noted)
+    monkeypatch.setattr(prompts.tokenizer, "encode_uncached", noted)
     asked = of("The code is 123456. What is 1+1?")
     ids = prompts.transcript(asked, "one")
     assert encoded == ["The code is 123456. What is 1+1?"]
