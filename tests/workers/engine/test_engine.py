@@ -179,7 +179,7 @@ async def test_an_engine_that_dies_fails_its_waiting_calls(
     def crash(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(worker.backend.engine.cache, "allocate", crash)
+    monkeypatch.setattr(worker.backend.engine.cache, "truncate", crash)
     calls = (run(worker, ask(str(i)), StopCriteria(6)) for i in range(2))
     answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
     assert [type(answer) for answer in answers] == [WorkerUnavailable] * 2
