@@ -1,7 +1,7 @@
-"""Manifests against their schemas, with no cluster: Kubernetes' own, and the RayService's.
+"""Checks manifests against Kubernetes' schemas and the RayService's, without a cluster.
 
 Kubernetes' schemas come with the package kubernetes-validate. A RayService is checked against the
-CRD where one is at hand (`kubectl get crd rayservices.ray.io -o yaml`), else against the fields in
+CRD if one is given (`kubectl get crd rayservices.ray.io -o yaml`), else against the fields in
 rayservice.yaml.
 """
 
@@ -27,7 +27,7 @@ _LONGEST = 160  # characters of a message: some quote the whole manifest
 
 
 class Schemas:
-    """What a manifest of each kind may say; `crd` is a file that holds the RayService's schema.
+    """The schemas of all kinds; `crd` is a file with the RayService's.
 
     Raises:
         ConfigError: the file is no CRD and no schema; kubernetes-validate is not installed.
@@ -38,7 +38,7 @@ class Schemas:
         self._ray = strict(_crd_schema(crd)) if crd is not None else _own_schema()
 
     def check(self, manifest: Document) -> list[Finding]:
-        """What the manifest's schema says against it; a note where there is no schema."""
+        """Return the errors that the manifest's schema finds; a note if there is no schema."""
         kind, version = str(manifest.data.get("kind")), str(manifest.data.get("apiVersion"))
         if (kind, version.partition("/")[0]) == ("RayService", "ray.io"):
             return list(_findings(self._ray, manifest))
@@ -51,7 +51,8 @@ class Schemas:
 def strict(schema: Any) -> Any:
     """A CRD's schema as the API server applies it: no fields but those it names.
 
-    Defaults are filled in before `required` is looked at; a quantity is a string or a number.
+    A required field that has a default may be missing: the server fills it in first. A quantity
+    is a string or a number.
     """
     if isinstance(schema, list):
         return [strict(item) for item in schema]
@@ -148,9 +149,9 @@ def _findings(schema: Any, manifest: Document) -> Iterator[Finding]:
                 if key not in known:
                     yield manifest.finding((*path, key), unknown("field", str(key), known))
         elif error.validator == "required":
-            missing = [name for name in error.validator_value if name not in error.instance]
-            if (name := error.message.split("'")[1]) in missing:
-                yield manifest.finding((*path, name), "is missing")
+            for name in error.validator_value:  # all at each error; `check` drops duplicates
+                if name not in error.instance:
+                    yield manifest.finding((*path, name), "is missing")
         else:
             message = error.message
             if len(message) > _LONGEST:

@@ -34,26 +34,26 @@ def change(
 ) -> None:
     """Send a change with the admin key; print the reply as JSON, or as a sentence.
 
-    The change is the user's own where `body` names no author.
+    If `body` names no author, the user is the author.
     """
     reply = _call(url, method, path, {"author": default_author(), **body}, admin=True)
     dump(reply) if as_json else print(sentence(reply))
 
 
 def print_heading(title: str, details: Iterable[str | None]) -> None:
-    """A title, and below it whatever details there are."""
+    """Print a title, and below it the details that are not empty."""
     console = wide_console()
     console.print(title, style="bold", markup=False)
     console.print(", ".join(part for part in details if part), style="dim", markup=False)
 
 
 def moment(seconds: float | None) -> str:
-    """A time in seconds since 1970, in words."""
+    """Format a Unix time as local date and time; None is empty."""
     return "" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
 
 
 def default_author() -> str:
-    """The user's name, the author of a change that names none."""
+    """Return the user's login name; empty if it is not known."""
     with suppress(OSError, KeyError):
         return getpass.getuser()[:128]
     return ""

@@ -1,4 +1,4 @@
-"""`baton check-config`: deployment files and Kubernetes manifests, strictly, without a cluster."""
+"""`baton check-config`: check deployment files and Kubernetes manifests without a cluster."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def check_config(
 ) -> None:
     """Say what is wrong with a deployment before anything is started.
 
-    One line per finding: file, line, field, what about it. Exit status 1 where there is one; notes
-    alone are no reason. Overlay folders are rendered by kustomize or kubectl first; findings name
+    Prints one line per finding: file, line, field, message. The exit status is 1 if there is an
+    error; notes do not count. kustomize or kubectl renders overlay folders first, and findings name
     the line of the rendered text.
 
     [bold]Examples[/]
@@ -42,7 +42,7 @@ def check_config(
       kubectl get crd rayservices.ray.io -o yaml > crd.yaml
       baton check-config --schema crd.yaml deploy/kubernetes/overlays/high-availability
     """
-    from deploy.checking.files import CheckReport, check
+    from deploy.checking.files import check
 
     reports, unread = [], []
     for file in files:
@@ -51,7 +51,6 @@ def check_config(
             reports.append(check("<stdin>" if file == "-" else file, schema, text))
         except ConfigError as error:
             unread.append((file, str(error)))
-            reports.append(CheckReport(file))
     failed = bool(unread) or not all(report.ok for report in reports)
     if as_json:
         rows = [finding.row() for report in reports for finding in report.findings]

@@ -18,14 +18,14 @@ from rich.text import Text as Styled
 from orchestrator.errors import ConfigError
 from orchestrator.types import Step
 
-LINE_EVERY_S = 10.0  # of progress, where it is written to a file
+LINE_EVERY_S = 10.0  # between lines of progress, if the console is no terminal
 COLOURS = {"small": "cyan", "large": "magenta", "policy": "yellow"}
 
 Url = Annotated[
     str | None,
     typer.Option(
         envvar="BATON_URL",
-        help="A running service (its key: $BATON_API_KEY); without it everything runs in-process.",
+        help="A running service (its key in $BATON_API_KEY); default: run in-process.",
     ),
 ]
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -33,8 +33,8 @@ ServiceUrl = Annotated[str, typer.Option("--url", envvar="BATON_URL", help="The 
 Problems = Annotated[
     str,
     typer.Option(
-        help="FILE.jsonl with question and answer a line, builtin:heldout|dev|strangers|train, "
-        "or gym:NAME,... of reasoning-gym."
+        help="FILE.jsonl with a question and its answer per line; "
+        "builtin:heldout|dev|strangers|train; or gym:NAME,... of reasoning-gym."
     ),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="How many problems.")]
@@ -47,41 +47,38 @@ Config = Annotated[
 
 
 class Bar:
-    """A bar of so many turns, with what is being done beside it.
-
-    Where the console is no terminal, a line now and then instead.
-    """
+    """A progress bar with a label; without a terminal, at most a line in `LINE_EVERY_S` seconds."""
 
     def __init__(self, shown: Progress) -> None:
         self._shown, self._task = shown, shown.add_task("", total=None)
         self._told = -LINE_EVERY_S
 
     def total(self, turns: int, done: int = 0) -> None:
-        """How many turns there are, and how many of them an earlier run has taken."""
+        """Set the number of turns, and how many of them an earlier run completed."""
         self._shown.update(self._task, total=turns, completed=done)
         self.tell("begins")
-        self._told = -LINE_EVERY_S  # the first turn is told too
+        self._told = -LINE_EVERY_S  # so that the first turn gets a line too
 
     def turn(self, label: str) -> None:
-        """The next turn begins."""
+        """Count one turn and show a label."""
         self._shown.update(self._task, advance=1)
         self.tell(label)
 
     def tell(self, label: str) -> None:
-        """What is being done."""
+        """Show a label."""
         self._shown.update(self._task, description=label)
         now = monotonic()
         if self._shown.console.is_terminal or now - self._told < LINE_EVERY_S:
             return
         self._told, task = now, self._shown.tasks[0]
         minutes, seconds = divmod(round(task.elapsed or 0), 60)
-        of = "" if task.total is None else f"{task.completed:.0f} of {task.total:.0f}, "
-        print(f"{of}{minutes}:{seconds:02d}: {label}", file=self._shown.console.file, flush=True)
+        count = "" if task.total is None else f"{task.completed:.0f} of {task.total:.0f}, "
+        print(f"{count}{minutes}:{seconds:02d}: {label}", file=self._shown.console.file, flush=True)
 
 
 @contextmanager
 def bar(console: Console) -> Iterator[Bar]:
-    """A progress bar that goes when the work is done."""
+    """Show a progress bar, and remove it when the work is done."""
     with Progress(
         BarColumn(),
         MofNCompleteColumn(),
@@ -94,7 +91,7 @@ def bar(console: Console) -> Iterator[Bar]:
 
 
 def wide_console() -> Console:
-    """For tables: as wide as the terminal, and wide enough where there is none."""
+    """Return a console for tables: as wide as the terminal, or 160 columns without one."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=160)
 
@@ -105,7 +102,7 @@ def dump(data: Any) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file that an option names, its folder too.
+    """Write the file that an option names, and create its folder.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -118,12 +115,12 @@ def write(path: Path, text: str) -> None:
 
 
 def lossy(speculation: Mapping[str, str]) -> list[str]:
-    """A note for each worker whose speculation changes what it says."""
+    """Return a note for each worker whose speculation is lossy."""
     return [f"{name} worker: {method}" for name, method in speculation.items() if "lossy" in method]
 
 
 def line_of(step: Step) -> Styled:
-    """A step: author, score, whether it stayed, and beside that its text, line by line."""
+    """Format a step: its author, whether it was accepted, its score, and its text."""
     colour = COLOURS[step.author]
     mark = "✓" if step.accepted else "✗"
     score = "" if step.score is None else f" {step.score:.1f}"
@@ -134,7 +131,7 @@ def line_of(step: Step) -> Styled:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    """Print cells as they are, never as markup, since users wrote them; no columns: no heads."""
+    """Print a table; cells are text, never markup, and without columns there is no header."""
     heads = list(columns)
     table = Table(*heads, box=None, show_header=bool(heads))
     for cells in rows:

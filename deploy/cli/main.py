@@ -48,7 +48,7 @@ def baton(
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """What every command has in common."""
+    """Handle the options of `baton` itself."""
 
 
 app.command("serve")(serve)

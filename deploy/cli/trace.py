@@ -1,4 +1,4 @@
-"""`baton trace`: one request step by step, and a recorded one through today's policies."""
+"""`baton trace`: show a request step by step, or replay a recorded one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def show(
 
 @trace.command("replay")
 def replay(
-    file: Annotated[Path, typer.Argument(help="A recording, as `baton eval --recordings` leaves.")],
+    file: Annotated[Path, typer.Argument(help="A recording of `baton eval --recordings`.")],
     policy: Annotated[
         str | None,
         typer.Option(
@@ -68,9 +68,8 @@ def replay(
 ) -> None:
     """Replay a recording through the policies' code as it is today, with no model.
 
-    Shows the steps that come of it and whether the policy decides as it did. Exit status 1 where it
-    does not, with the first line of the recording that differs; the steps then go on as far as the
-    recording has an answer to every call.
+    Shows the steps, and whether the policy decides as recorded. If not, the exit status is 1, the
+    error says what differs first, and the steps continue until a call has no recorded answer.
 
     [bold]Examples[/]
 
@@ -117,7 +116,7 @@ def replay(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A record as the service gives it, or a recording in JSON lines."""
+    """Read a trace that the service returned, or a recording."""
     from dataclasses import asdict
 
     from deploy.evaluation.recording import RecordingError, loads

@@ -67,14 +67,14 @@ class EvaluatedAnswer:
 class EvaluationResult:
     """One problem answered by one candidate, graded; `ms` is wall time.
 
-    `passing`: the error may be temporary.
+    `transient`: whether a retry may succeed.
     """
 
     correct: bool
     ms: float
     answer: EvaluatedAnswer
     error: str | None = None
-    passing: bool = False
+    transient: bool = False
 
 
 Ask = Callable[[str, Candidate], Awaitable[EvaluatedAnswer]]
@@ -191,7 +191,7 @@ async def _ask(problem: Problem, candidate: Candidate, ask: Ask) -> EvaluationRe
         )
     except BatonError as error:
         ms = (perf_counter() - began) * 1000
-        return EvaluationResult(False, ms, EvaluatedAnswer(""), str(error), passing=True)
+        return EvaluationResult(False, ms, EvaluatedAnswer(""), str(error), transient=True)
     return EvaluationResult(False, (perf_counter() - began) * 1000, answer)
 
 

@@ -1,8 +1,8 @@
 """An evaluation's rows in a file: a line of settings, then a line per problem and policy.
 
-A second run of the same settings resumes where the first stopped, and repeats what failed for a
-temporary reason: the last row of a problem and a policy counts. Recordings, if kept, are beside
-the file, one per request.
+A second run with the same settings continues where the first stopped, and retries what failed for a
+transient reason: the last row of a problem and a policy counts. Recordings, if kept, are beside the
+log, one file per request.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ KIND = "baton_eval"
 class EvaluationLog:
     """The rows of one evaluation.
 
-    `settings`: all that two runs must share for their rows to be comparable. Only the candidates'
-    part of the deployment file's parameters (`pair.params`) is compared. `recordings`: also write
-    each answer's recording into the log's folder.
+    Args:
+        path: the JSON lines.
+        settings: what all runs that share the file must have in common. In `pair.params`, the
+            deployment file's parameters by policy, only those of the candidates count.
+        candidates: the policies that answer, in order.
+        recordings: also write each answer's recording into the log's folder.
     """
 
     def __init__(
@@ -47,16 +50,16 @@ class EvaluationLog:
         self._settings = self._of_candidates({**settings, **asked})
         self._file: RowFile | None = None
         self.known: dict[tuple[int, Candidate], EvaluationResult] = {}
-        """The file's results of problems after those that `resume` returns."""
+        """Results in the file for problems after those that `resume` returned."""
 
     def resume(self, problems: Sequence[Problem]) -> list[Turn]:
-        """Return the results of the first problems, as far as all candidates have answered them.
+        """Open the file; return the results of the first problems that all candidates answered.
 
-        They may be more than the problems, if an earlier run had more. Rows after the last whole
-        turn (of an interrupted run) are dropped.
+        They may be more than `problems` if an earlier run had more. Rows after the last complete
+        turn, left by an interrupted run, are dropped.
 
         Raises:
-            ConfigError: the file is of other settings or problems, or cannot be written.
+            ConfigError: the file has other settings or problems, or cannot be written.
         """
         turns: list[tuple[int, Turn]] = []
 
@@ -87,7 +90,7 @@ class EvaluationLog:
             if self._recordings and result.answer.recording is not None:
                 text = recording.dumps(result.answer.recording)
                 recorded.write_text(text, encoding="utf-8")
-            # A result that was known had its recording written before.
+            # The recording of a known result was written by an earlier run.
             if self._recordings and recorded.exists():
                 row["recording"] = recorded.name
             self._file.add(row)
@@ -97,7 +100,7 @@ class EvaluationLog:
             self._file.close()
 
     def _of_candidates(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Leave out the parameters of other policies; the policy `baton` may be any of them."""
+        """Drop the parameters of policies that no candidate is; `baton` may be any of them."""
         names = {candidate.policy for candidate in self._candidates}
         pair = settings.get("pair")
         if not isinstance(pair, Mapping) or "params" not in pair or "baton" in names:
@@ -106,7 +109,7 @@ class EvaluationLog:
         return {**settings, "pair": {**pair, "params": params}}
 
     def _turns(self, rows: Sequence[Any], problems: Sequence[Problem]) -> list[tuple[int, Turn]]:
-        """Return the whole turns among the rows, each with its problem's number."""
+        """Return the complete turns, each with its problem's number, in the file's order."""
         turns: list[tuple[int, Turn]] = []
         turn: list[EvaluationResult] = []
         for row in rows:
@@ -115,7 +118,7 @@ class EvaluationLog:
                 break
             if index < len(problems) and not _same_problem(row, problems[index]):
                 raise ConfigError(
-                    f"{self.path}: problem {index} in it is another; choose another file"
+                    f"{self.path}: its problem {index} is not this run's; choose another file"
                 )
             turn.append(result_of(row))
             if len(turn) == len(self._candidates):
@@ -124,17 +127,17 @@ class EvaluationLog:
         return turns
 
     def _answered(self, turns: Mapping[int, Turn]) -> list[Turn]:
-        """Return the first problems' turns, up to a temporary failure; keep later results in
-        `known`, without such failures."""
+        """Return the turns before the first that is missing or has a transient failure; put the
+        other results without such a failure into `known`."""
         done: list[Turn] = []
-        while (turn := turns.get(len(done))) and not any(one.passing for one in turn):
+        while (turn := turns.get(len(done))) and not any(one.transient for one in turn):
             done.append(turn)
         self.known = {
             (index, candidate): result
             for index, turn in turns.items()
             if index >= len(done)
             for candidate, result in zip(self._candidates, turn, strict=True)
-            if not result.passing
+            if not result.transient
         }
         return done
 
@@ -149,7 +152,7 @@ def _plain(result: EvaluationResult) -> dict[str, Any]:
         "metrics": asdict(answer.metrics),
         "steps": [asdict(step) for step in answer.steps],
         "error": result.error,
-        **({"passing": True} if result.passing else {}),
+        **({"passing": True} if result.transient else {}),
     }
 
 
@@ -180,12 +183,14 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def answered(
     folder: Path, settings: Mapping[str, Any], problems: Sequence[Problem], candidate: Candidate
 ) -> dict[tuple[int, Candidate], EvaluationResult]:
-    """Return a candidate's results in another evaluation of the same problems, by their number.
+    """Return a candidate's results from another evaluation of the same problems.
 
-    `folder` has its rows; `settings` are those of this evaluation.
+    Args:
+        folder: of the other evaluation.
+        settings: of the evaluation that will use the results.
 
     Raises:
-        ConfigError: it has no such results, or was made otherwise (`check_alike`).
+        ConfigError: there are no such results, or they were made with other settings.
     """
     own, rows = read(folder / "rows.jsonl")
     if own.get("problems") != settings["problems"]:
@@ -209,8 +214,8 @@ def answered(
 
 
 def check_alike(settings: Mapping[Path, Mapping[str, Any]]) -> None:
-    """Refuse folders whose rows are not comparable: made by other models or settings, or with other
-    parameters of a policy that several have.
+    """Refuse folders whose rows are not comparable: the models, their settings and the parameters
+    of each policy that several folders have must be the same.
 
     Raises:
         ConfigError: names the first folder that differs, and what differs.
@@ -235,12 +240,12 @@ def check_alike(settings: Mapping[Path, Mapping[str, Any]]) -> None:
             if value != expected:
                 raise ConfigError(
                     f"{folder}: its {key} is {brief(value)}, that of {first} is "
-                    f"{brief(expected)}; evaluations in one table must be made alike"
+                    f"{brief(expected)}; compare evaluations with equal settings"
                 )
 
 
 def recordings(folder: Path, pair: Mapping[str, str], answering: Mapping[str, Any]) -> list[Path]:
-    """Return the recordings beside a log of this pair of models and these settings.
+    """Return the recordings beside a log of this pair of models with these settings.
 
     Raises:
         ConfigError: no log, or one of another pair or other settings.
@@ -256,7 +261,7 @@ def recordings(folder: Path, pair: Mapping[str, str], answering: Mapping[str, An
 
 
 def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
-    """Make a dataclass from JSON, without keys that this version does not know."""
+    """Build a dataclass from JSON; ignore keys that this version does not know."""
     known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
     return kind(**{key: value for key, value in data.items() if key in known})
 

@@ -1,9 +1,9 @@
 """Whether a judge's scores separate good answers of a pair, and the curve of its likelihoods.
 
 No question needs a known answer. The small model answers alone, step by step, and the large one
-scores the steps. An answer that equals the large model's counts as good. A useful judge scores the
-weakest step of a good answer higher than that of another: the share of pairs in which it does so is
-the area under the ROC curve (AUC), 0.5 for a judge that tosses coins.
+scores the steps. An answer that equals the large model's own counts as good. A useful judge
+scores the weakest step of a good answer higher than that of another answer. The share of such pairs
+in which it does is the area under the ROC curve (AUC): 0.5 for a coin.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 from deploy.evaluation.intervals import Z, quantile
 
 FLAT = 0.25
-"""Scores from 0 to 9 do not spread if their standard deviation is below this."""
+"""Scores (0 to 9) do not spread if their standard deviation is below this."""
 NEWTON_STEPS = 100
 FEW = 5
-"""The fewest good answers, and others, for a verdict."""
+"""A verdict or a fit needs this many good answers, and this many others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class JudgeReport:
         if self.steps and self.spread < FLAT and not self.tells:
             return "scores do not spread: the judge tells nothing on this pair"
         if self.auc is None or self.auc_low is None:
-            return "all of the small model's answers are alike: nothing is known of the judge"
+            return "the scored answers are alike, all good or none: nothing is known of the judge"
         what = f"AUC {self.auc:.2f} [{self.auc_low:.2f}, {self.auc_high:.2f}]"
         if self.tells:
             return f"scores tell good answers from others, {what}"
         if min(self.good, self.others) < FEW:
             return f"too few answers of both kinds to tell, {what}: give more questions"
         return (
-            f"scores of right and wrong steps do not differ, {what}: the judge tells nothing on "
+            f"scores of good and other answers do not differ, {what}: the judge tells nothing on "
             "this pair"
         )
 
@@ -83,7 +83,7 @@ def report(scoring: str, answers: Sequence[JudgedAnswer]) -> JudgeReport:
         q1, q2 = auc / (2 - auc), 2 * auc * auc / (1 + auc)
         variance = auc * (1 - auc) + (len(good) - 1) * (q1 - auc**2)
         variance += (len(others) - 1) * (q2 - auc**2)
-        # Even a perfect sample leaves a doubt: at least that of one pair more.
+        # At an AUC of 1 this variance is 0, so the standard error has a lower bound.
         half = Z * max(
             sqrt(max(0.0, variance) / (len(good) * len(others))),
             0.5 / (min(len(good), len(others)) + 1),
@@ -104,13 +104,16 @@ def report(scoring: str, answers: Sequence[JudgedAnswer]) -> JudgeReport:
 def curve(
     weakest: Sequence[tuple[float, bool]], steps: Sequence[float]
 ) -> tuple[float, float] | None:
-    """Return a, b of 9 * sigmoid(a + b * m), m a step's least log-probability; None without spread.
+    """Return a and b of the score 9 * sigmoid(a + b * m), m a step's least log-probability.
 
-    `weakest` has m of each answer's weakest step and whether the answer is good, `steps` m of all
-    steps. With enough answers of both kinds, the curve is the likelihood of a good answer given its
-    weakest step (logistic regression; b has a prior of mean 1 and deviation 1, so that a few
-    answers do not make the curve a step). Else, or if the fit does not rise, it spreads the scores
-    of four steps in five over the middle of the scale.
+    With `FEW` good answers and `FEW` others, logistic regression: the probability that an answer
+    is good, given m of its weakest step. b has a prior (mean 1, deviation 1), so that few answers
+    do not make the curve a step function. With fewer, or if the fit does not rise, the 10 % and
+    90 % quantiles of `steps` get the scores 2 and 7; None if these quantiles are equal.
+
+    Args:
+        weakest: by answer, m of its weakest step and whether the answer is good.
+        steps: m of all steps.
     """
     good = sum(is_good for _, is_good in weakest)
     if min(good, len(weakest) - good) >= FEW:
@@ -138,9 +141,9 @@ def log_probability(score: float, curve: tuple[float, float]) -> float:
 
 
 def _logistic(rows: Sequence[tuple[float, bool]]) -> tuple[float, float]:
-    """Return a and b of the highest posterior; a's prior only keeps it finite (deviation 10).
+    """Return the maximum a posteriori a and b; a's prior (deviation 10) only keeps it finite.
 
-    Newton's method on the convex loss; a step that does not lower it is halved.
+    Newton's method on the convex loss; a step that raises the loss is halved.
     """
     import numpy as np
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Literal, cast
 
 from deploy.evaluation.evaluate import Problem, Question
 from orchestrator.errors import ConfigError
 
-DEFAULT_LIMIT = 50  # problems of a builtin set without --limit
+DEFAULT_LIMIT = 50  # problems of a generated set, if --limit is not given
 BUILTIN = ("heldout", "dev", "train", "strangers")
 FOR_FIGURES = ("builtin:heldout", "builtin:strangers")
 """Sets for figures alone: no policy learns from them or is tuned on them."""
@@ -20,17 +21,17 @@ generator."""
 
 
 def for_figures(source: str) -> bool:
-    """Return whether `--problems` names a set that is for figures alone."""
+    """Return whether `--problems` names a set that nothing may be learned from or tuned on."""
     return source in FOR_FIGURES or Path(source).resolve() == EXTERNAL.resolve()
 
 
 def load_problems(
     source: str, limit: int | None, seed: int, *, answers: bool = True
 ) -> Sequence[Problem]:
-    """Return the problems that `--problems` names; without `answers` a file may lack them.
+    """Load the problems that `--problems` names; if `answers` is false, a file may omit answers.
 
     Raises:
-        ConfigError: names the file and line that cannot be used.
+        ConfigError: no such set, or a file that cannot be used; names the line, if one is wrong.
     """
     kind, _, name = source.partition(":")
     if kind == "gym":
@@ -39,10 +40,10 @@ def load_problems(
         names, _, own_seed = name.partition(":")
         if own_seed and not own_seed.isdecimal():
             raise ConfigError(f"{source}: expected gym:NAME or gym:NAME:SEED, the seed a number")
-        kinds, number = names.split(","), int(own_seed) if own_seed else seed
-        each = -(-(limit or DEFAULT_LIMIT) // len(kinds))
-        drawn = [gym.draw(name, number, each) for name in kinds]
-        return [one for turn in zip(*drawn, strict=True) for one in turn][: limit or DEFAULT_LIMIT]
+        tasks, count = names.split(","), limit or DEFAULT_LIMIT
+        each = ceil(count / len(tasks))
+        drawn = [gym.draw(task, int(own_seed or seed), each) for task in tasks]
+        return [problem for turn in zip(*drawn, strict=True) for problem in turn][:count]
     if kind == "builtin":
         if name not in BUILTIN:
             raise ConfigError(f"no builtin problems {name!r}; there are {', '.join(BUILTIN)}")
@@ -53,7 +54,7 @@ def load_problems(
         part = cast("Literal['train', 'dev', 'heldout']", name)
         return problems.draw(part, seed, limit or DEFAULT_LIMIT)
     try:
-        # `splitlines` would split at Unicode line ends too, which JSON strings may contain.
+        # Not splitlines(): a JSON string may contain other line separators of Unicode.
         lines = Path(source).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: {getattr(error, 'strerror', None) or error}") from None

@@ -1,14 +1,14 @@
 """A request's recording: its events as JSON lines, written and read.
 
 The first line is the request; each further one a finished action, a finished step or the end. Every
-action has its whole transcript, which is written as its difference to the last one, and a segment
-in full only once: a recording grows with the text, not with its square. Text events are not
-written, since the segments hold their text.
+action has a whole transcript. It is written as the difference to the one before, and a segment in
+full only once, so the size of a recording is linear in the text. Text events are not written, for
+the segments hold their text.
 
     {"baton": 1, "request": "r1", "policy": "specreason", ...}
     {"$": "Called", "action": {"$": "Generate", "worker": "small", "trace": {...}, ...}, ...}
 
-The names in the file are those of version 1 of the format: `_KINDS` and `_FIELDS` map them to
+The names in the file are those of version 1 of the format. `_KINDS` and `_FIELDS` map them to
 today's classes and fields.
 """
 
@@ -79,14 +79,14 @@ class RecordedRequest:
     speculation: Mapping[str, str] = field(default_factory=dict)  # by worker, lossy ones marked
 
     def lossy(self, *workers: WorkerName) -> str | None:
-        """Return the method of the first of these workers that speculated with loss."""
+        """Return the first lossy method of these workers, if any."""
         methods = (self.speculation.get(name, "") for name in workers)
         return next((method for method in methods if "lossy" in method), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A request and its events without text; `lines[i]` is event i's line in the file, from 1."""
+    """A request and its events except text; event i is in line `lines[i]` (from 1) of the file."""
 
     request: RecordedRequest
     events: tuple[Event, ...]
@@ -94,7 +94,7 @@ class Recording:
 
     @property
     def ended(self) -> RequestCompleted | None:
-        """The last event of a request that ended; else None."""
+        """Return its last event, or None if the request did not complete."""
         last = self.events[-1] if self.events else None
         return last if isinstance(last, RequestCompleted) else None
 
@@ -140,10 +140,11 @@ def loads(text: str) -> Recording:
                     raise ValueError(f"expected a recording of version {VERSION} (the key `baton`)")
                 request = decoder.value({"$": "Asked", **data})
             else:
-                events.append(decoder.value(data))
-                numbers.append(number)
-                if not isinstance(events[-1], ActionCompleted | StepCompleted | RequestCompleted):
+                event = decoder.value(data)
+                if not isinstance(event, ActionCompleted | StepCompleted | RequestCompleted):
                     raise ValueError("expected an event: Called, Stepped or Ended")
+                events.append(event)
+                numbers.append(number)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise RecordingError(f"line {number}: cannot be read: {error}") from error
     if request is None:
@@ -196,12 +197,12 @@ _KINDS: dict[str, Any] = {
     "Ended": RequestCompleted,
     "Metrics": Metrics,
 }
-"""Classes by their names in the file."""
+"""Classes by their name in the file."""
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _FIELDS = {"trace": "transcript", "span": "criteria", "surprise": "nll", "request": "request_id"}
-"""Fields by their names in the file; others have the same name there."""
+"""Fields by their name in the file; a field that is missing here has the same name there."""
 _FORMER_FIELDS = {"Limits": {"budget"}}
-"""Fields of earlier versions, by the kind's name in the file: they are ignored."""
+"""Removed fields by their kind's name in the file; they are read and ignored."""
 _FIELD_NAMES = {field: name for name, field in _FIELDS.items()}
 _ERRORS = {
     name: kind
@@ -209,7 +210,7 @@ _ERRORS = {
     if isinstance(kind, type) and issubclass(kind, BatonError)
 }
 _UNWRITTEN = "provenance"
-"""A field that recordings lack, since no replay uses it."""
+"""A field that is not recorded: no replay needs to know where a token came from."""
 _PHASES = ("thought", "answer")
 
 
@@ -251,7 +252,7 @@ class _Encoder:
         return {
             _FIELD_NAMES.get(spec.name, spec.name): self.plain(item)
             for spec, item in named
-            if not _default(spec, item)
+            if not _is_default(spec, item)
         }
 
     def _trace(self, transcript: Transcript) -> dict[str, Any]:
@@ -267,7 +268,7 @@ class _Encoder:
                 data[phase] = [keep, *(self.plain(segment) for segment in new[keep:])]
         flags = [spec for spec in fields(transcript) if spec.name not in ("messages", *_PHASES)]
         values = ((spec, getattr(transcript, spec.name)) for spec in flags)
-        return data | {spec.name: value for spec, value in values if not _default(spec, value)}
+        return data | {spec.name: value for spec, value in values if not _is_default(spec, value)}
 
 
 class _Decoder:
@@ -326,12 +327,12 @@ class _Decoder:
         return kind(data["message"])
 
 
-def _default(spec: Any, value: Any) -> bool:
+def _is_default(spec: Any, value: Any) -> bool:
     if spec.default is not MISSING:
         return bool(value == spec.default and type(value) is type(spec.default))
     return spec.default_factory is not MISSING and bool(value == spec.default_factory())
 
 
 def _dumps(data: Any) -> str:
-    # ASCII: a text may hold line separators, and lone surrogates, which no file can hold.
+    # ASCII: a text may have lone surrogates, which UTF-8 cannot encode, and line separators.
     return json.dumps(data, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Replay: runs a policy on a recording's answers, with no model and no clock."""
+"""Replay a recording through a policy's code, with no model and no clock."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ class AnswerMissing(ReplayMismatch):
 class ReplayResult:
     """A policy's run on a recording.
 
-    `difference` is the first action that differs from the recorded one. `steps` are the policy's,
-    as far as the recording has the workers' answers; `ended`: up to the end of the answer.
+    difference: the first action that differs from the recorded one; None if none does.
+    steps: what the policy makes before a call that has no recorded answer.
+    ended: whether it reached the end of the request without such a call.
     """
 
     difference: ReplayMismatch | None
@@ -50,7 +51,7 @@ class ReplayResult:
 
 
 def compare(recording: Recording, policy: Policy) -> ReplayResult:
-    """Replay with `policy`; if it decides otherwise, continue as far as there are answers."""
+    """Replay with `policy`; if it differs, replay again with recorded answers in any order."""
     difference, events = _until_mismatch(replay(recording, policy))
     if difference is not None:
         _, events = _until_mismatch(replay_other_policy(recording, policy))
@@ -69,7 +70,7 @@ def _until_mismatch(events: Iterator[Event]) -> tuple[ReplayMismatch | None, lis
 
 
 def replay(recording: Recording, policy: Policy) -> Iterator[Event]:
-    """Run `policy` on the recording: yield the same events, one TextDelta per accepted segment.
+    """Run `policy` on the recording; yield the same events, a TextDelta per accepted segment.
 
     Raises:
         ReplayMismatch: the policy does something else, or more, or less than was recorded.
@@ -96,9 +97,9 @@ def replay(recording: Recording, policy: Policy) -> Iterator[Event]:
 
 
 def replay_other_policy(recording: Recording, policy: Policy) -> Iterator[Event]:
-    """Run another policy (such as another threshold) as far as the recording has its answers.
+    """Run another policy, or other parameters, until a call has no recorded answer.
 
-    An answer is found by its call, in any order (`recorded_answers`).
+    Answers are looked up by the call, in any order (`recorded_answers`).
 
     Raises:
         AnswerMissing: a call has no answer.
@@ -137,7 +138,7 @@ def _drive(
 
 
 def marks_thought(prefilled: Sequence[ActionCompleted]) -> bool:
-    """Return whether a model of the recorded prefills marks its thought; True if none answered."""
+    """Return whether a model marks its thought; true if no prefill was answered."""
     answers = [result.answer for result in prefilled if isinstance(result.answer, Generation)]
     return any(answer.thinks for answer in answers) or not answers
 
@@ -147,7 +148,7 @@ def _lines(recording: Recording) -> tuple[int, ...]:
 
 
 def _brief(value: Any) -> str:
-    """Describe an action for a message, without fields at their default."""
+    """Format an action for a message: its fields that differ from their defaults."""
     parts = []
     for spec in fields(value):
         item = getattr(value, spec.name)

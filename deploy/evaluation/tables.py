@@ -1,4 +1,4 @@
-"""Rows as tables in a terminal: each column is a heading and a function of the row."""
+"""Prints rows as tables: a column is a heading and a function that formats a row."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ def label(row: Row) -> str:
     return str(row["policy"]) + ("" if budget is None else f" @{budget}")
 
 
-def percent(row: Row) -> str:
+def accuracy(row: Row) -> str:
     low, high = row["accuracy_low"], row["accuracy_high"]
     return f"{100 * row['accuracy']:.1f} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
 def difference(row: Row) -> str:
-    """Return the points above large-only, with their interval."""
+    """Percentage points over or under large-only, with their interval."""
     if row["policy"] == BASELINE:
         return ""
     low, high = 100 * row["difference_low"], 100 * row["difference_high"]
     return f"{100 * row['difference']:+.1f} [{low:+.0f}, {high:+.0f}]"
 
 
-def probability(row: Row) -> str:
+def mcnemar(row: Row) -> str:
     if row["policy"] == BASELINE:
         return ""
     p = row["mcnemar_p"]
-    return f"{row['won']}/{row['lost']} " + (f"p={p:.2f}" if p >= 0.01 else "p<0.01")
+    shown = f"p={p:.2f}" if p >= 0.01 else "p<0.01"
+    return f"{row['won']}/{row['lost']} {shown}"
 
 
 def speedup(row: Row) -> str:
@@ -52,9 +53,9 @@ def speedup(row: Row) -> str:
 
 MAIN: list[Column] = [
     ("policy", label),
-    ("accuracy % [95 %]", percent),
+    ("accuracy % [95 %]", accuracy),
     ("difference to large-only", difference),
-    ("won/lost, McNemar", probability),
+    ("won/lost, McNemar", mcnemar),
     ("p50/p95 ms", lambda row: f"{row['p50_ms']:.0f}/{row['p95_ms']:.0f}"),
     ("speedup [95 %]", speedup),
     ("tokens small+large", lambda row: f"{row['small_tokens']:.0f}+{row['large_tokens']:.0f}"),
@@ -93,26 +94,26 @@ def notes(concurrency: int, speculation: str) -> str:
     """Return the text under the tables."""
     text = (
         "Speedup: summed wall time of large-only over the policy's. Tokens, calls, passes and "
-        "milliseconds of the breakdown are means per problem; overlap is work done side by side."
+        "milliseconds of the breakdown are means per problem; overlap is work done in parallel."
     )
     if concurrency > 1:
-        text += f" Measured at concurrency {concurrency}; speedup is meant at 1."
+        text += f" Measured at concurrency {concurrency}; compare speedups only at 1."
     if "lossy" in speculation:
-        text += f" The large worker speculates: {speculation}, so large-only is not its own text."
+        text += f" The large worker speculates: {speculation}. So its text is not its model's own."
     return text
 
 
 def show(
     table: Sequence[Row], columns: Sequence[Column], console: Console, title: str = ""
 ) -> None:
-    """Print rows to a terminal as a table or, if that is too wide, a block of lines each."""
-    title_text = Text(title)  # plain text, never markup, as all cells
+    """Print rows as a table or, if that is too wide, each row as a block of lines."""
+    title_text = Text(title)  # like the cells: text, never markup
     grid = Table(box=SIMPLE_HEAD, title=title_text if title else None, title_justify="left")
     for index, (head, _) in enumerate(columns):
         grid.add_column(head, justify="right" if index else "left", overflow="fold")
     for row in table:
         grid.add_row(*(Text(cell(row)) for _, cell in columns))
-    boundless = console.options.update(max_width=10_000)  # else the console's width cuts it
+    boundless = console.options.update(max_width=10_000)  # else it is capped at the console's
     if Measurement.get(console, boundless, grid).minimum <= console.width:
         console.print(grid)
         return

@@ -1,8 +1,8 @@
 """Turns text into tokens, for servers that return no ids.
 
-The counterpart of `workers.text.detokenizer.Detokenizer`. It encodes each word once the next one
-begins. Tokenizers split a text there first, so the ids are those of the whole text, however it was
-cut into chunks.
+The counterpart of `workers.text.detokenizer.Detokenizer`. A word is encoded as soon as the
+next one begins. Tokenizers split a text into words first, so the ids are those of the whole text,
+whatever its chunks were; only very long words are cut.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from orchestrator.types import Finish
 from orchestrator.worker import Delta
 from workers.text.detokenizer import Ends
 
-# A word with the space before it and the newlines after it (tokenizers join those to punctuation),
-# once something follows; or 64 characters of a longer word.
+# A word with the white space before it and the newlines after it (tokenizers join those with
+# punctuation), once another word follows; or 64 characters of a long word.
 _WORD = re.compile(r"\s*(?:\S{64}|\S++(?:\s*[\r\n])?+(?=[^\S\r\n]*\S))")
 
 
 class Retokenizer:
-    """One generation's text; of `ends`, `min_tokens` is ignored."""
+    """One generation's text.
+
+    Args:
+        encode: ids of a plain text.
+        ends: what ends the text; `min_tokens` is ignored.
+    """
 
     def __init__(self, encode: Callable[[str], tuple[int, ...]], ends: Ends | None = None) -> None:
         self._ends = ends = ends or Ends()
@@ -39,7 +44,7 @@ class Retokenizer:
         before = len(self._rest)
         self._rest += text
         begin = 0
-        # White space before an answer is encoded with the first word.
+        # Before the first word no white space is encoded, so all of it is still in `_rest`.
         if self._ends.begins_answer and not self._given:
             begin = len(self._rest) - len(self._rest.lstrip())
         ends: list[tuple[int, int, Finish]] = []  # (where seen, where to cut, why)
@@ -51,7 +56,7 @@ class Retokenizer:
         second = self._ends.second_close
         if second is not None and (again := second.feed(text)) is not None:
             start, end = again
-            ends.append((end - self._encoded, start - self._encoded, "think_end"))
+            ends.append((end - self._encoded_length, start - self._encoded_length, "think_end"))
         if not ends:
             return None
         _, cut, finish = min(ends)
@@ -59,7 +64,7 @@ class Retokenizer:
         return finish
 
     def take(self) -> Delta | None:
-        """Return the words that have become whole since the last delta, if any."""
+        """Return the words completed since the last call, if any."""
         final = len(self._rest) - self._ends.held(self._rest)
         words, done = list[str](), 0
         while (word := _WORD.match(self._rest, done)) and word.end() <= final:
@@ -69,7 +74,7 @@ class Retokenizer:
         return self._give(words)
 
     def end(self) -> Delta | None:
-        """Return the rest, once nothing more comes."""
+        """Return the rest of the text when the generation has ended."""
         rest, self._rest = self._rest, ""
         return self._give([rest] if rest else [])
 
@@ -79,15 +84,15 @@ class Retokenizer:
         return Delta("".join(self._given), tuple(self.tokens))
 
     def closed(self) -> bool:
-        """Cut off a second close's marker at the end; return whether there is one."""
+        """Return whether the text ends its thought; if so, cut the marker off."""
         at = self._ends.closed_at()
         if at is not None:
-            self._rest = self._rest[: at - self._encoded]
+            self._rest = self._rest[: at - self._encoded_length]
         return at is not None
 
     @property
-    def _encoded(self) -> int:
-        """The number of characters that were encoded."""
+    def _encoded_length(self) -> int:
+        """Characters of the text that were encoded."""
         return sum(map(len, self._given))
 
     def _give(self, words: Sequence[str]) -> Delta | None:

@@ -87,7 +87,7 @@ def test_what_failed_is_asked_again_and_the_rest_is_not(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
     evaluation_log.resume(PROBLEMS)
-    lost = replace(turn(1)[2], correct=False, error="gone", passing=True)
+    lost = replace(turn(1)[2], correct=False, error="gone", transient=True)
     long = replace(turn(0)[1], correct=False, error="too long a prompt")  # as it will be again
     nothing = [turn(0)[0], long, *turn(0)[2:]]
     first = [nothing, [*turn(1)[:2], lost, turn(1)[3]], turn(2)]
@@ -140,7 +140,7 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=said):
             evaluation_log.resume(PROBLEMS)
     others = [replace(PROBLEMS[0], answer="7"), *PROBLEMS[1:]]
-    with pytest.raises(ConfigError, match="problem 0 in it is another"):
+    with pytest.raises(ConfigError, match="its problem 0 is not this run's"):
         EvaluationLog(path, SETTINGS, CONTENDERS).resume(others)
     assert path.read_text() == text
 
