@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.cli.common import dump, wide_console
+from deploy.cli.common import print_json, wide_console
 
 Note = Annotated[str, typer.Option(help="Why, for those who read it later.")]
 Reply = dict[str, Any]
@@ -21,7 +21,7 @@ def show_reply(
 ) -> None:
     """GET `path` of the service at `url`; print it as JSON, or let `show` print it."""
     reply = _call(url, "GET", path, **query)
-    dump(reply) if as_json else show(reply)
+    print_json(reply) if as_json else show(reply)
 
 
 def change(
@@ -37,7 +37,7 @@ def change(
     If `body` names no author, the user is the author.
     """
     reply = _call(url, method, path, {"author": default_author(), **body}, admin=True)
-    dump(reply) if as_json else print(sentence(reply))
+    print_json(reply) if as_json else print(sentence(reply))
 
 
 def print_heading(title: str, details: Iterable[str | None]) -> None:
@@ -47,7 +47,7 @@ def print_heading(title: str, details: Iterable[str | None]) -> None:
     console.print(", ".join(part for part in details if part), style="dim", markup=False)
 
 
-def moment(seconds: float | None) -> str:
+def format_time(seconds: float | None) -> str:
     """Format a Unix time as local date and time; None is empty."""
     return "" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
 

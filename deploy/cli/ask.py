@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text as Styled
 
-from deploy.cli.common import AsJson, Config, MaxTokens, Url, dump, line_of, lossy
+from deploy.cli.common import AsJson, Config, MaxTokens, Url, format_step, lossy, print_json
 from deploy.cli.pair import Pair
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ async def _ask(
                         continue
                 if isinstance(item, StepCompleted):
                     draft.truncate(0)
-                    live.console.print(line_of(item.step))
+                    live.console.print(format_step(item.step))
                 elif isinstance(item, TextDelta):
                     if pair.url is not None:
                         draft.append(item.text)
@@ -89,7 +89,7 @@ async def _ask(
                     completed = item
     if as_json:
         steps = [asdict(step) for step in completed.answer.steps]
-        dump({"answer": completed.answer.text, "steps": steps, "metrics": completed.summary})
+        print_json({"answer": completed.answer.text, "steps": steps, "metrics": completed.summary})
     else:
         _conclude(console, completed)
 

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from deploy.cli.common import AsJson, Config, MaxTokens, bar, dump, print_table, wide_console, write
+from deploy.cli.common import (
+    AsJson,
+    Config,
+    MaxTokens,
+    bar,
+    print_json,
+    print_table,
+    wide_console,
+    write,
+)
 from orchestrator.errors import BatonError, InvalidRequest, Unsupported
 
 if TYPE_CHECKING:
@@ -147,7 +156,7 @@ def calibrate(
 
         draw_calibration(document, plot)
     if as_json:
-        dump(document)
+        print_json(document)
     else:
         _show(document)
     _want_met(document, searches, target, every=bool(policy))
@@ -270,7 +279,7 @@ async def _calibrate(
             grader,
             concurrency=options.concurrency,
             tell=console.print,
-            progress=lambda label, done: shown.tell(f"{label}: {done} of {len(problems)}"),
+            progress=lambda label, done: shown.set_label(f"{label}: {done} of {len(problems)}"),
         )
         ends = await calibrator.ends()
         judges: dict[str, JudgeCalibration] = {}  # by the question that is asked

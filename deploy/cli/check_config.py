@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.common import AsJson, dump
+from deploy.cli.common import AsJson, print_json
 from orchestrator.errors import ConfigError
 
 
@@ -58,7 +58,7 @@ def check_config(
             {"file": file, "line": 0, "field": "", "message": message, "level": "error"}
             for file, message in unread
         ]
-        dump({"ok": not failed, "findings": rows})
+        print_json({"ok": not failed, "findings": rows})
     else:
         for report in reports:
             for finding in report.findings:

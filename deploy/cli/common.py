@@ -53,18 +53,18 @@ class Bar:
         self._shown, self._task = shown, shown.add_task("", total=None)
         self._told = -LINE_EVERY_S
 
-    def total(self, turns: int, done: int = 0) -> None:
+    def set_total(self, turns: int, done: int = 0) -> None:
         """Set the number of turns, and how many of them an earlier run completed."""
         self._shown.update(self._task, total=turns, completed=done)
-        self.tell("begins")
+        self.set_label("begins")
         self._told = -LINE_EVERY_S  # so that the first turn gets a line too
 
-    def turn(self, label: str) -> None:
+    def advance(self, label: str) -> None:
         """Count one turn and show a label."""
         self._shown.update(self._task, advance=1)
-        self.tell(label)
+        self.set_label(label)
 
-    def tell(self, label: str) -> None:
+    def set_label(self, label: str) -> None:
         """Show a label."""
         self._shown.update(self._task, description=label)
         now = monotonic()
@@ -96,7 +96,7 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=160)
 
 
-def dump(data: Any) -> None:
+def print_json(data: Any) -> None:
     """Print one line of JSON."""
     print(json.dumps(data, ensure_ascii=False))
 
@@ -119,7 +119,7 @@ def lossy(speculation: Mapping[str, str]) -> list[str]:
     return [f"{name} worker: {method}" for name, method in speculation.items() if "lossy" in method]
 
 
-def line_of(step: Step) -> Styled:
+def format_step(step: Step) -> Styled:
     """Format a step: its author, whether it was accepted, its score, and its text."""
     colour = COLOURS[step.author]
     mark = "✓" if step.accepted else "✗"

@@ -233,7 +233,7 @@ async def _run(
         )
         client = await stack.enter_async_context(opened)
         shown = stack.enter_context(bar(Console(stderr=True, highlight=False)))
-        shown.total(lots, past)
+        shown.set_total(lots, past)
         unsent: list[EvaluationResult] = []  # whose feedback the service does not have yet
 
         def keep(index: int, turn: Sequence[EvaluationResult]) -> None:
@@ -267,7 +267,7 @@ async def _run(
                 done=done,
                 known={**known, **log.known},
                 keep=keep,
-                progress=lambda candidate: shown.turn(candidate.label),
+                progress=lambda candidate: shown.advance(candidate.label),
             ),
         )
         if unsent:
@@ -283,14 +283,14 @@ def _beside(
 ) -> Mapping[tuple[int, Candidate], EvaluationResult]:
     """What `large-only` answered in an earlier evaluation, at each budget."""
     from deploy.evaluation.candidates import BASELINE
-    from deploy.evaluation.evaluation_log import answered
+    from deploy.evaluation.evaluation_log import earlier_results
 
     if folder is None:
         return {}
     known: dict[tuple[int, Candidate], EvaluationResult] = {}
     for candidate in candidates:
         if candidate.label == BASELINE:
-            known |= answered(folder, settings, problems, candidate)
+            known |= earlier_results(folder, settings, problems, candidate)
     return known
 
 

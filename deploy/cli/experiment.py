@@ -14,7 +14,7 @@ from deploy.cli.administration import (
     Note,
     Reply,
     change,
-    moment,
+    format_time,
     print_heading,
     show_reply,
 )
@@ -27,7 +27,7 @@ Which = Annotated[str, typer.Argument(metavar="NAME", help="The experiment.")]
 
 @experiment.command("list")
 def overview(url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Every experiment, its state, and who gets what at this moment.
+    """Every experiment, its state, and who gets what at this format_time.
 
     [bold]Examples[/]
 
@@ -137,7 +137,7 @@ def _print_all(reply: Reply) -> None:
         state = row["state"] or {"started": None, "stopped": {}}
         status = f"{row['status']}, not in effect" if row["trouble"] else row["status"]
         arms = ", ".join(f"{name} {share:.0%}" for name, share in row["weights"].items())
-        when, stopped = moment(state["started"]), ", ".join(state["stopped"])
+        when, stopped = format_time(state["started"]), ", ".join(state["stopped"])
         rows.append((row["id"], status, when, f"{row['coverage']:.0%}", arms, stopped))
     print_table(("experiment", "status", "since", "coverage", "arms", "stopped"), rows)
     for row in reply["data"]:
@@ -173,7 +173,7 @@ def _print_one(reply: Reply) -> None:
     if reply["experiment"] is None:
         return
     document, state = reply["experiment"], reply["state"]
-    details = (moment(state["started"]), document["author"], document["note"])
+    details = (format_time(state["started"]), document["author"], document["note"])
     print_heading(f"{reply['id']}, {reply['status']}", details)
     rows = []
     for name, arm in reply["arms"].items():

@@ -139,7 +139,7 @@ async def _examples(
             workers,
             grader.same,
             concurrency=concurrency,
-            progress=lambda done: shown.tell(f"{done} of {len(questions)} questions"),
+            progress=lambda done: shown.set_label(f"{done} of {len(questions)} questions"),
         )
 
 

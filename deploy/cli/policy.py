@@ -14,7 +14,7 @@ from deploy.cli.administration import (
     Reply,
     change,
     default_author,
-    moment,
+    format_time,
     print_heading,
     show_reply,
 )
@@ -187,7 +187,7 @@ def _print_policies(reply: Reply) -> None:
 
 def _print_versions(reply: Reply) -> None:
     rows = (
-        (row["id"], moment(row["created"]), row["author"], row["note"], _trouble(row))
+        (row["id"], format_time(row["created"]), row["author"], row["note"], _trouble(row))
         for row in reply["data"]
     )
     print_table(("version", "when", "author", "note", ""), rows)
@@ -195,12 +195,14 @@ def _print_versions(reply: Reply) -> None:
 
 def _print_history(reply: Reply) -> None:
     keys = ("action", "what", "before", "author", "key", "note")
-    rows = ((moment(row.get("at")), *(row.get(key) or "" for key in keys)) for row in reply["data"])
+    rows = (
+        (format_time(row.get("at")), *(row.get(key) or "" for key in keys)) for row in reply["data"]
+    )
     print_table(("when", "what", "version", *keys[2:]), rows)
 
 
 def _print_version(reply: Reply) -> None:
-    details = (moment(reply["created"]), reply["author"], reply["note"], _trouble(reply))
+    details = (format_time(reply["created"]), reply["author"], reply["note"], _trouble(reply))
     print_heading(_name(reply), details)
     params = reply["params"].items()
     print_table((), ((key, json.dumps(value, ensure_ascii=False)) for key, value in params))

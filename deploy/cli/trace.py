@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from deploy.cli.common import DEFAULT_URL, AsJson, ServiceUrl, dump, line_of, lossy
+from deploy.cli.common import DEFAULT_URL, AsJson, ServiceUrl, format_step, lossy, print_json
 from orchestrator.types import Step, chain_steps
 
 trace = typer.Typer(help="Look at what happened to a request, and replay it.")
@@ -33,14 +33,14 @@ def show(
     """
     record = _read(Path(which)) if Path(which).is_file() else _fetch(which, url)
     if as_json:
-        dump(record)
+        print_json(record)
         return
     from deploy.evaluation.evaluation_log import from_json
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(record.get("question", ""), style="bold", markup=False)
     for step in chain_steps([from_json(Step, step) for step in record.get("steps", [])]):
-        console.print(line_of(step))
+        console.print(format_step(step))
     console.print()
     console.print(record.get("answer") or "(no answer)", style="bold", markup=False)
     console.print()
@@ -101,12 +101,12 @@ def replay(
             "ended": found.ended,
             "steps": [asdict(step) for step in found.steps],
         }
-        dump(data)
+        print_json(data)
     else:
         console = Console(highlight=False, soft_wrap=True)
         console.print(recorded.messages[-1].content, style="bold", markup=False)
         for step in found.steps:
-            console.print(line_of(step))
+            console.print(format_step(step))
         if not found.ended:
             console.print("(the recording has no answer to the next call)", style="dim")
         if found.difference is None:

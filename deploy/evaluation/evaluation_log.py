@@ -180,7 +180,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return settings, [*rows.values()]
 
 
-def answered(
+def earlier_results(
     folder: Path, settings: Mapping[str, Any], problems: Sequence[Problem], candidate: Candidate
 ) -> dict[tuple[int, Candidate], EvaluationResult]:
     """Return a candidate's results from another evaluation of the same problems.
@@ -199,7 +199,9 @@ def answered(
         )
     asked = [candidate.label, candidate.params]
     found_alike = {**own, "policies": [one for one in own["policies"] if one == asked]}
-    check_alike({folder: found_alike, Path("this evaluation"): {**settings, "policies": [asked]}})
+    check_comparable(
+        {folder: found_alike, Path("this evaluation"): {**settings, "policies": [asked]}}
+    )
     found = {
         (row["problem"], candidate): result_of(row)
         for row in rows
@@ -213,7 +215,7 @@ def answered(
     return found
 
 
-def check_alike(settings: Mapping[Path, Mapping[str, Any]]) -> None:
+def check_comparable(settings: Mapping[Path, Mapping[str, Any]]) -> None:
     """Refuse folders whose rows are not comparable: the models, their settings and the parameters
     of each policy that several folders have must be the same.
 

@@ -88,12 +88,12 @@ def bench(
         len(entered) * (1 + settings.rounds * settings.prompts // streams)
         for streams, entered in fields
     )
-    shown.total(turns * len(settings.temperatures))
+    shown.set_total(turns * len(settings.temperatures))
     for streams, entered in fields:
         groups = [prompts[at : at + streams] for at in range(0, len(prompts), streams)]
         for temperature in settings.temperatures:
             finished = take_turns(
-                entered, groups, settings.rounds, temperature, settings.seed, shown.turn, log
+                entered, groups, settings.rounds, temperature, settings.seed, shown.advance, log
             )
             measured = rows(finished, temperature, streams)
             if temperature == 0:

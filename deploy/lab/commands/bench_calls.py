@@ -61,9 +61,11 @@ def bench_calls(
             with bar(Console(stderr=True)) as shown:
                 if at_once:
                     return await calls.bench_streams(
-                        workers, at_once, tokens=tokens, repeats=repeats, tell=shown.tell
+                        workers, at_once, tokens=tokens, repeats=repeats, tell=shown.set_label
                     )
-                return await calls.bench_calls(workers, sizes, repeats=repeats, tell=shown.tell)
+                return await calls.bench_calls(
+                    workers, sizes, repeats=repeats, tell=shown.set_label
+                )
         finally:
             await close(workers.values())
 

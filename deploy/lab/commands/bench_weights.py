@@ -43,7 +43,7 @@ def bench_weights(
     texts = [one.question for one in load_problems(problems, limit, seed)]
     names = list(dict.fromkeys(dtypes.split(",")))
     with bar(Console(stderr=True)) as shown:
-        rows = measure(model, names, texts, device=device, threads=threads, tell=shown.tell)
+        rows = measure(model, names, texts, device=device, threads=threads, tell=shown.set_label)
     if as_json is not None:
         write(as_json, json.dumps({"model": model, "rows": rows}, indent=2) + "\n")
     show(rows, COLUMNS, wide_console())

@@ -17,7 +17,7 @@ from deploy.cli.common import (
     Seed,
     ServiceUrl,
     bar,
-    dump,
+    print_json,
     print_table,
 )
 from orchestrator.errors import WorkerUnavailable
@@ -57,11 +57,11 @@ def drive(
     async def run() -> None:
         client = HttpClient(url)
         with closing(Grader()) as grader, bar(Console(stderr=True, highlight=False)) as shown:
-            shown.total(len(chosen))
+            shown.set_total(len(chosen))
 
             def on_answer(answer: TrafficAnswer) -> None:
                 answers.append(answer)
-                shown.turn(answer.arm)
+                shown.advance(answer.arm)
 
             try:
                 await send(
@@ -73,7 +73,7 @@ def drive(
     asyncio.run(run())
     batches = by_batch(answers, every)
     if as_json:
-        dump({"lots": batches})
+        print_json({"lots": batches})
     else:
         names = sorted({name for batch in batches for name in batch["arms"]})
         rows = []

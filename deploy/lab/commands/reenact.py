@@ -54,7 +54,7 @@ def reenact(
     at_once = counts("--clients", clients or usual)
     played = dialogues.recorded(recordings) if recordings else dialogues.shipped()
     with bar(Console(stderr=True)) as shown:
-        found = rows.table(played, pair, at_once, run_ahead, shown.tell)
+        found = rows.table(played, pair, at_once, run_ahead, shown.set_label)
     measured = [] if recordings else rows.against_measured(played, pair)
     if as_json is not None:
         settings = {"costs": pair.model_dump(mode="json"), "run_ahead": run_ahead}

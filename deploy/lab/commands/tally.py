@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.common import AsJson, dump, print_table
+from deploy.cli.common import AsJson, print_json, print_table
 
 
 def tally(
@@ -28,7 +28,7 @@ def tally(
 
     found = rows(tally_of(folders))
     if as_json:
-        dump({"rows": found})
+        print_json({"rows": found})
         return
     columns = ["policy", "problems", "right %", "large tokens %", "points to large-only"]
     cells = (
