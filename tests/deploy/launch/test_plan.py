@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -263,6 +264,25 @@ def test_models_of_one_vocabulary_share_tokens_and_others_steps(
     assert planned.policy["default"] == policy
     assert f"({policy})" in planned.text()
     checked(planned, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "where", "method"),
+    [
+        ("a", machine(H100), "ngram"),
+        ("b", machine(H100, H100), "ngram"),
+        ("a", Machine((), 8, 80 * GB), "chain"),
+        ("b", Machine((), 8, 80 * GB), None),
+        ("a", Machine((), 8, 32 * GB), None),
+    ],
+)
+def test_the_large_model_speculates_if_the_machine_has_room_for_a_draft_model(
+    vocabulary: str, where: Machine, method: str | None, tmp_path: Path
+) -> None:
+    planned = plan(replace(TINY, vocabulary="a"), replace(MIDDLE, vocabulary=vocabulary), where)
+    speculation: Any = checked(planned, tmp_path)["large"].get("speculation", {})
+    assert speculation.get("method") == method
+    assert speculation.get("params", {}).get("draft") == (TINY.name if method == "chain" else None)
 
 
 def test_a_checkpoint_says_its_vocabulary(tmp_path: Path) -> None:
