@@ -159,7 +159,7 @@ class Calibrator:
         target: CalibrationTarget,
         judge: JudgeCalibration | None = None,
     ) -> CalibratedThreshold:
-        """Return the candidate's threshold, with the parameters that the judge's calibration gave."""
+        """Return the candidate's threshold, with the parameters of the judge's calibration."""
         params = _judge_params(candidate, judge)
 
         async def measure(value: float) -> Point:
@@ -227,7 +227,7 @@ def _curve(answers: Sequence[JudgedAnswer]) -> tuple[float, float] | None:
 
 
 def _best(reports: Sequence[JudgeReport]) -> str | None:
-    """Return the scoring with the highest AUC; an earlier one unless another is better by `BETTER`."""
+    """Return the scoring with the highest AUC; a later one has to be better by `BETTER`."""
     best: JudgeReport | None = None
     for one in reports:
         if one.auc is not None and (best is None or one.auc > (best.auc or 0.0) + BETTER):

@@ -123,7 +123,7 @@ class LearnedGateReport:
 
 
 class Branch(Policy):
-    """Accept given segments, let the large model write a step if asked, and the small one the rest."""
+    """Accept given segments; the large model may write one step, the small one writes the rest."""
 
     rewrite: bool = False
     _segments: tuple[Segment, ...] = PrivateAttr(())

@@ -80,7 +80,7 @@ class Sketch:
         return value
 
     def problem(self, family: str, question: str, key: str) -> GeneratedProblem | None:
-        """Return the finished problem; None if it has too many steps, or a number is out of range."""
+        """Return the finished problem; None with too many steps, or a number out of range."""
         if any(not 0 <= fact.value <= 9999 for fact in self.facts) or len(self.facts) > 8:
             return None
         return GeneratedProblem(

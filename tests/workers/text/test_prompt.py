@@ -526,7 +526,11 @@ async def test_too_long_a_prompt_is_refused_before_it_is_tokenized(
 async def test_a_long_prompt_is_tokenized_while_others_are_answered(
     prompts: PromptRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long, encode, answered = "12 + 34 " * 10_000, prompts.tokenizer.encode_uncached, threading.Event()
+    long, encode, answered = (
+        "12 + 34 " * 10_000,
+        prompts.tokenizer.encode_uncached,
+        threading.Event(),
+    )
 
     def slow(text: str) -> tuple[int, ...]:
         if len(text) > 1000:
