@@ -27,8 +27,8 @@ _RAY_IN_TAG = re.compile(r"ray[-:]?v?(\d+\.\d+\.\d+)")
 
 @dataclass(frozen=True, slots=True)
 class DeployedPool:
-    """Replicas of one deployment: where they may run, how many at most, their share of a GPU, and
-    over how many such shares each is spread."""
+    """Replicas of one deployment: the labels of their nodes, their largest number, and for each the
+    share `gpu` of each of its `gpus` GPUs."""
 
     name: str
     field: str
@@ -41,7 +41,7 @@ class DeployedPool:
 def check(
     service: Document, policies: Sequence[Document] = (), budgets: Sequence[Document] = ()
 ) -> list[Finding]:
-    """The embedded deployment, and whether the cluster, its NetworkPolicies and its
+    """Check the embedded deployment, and whether the cluster, its NetworkPolicies and its
     PodDisruptionBudgets fit it."""
     findings = list(_versions(service)) + list(_control_plane(service)) + list(_mounts(service))
     findings += _evictions(service, budgets)
@@ -89,7 +89,7 @@ def _versions(service: Document) -> Iterator[Finding]:
 
 
 def _control_plane(service: Document) -> Iterator[Finding]:
-    """Who may reach Ray's ports may run code: that must not be everybody."""
+    """Check access to Ray's ports, by which a client can run code, and the containers' rights."""
     options = service.at((*CLUSTER, "authOptions"), {})
     if options.get("mode", "token" if options else "disabled") != "token":
         message = "must be token: Ray runs whatever is sent to its ports"
@@ -121,16 +121,16 @@ def _mounts(service: Document) -> Iterator[Finding]:
 
 
 def _evictions(service: Document, budgets: Sequence[Document]) -> Iterator[Finding]:
-    """Budgets of Ray's pods must be counted from the pods.
+    """Check that budgets of Ray's pods give a number of pods as minAvailable.
 
-    For maxUnavailable and for percentages Kubernetes asks the pods' owner how many there should be.
-    A RayCluster cannot be asked (it has no scale subresource), and then no pod may be evicted.
+    For maxUnavailable and for percentages Kubernetes asks the pods' owner for the intended number.
+    A RayCluster cannot answer (it has no scale subresource), and then no pod may be evicted.
     """
     labels = network.pod_labels(service)
     for budget in budgets:
         selector = budget.at(("spec", "selector"))
         if selector is None or at(selector, ("matchExpressions",)) is not None:
-            continue  # it means no pods, or which ones is not known here
+            continue  # it selects no pods, or unknown ones
         if not any(network.selects(selector, own) for own in labels):
             continue
         for key in ("maxUnavailable", "minAvailable"):
@@ -223,7 +223,7 @@ def _stops(service: Document, drain: float) -> Iterator[Finding]:
 
 
 def _haproxy(service: Document, drain: float) -> Iterator[Finding]:
-    """HAProxy on all nodes or on none; where it is reloaded, answers that run may end."""
+    """Check that HAProxy runs on all nodes or none, and that its reload cuts no answer."""
     environments = [(path, environment(one)) for path, _, one in _containers(service)]
     on = [_value(variables, "RAY_SERVE_ENABLE_HA_PROXY") == "1" for _, variables in environments]
     for (path, variables), has in zip(environments, on, strict=True):
@@ -243,10 +243,10 @@ def _value(variables: Mapping[str, Any], name: str) -> str | None:
 
 
 def _keys(service: Document, served: Document, deployment: Deployment) -> Iterator[Finding]:
-    """Variables that the deployment promises must be in the pods that read them.
+    """Check that the variables of the deployment are set in the pods that read them.
 
-    The orchestrator reads all of them. The head puts the application together (Serve's controller
-    lives there) and wants to know that the keys of workers, store and collector are there.
+    The orchestrator reads all of them. The head, with Serve's controller, builds the application
+    and reads those of workers, store and collector.
     """
     args = deployment.args
     build: dict[Path, str | None] = {
@@ -264,7 +264,7 @@ def _keys(service: Document, served: Document, deployment: Deployment) -> Iterat
     for group, wanted in [(service.at(HEAD, {}), build), *readers]:
         container = at(group, ("template", "spec", "containers", 0), {})
         if "envFrom" in container:
-            continue  # who knows what is in it
+            continue  # its variables are unknown here
         for where, name in wanted.items():
             if name is not None and name not in environment(container):
                 pods = f"pods of group {group['groupName']}" if "groupName" in group else "head"
@@ -273,7 +273,7 @@ def _keys(service: Document, served: Document, deployment: Deployment) -> Iterat
 
 
 def _room(service: Document, served: Document, deployment: Deployment) -> Iterator[Finding]:
-    """Every replica has a place: a group with its labels, and a GPU with its share left."""
+    """Check that every replica has a place: a group with its labels, and its share of a GPU."""
     pools = _pools(deployment)
     beside: dict[str, list[DeployedPool]] = {}  # pools that share groups, by their names
     capacity: dict[str, float] = {}
@@ -308,9 +308,8 @@ def _room(service: Document, served: Document, deployment: Deployment) -> Iterat
 def _spread(
     service: Document, served: Document, deployment: Deployment, pools: list[DeployedPool]
 ) -> Iterator[Finding]:
-    """Enough nodes for `max_replicas_per_node`; the orchestrator's update starts a new replica
-    before an old one goes, and would wait for ever for a place.
-    """
+    """Check that there are enough nodes for `max_replicas_per_node`, with one more replica of the
+    orchestrator: an update starts a new one before it stops an old one."""
     by_name = {pool.name: pool for pool in pools}
     for index, override in enumerate(deployment.serve.applications[0].deployments):
         per_node, pool = override.max_replicas_per_node, by_name.get(override.name)
@@ -328,7 +327,7 @@ def _spread(
 
 
 def gpus(group: Any) -> int:
-    """GPUs of one pod of a group, as Ray will count them."""
+    """Return the GPUs of one pod of a group, as Ray will count them."""
     count = at(group, ("rayStartParams", "num-gpus")) or at(group, ("resources", "GPU"))
     limits = (
         at(container, ("resources", "limits", GPU), 0)
@@ -338,7 +337,7 @@ def gpus(group: Any) -> int:
 
 
 def _most(group: Any) -> float:
-    """Pods of a group at most; without a maximum, any number."""
+    """Return the largest number of pods of a group; inf if it has no maximum."""
     return float(group.get("maxReplicas", math.inf) * group.get("numOfHosts", 1))
 
 
@@ -361,7 +360,7 @@ def _pools(deployment: Deployment) -> list[DeployedPool]:
 
 
 def _matching(service: Document, nodes: Mapping[str, str]) -> list[tuple[Path, Any]]:
-    """Worker groups whose nodes carry all these labels."""
+    """Return the worker groups whose nodes have all these labels."""
     wanted = nodes.items()
     return [
         (path, group)
@@ -371,7 +370,7 @@ def _matching(service: Document, nodes: Mapping[str, str]) -> list[tuple[Path, A
 
 
 def _packed(shares: list[float]) -> int:
-    """GPUs that shares take, first fit, the largest first; none is divided."""
+    """Return the number of GPUs that shares take, by first fit, the largest share first."""
     free: list[float] = []
     for share in sorted(shares, reverse=True):
         for index, room in enumerate(free):
@@ -388,7 +387,7 @@ def _named(found: list[tuple[Path, Any]]) -> str:
 
 
 def _host(address: str) -> str:
-    """Host and port of `redis://user:password@host:port/0`, or of a plain `host:port`."""
+    """Return host and port of `redis://user:password@host:port/0`, or of a plain `host:port`."""
     rest = address.partition("://")[2] or address
     host = rest.rpartition("@")[2].partition("/")[0]
     name, _, port = host.partition(":")
@@ -396,7 +395,7 @@ def _host(address: str) -> str:
 
 
 def _containers(service: Document) -> Iterator[tuple[Path, Any, Any]]:
-    """Every container: path, its group, itself."""
+    """Yield every container, after its path and its group."""
     for path, group in [(HEAD, service.at(HEAD, {})), *groups(service.data)]:
         for index, container in enumerate(at(group, ("template", "spec", "containers"), [])):
             yield (*path, "template", "spec", "containers", index), group, container

@@ -1,6 +1,6 @@
-"""A deployment file, on its own or inside a RayService: every key, and what fits together.
+"""A deployment file, alone or inside a RayService: every key, and whether its parts fit.
 
-`deploy.launch.deployment_file` stops at the first mistake; here all are found, each with its line.
+`deploy.launch.deployment_file` stops at the first error; this check finds all, each with its line.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ NAMES = {
 """Deployments, and the part of `args` that describes each."""
 ARGS = ("applications", 0, "args")
 _OURS = {"num_replicas": "replicas", "autoscaling_config": "replicas", "ray_actor_options": "nodes"}
-"""What Serve's `deployments` would replace of what `args` say, and where to say it instead."""
+"""Options of Serve's `deployments` that would replace settings of `args`, and those settings."""
 _MISSING = {
     "applications": "is missing; Baton's own fields go under applications[0].args "
     "(deploy/local.yaml shows how)",
     "import_path": f"is missing; write import_path: {BUILDER}",
 }
-"""What to say where these fields are not there."""
+"""Messages for these fields if they are missing."""
 _TYPES = {
     int: "an integer",
     float: "a number",
@@ -59,19 +59,19 @@ _TYPES = {
     NoneType: "null",
 }
 _EXAMPLES = {"draft": "; name a model of the large one's vocabulary, as embedded:small"}
-"""What a method's parameter is, where it must be given."""
+"""Advice for a required parameter of a method."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found, and the deployment where its types are right."""
+    """The findings, and the deployment if its types are right."""
 
     findings: list[Finding]
     deployment: Deployment | None = None
 
 
 def check(document: Document) -> Checked:
-    """Everything that is wrong with a deployment file, but for `document.odd`."""
+    """Check a deployment file, except for `document.odd`."""
     data = document.data
     if not isinstance(data, dict):
         return Checked(
@@ -100,7 +100,7 @@ def check(document: Document) -> Checked:
 
 
 def lacking_here(document: Document, args: Args) -> Iterator[Finding]:
-    """Notes on what a deployment wants and this machine or shell has not: it may run elsewhere."""
+    """Note what the deployment needs and this machine or shell lacks: it may run elsewhere."""
     for name in without_engine(args.workers):
         message = f"the engine vllm (auto on cuda) is not installed here: {WITH_VLLM}"
         yield document.finding((*ARGS, "workers", name), message, "note")
@@ -112,7 +112,7 @@ def lacking_here(document: Document, args: Args) -> Iterator[Finding]:
 def _variables(
     model: BaseModel, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Where a model names variables of the environment, and which."""
+    """Yield each path at which a model names a variable of the environment, with that name."""
     for field in type(model).model_fields:
         value = getattr(model, field)
         if isinstance(value, BaseModel):
@@ -122,16 +122,16 @@ def _variables(
 
 
 def _typed(document: Document, error: ValidationError, path: Path) -> Iterator[Finding]:
-    """A finding for each of pydantic's, in the reader's words.
+    """Make a finding of each pydantic error, in the reader's words.
 
-    A union names its branches in the path, and each says what it would have liked: those that
-    wanted no mapping at all are passed over where another has something to say.
+    Each branch of a union has an error, with the branch's name in its path: those of branches that
+    expected no mapping are left out if there are others.
     """
     details = error.errors(include_url=False)
     details = [d for d in details if not any("[" in str(p) for p in d["loc"][-1:])] or details
     for detail in details:
         if not path and detail["type"] == "extra_forbidden":
-            continue  # `unknown_keys` has said it
+            continue  # `unknown_keys` has reported it
         where: Path = path
         for part in detail["loc"]:
             is_last = part == detail["loc"][-1] and isinstance(document.at(where), dict | list)
@@ -142,9 +142,8 @@ def _typed(document: Document, error: ValidationError, path: Path) -> Iterator[F
         message = error_text(detail, Args if path == ARGS else ServeDeploySchema, "field")
         if detail["type"] == "missing":
             message = _MISSING.get(str(detail["loc"][-1]), message)
-        match = re.fullmatch(
-            r"([\w.-]+): (.*)", message, re.DOTALL
-        )  # a validator of several fields
+        # A validator of several fields begins its message with the field.
+        match = re.fullmatch(r"([\w.-]+): (.*)", message, re.DOTALL)
         inner = tuple(match[1].split(".")) if match else ()
         if match and document.at((*where, *inner[:1]), error) is not error:
             where, message = (*where, *inner), match[2]
@@ -175,7 +174,7 @@ def _fits(document: Document, serve: ServeDeploySchema, args: Args) -> Iterator[
     for name, spec in args.workers.by_name().items():
         yield from _thinking(document, (*ARGS, "workers", name), spec)
     for name, spec in args.workers.by_name().items():
-        if spec.url is None and not spec.runs_vllm:  # which says itself what it takes
+        if spec.url is None and not spec.runs_vllm:  # vLLM checks its own below
             yield from _model(document, (*ARGS, "workers", name, "model"), spec.model)
             path = (*ARGS, "workers", name, "speculation")
             yield from _method(document, path, spec.speculation)
@@ -188,7 +187,7 @@ def _fits(document: Document, serve: ServeDeploySchema, args: Args) -> Iterator[
 
 
 def _thinking(document: Document, path: Path, spec: WorkerSpec) -> Iterator[Finding]:
-    """How a user's own model marks its thought, where its tokenizer lies on this machine."""
+    """Note how a user's model marks its thought, if its tokenizer is on this machine."""
     folder = folder_of(spec.source, TOKENIZER)
     if folder is None or folder.parent == MODELS or not (folder / TOKENIZER).is_file():
         return
@@ -199,11 +198,11 @@ def _thinking(document: Document, path: Path, spec: WorkerSpec) -> Iterator[Find
         yield document.finding((*path, named), str(error))
         return
     where = "thinking" if "thinking" in spec.model_fields_set else "model"
-    yield document.finding((*path, where), f"thinking: {_said_of(tokenizer)}", "note")
+    yield document.finding((*path, where), f"thinking: {_thinking_of(tokenizer)}", "note")
 
 
-def _said_of(tokenizer: Tokenizer) -> str:
-    """How a model thinks, in words."""
+def _thinking_of(tokenizer: Tokenizer) -> str:
+    """Describe how a model marks its thought."""
     if tokenizer.format is None:
         return "none (the steps are the answer)"
     markup = f"{tokenizer.format.open.strip()!r} to {tokenizer.format.close.strip()!r}"
@@ -213,7 +212,7 @@ def _said_of(tokenizer: Tokenizer) -> str:
 
 
 def _sampling(document: Document, args: Args) -> Iterator[Finding]:
-    """What requests get that say nothing of it, where the large model lies on this machine."""
+    """Note the sampling of requests that name none, if the large model is on this machine."""
     large, path = args.workers.large, (*ARGS, "workers", "large", "model")
     folder = None if large.url is not None else large.folder()
     if folder is None:
@@ -224,12 +223,12 @@ def _sampling(document: Document, args: Args) -> Iterator[Finding]:
         yield document.finding(path, str(error))
         return
     if not found.is_greedy:
-        said = f"temperature {found.temperature:g}, top_p {found.top_p:g}, top_k {found.top_k}"
-        yield document.finding(path, f"{said} for requests that say nothing of sampling", "note")
+        values = f"temperature {found.temperature:g}, top_p {found.top_p:g}, top_k {found.top_k}"
+        yield document.finding(path, f"{values} for requests that say nothing of sampling", "note")
 
 
 def _runtime_env(document: Document, path: Path, given: Any) -> Iterator[Finding]:
-    """What Ray would refuse of an environment once it starts the first process in it."""
+    """Find what Ray would refuse in an environment when it starts the first process in it."""
     if not given:
         return
     variables = given.get("env_vars")
@@ -238,8 +237,8 @@ def _runtime_env(document: Document, path: Path, given: Any) -> Iterator[Finding
         (key, one) for key, one in named if not (isinstance(key, str) and isinstance(one, str))
     ]
     for key, value in wrong:
-        said = "null" if value is None else str(value).lower()
-        message = f"must be text, not {said}: write it in quotes"
+        shown = "null" if value is None else str(value).lower()
+        message = f"must be text, not {shown}: write it in quotes"
         if not isinstance(key, str):
             message = f"the name {str(key).lower()} must be text: write it in quotes"
         yield document.finding((*path, "env_vars", key), message)
@@ -248,12 +247,11 @@ def _runtime_env(document: Document, path: Path, given: Any) -> Iterator[Finding
     for key in given:
         if key not in RuntimeEnv.known_fields:
             message = unknown("field", str(key), sorted(RuntimeEnv.known_fields))
-            yield document.finding(
-                (*path, key), message, "note"
-            )  # plugins of Ray's have fields too
+            # A note: Ray's plugins have fields too.
+            yield document.finding((*path, key), message, "note")
     try:
         RuntimeEnv(**json.loads(json.dumps(given, default=str)))
-    except Exception as error:  # Ray's checks raise whatever their libraries do
+    except Exception as error:  # Ray's checks raise errors of many kinds
         yield document.finding(path, f"Ray refuses it: {error}")
 
 
@@ -271,7 +269,7 @@ def _overrides(document: Document, serve: ServeDeploySchema, args: Args) -> Iter
             continue
         for key, ours in _OURS.items():
             if key in override.model_fields_set:
-                message = f"would replace what args say: write args.{NAMES[override.name]}.{ours}"
+                message = f"would replace a setting: write args.{NAMES[override.name]}.{ours}"
                 yield document.finding((*path, key), message)
         gpus = spread.get(NAMES[override.name])
         if gpus is not None and isinstance(override.max_replicas_per_node, int):
@@ -341,12 +339,12 @@ def _method(document: Document, path: Path, given: MethodSpec) -> Iterator[Findi
 
 
 def _parameters(method: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """What a method takes beside the target and how models are loaded."""
+    """Return a method's parameters, without the target and the loader of models."""
     return dict(list(inspect.signature(method, eval_str=True).parameters.items())[2:])
 
 
 def _mistyped(value: Any, wanted: Any) -> str:
-    """What is wrong with the type of a parameter; empty if nothing, or if any may be right."""
+    """Return the error in a parameter's type; "" if it is right, or cannot be checked."""
     kinds = {wanted, *get_args(wanted)} & _TYPES.keys()
     if not kinds or (get_args(wanted) and kinds != {*get_args(wanted)}):
         return ""
@@ -356,13 +354,13 @@ def _mistyped(value: Any, wanted: Any) -> str:
 
 
 def _vllm(document: Document, path: Path, spec: WorkerSpec) -> Iterator[Finding]:
-    """What is said for vLLM, by the names of the vLLM that is installed here, if one is."""
+    """Check vLLM's arguments by the vLLM that is installed here, if one is."""
     method = {"method": spec.speculation.method, **spec.speculation.params}
     if (not spec.engine_args and spec.speculation.method == "vanilla") or find_spec("vllm") is None:
         return
     try:
         from workers.vllm.arguments import check_engine_args, check_speculation  # it takes seconds
-    except (ImportError, OSError, RuntimeError):  # a vLLM that lacks what is on its own machine
+    except (ImportError, OSError, RuntimeError):  # vLLM does not run on this machine
         return
     for check_one, given in ((check_engine_args, spec.engine_args), (check_speculation, method)):
         try:
@@ -373,7 +371,7 @@ def _vllm(document: Document, path: Path, spec: WorkerSpec) -> Iterator[Finding]
 
 
 def _shares(document: Document, args: Args) -> Iterator[Finding]:
-    """Workers that share a GPU: one replica of each must fit on it."""
+    """Check that one replica of each worker fits on a GPU that they share."""
     specs = args.workers.by_name()
     shares = {name: spec.gpu for name, spec in specs.items() if spec.on_gpu and spec.gpu < 1}
     if len(shares) < 2 or specs["small"].nodes != specs["large"].nodes:

@@ -1,4 +1,4 @@
-"""YAML that remembers where it was written: every finding names a file and a line."""
+"""YAML with the place of each entry, so that every finding names a file and a line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Path = tuple[str | int, ...]
 _OTHERWISE = re.compile(
     r"[-+]?(?:0[0-7_]*[1-7][0-7_]*|[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)"
 )
-"""Numbers that YAML 1.1 takes for others than they look like: 010 is 8, and 8:00 is 480."""
+"""Numbers that YAML 1.1 reads as others: 010 is 8, and 8:00 is 480."""
 
 
 class SourceLocation(NamedTuple):
@@ -25,10 +25,7 @@ class SourceLocation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong: where, which field (dotted), and what about it.
-
-    A `note` is worth knowing and no reason to refuse.
-    """
+    """One error or `note`, with its place and field (dotted); a note is no reason to refuse."""
 
     location: SourceLocation
     field: str
@@ -41,17 +38,16 @@ class Finding:
         return f"{self.location.file}:{self.location.line}: {note}{field}{self.message}"
 
     def row(self) -> dict[str, Any]:
-        said = asdict(self)
-        return {**said.pop("location")._asdict(), **said}
+        row = asdict(self)
+        return {**row.pop("location")._asdict(), **row}
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
     """A YAML document.
 
-    lines: by path, the line of each key and item.
-    texts: by path, the first line of each text that begins below its key (`|` and `>`).
-    odd: keys that are written twice, and numbers that are not what they look like.
+    By path, `lines` has the line of each key and item, `texts` the first line of each block text
+    (`|` and `>`). `odd` has keys that are written twice, and numbers that YAML reads as others.
     """
 
     data: Any
@@ -68,18 +64,18 @@ class Document:
         return at(self.data, path, default)
 
     def location(self, path: Path) -> SourceLocation:
-        """Where the deepest entry of `path` that exists was written."""
+        """Return the place of the deepest entry of `path` that exists."""
         while path not in self.lines:
             path = path[:-1]
         return SourceLocation(self.file, self.lines[path])
 
     def finding(self, path: Path, message: str, level: str = "error") -> Finding:
-        """What is wrong with the entry at `path`."""
+        """Make a finding on the entry at `path`."""
         return Finding(self.location(path), _dotted(path), " ".join(message.split()), level)
 
 
 def read(source: str, start: SourceLocation) -> list[Document]:
-    """The documents of a YAML text whose first line is at `start`; empty ones are left out.
+    """Parse the documents of a YAML text whose first line is at `start`, without empty ones.
 
     Raises:
         ConfigError: it is no YAML.
@@ -106,7 +102,7 @@ def read(source: str, start: SourceLocation) -> list[Document]:
 
 
 class _Places:
-    """Walks a document's nodes and notes where they are."""
+    """Walks a document's nodes and records their lines."""
 
     def __init__(self, loader: yaml.SafeLoader, start: SourceLocation) -> None:
         self._loader, self._start = loader, start
@@ -140,8 +136,9 @@ class _Places:
             is_number = str(node.tag).rpartition(":")[2] in ("int", "float")
             if node.style is None and is_number and _OTHERWISE.fullmatch(node.value):
                 value = self._loader.construct_object(node)
-                said = f"{node.value} is {value} to YAML: write that, or quotes around it"
-                self._note(path, said)
+                self._note(
+                    path, f"{node.value} is {value} to YAML: write that, or quotes around it"
+                )
 
     def _note(self, path: Path, message: str) -> None:
         location = SourceLocation(self._start.file, self.lines[path])
@@ -149,7 +146,7 @@ class _Places:
 
 
 def at(data: Any, path: Path, default: Any = None) -> Any:
-    """The entry at `path`, or `default` if there is none."""
+    """Return the entry at `path`, or `default` if there is none."""
     for step in path:
         try:
             data = data[step]

@@ -1,4 +1,4 @@
-"""What `baton check-config` is given: deployment files, manifests, overlays."""
+"""The inputs of `baton check-config`: deployment files, manifests, overlays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.errors import ConfigError
 
 @dataclass
 class CheckReport:
-    """What a file holds, and what is wrong with it."""
+    """The kinds of documents in a file, and the findings on them."""
 
     file: str
     holds: list[str] = field(default_factory=list)
@@ -26,15 +26,13 @@ class CheckReport:
 
 
 def check(file: str, crd: File | None = None, text: str | None = None) -> CheckReport:
-    """Everything that is wrong with a file or an overlay's folder.
+    """Check a file or an overlay's folder.
 
-    Args:
-        file: its path; a folder, or its kustomization file, is rendered.
-        crd: the schema that RayServices are checked against.
-        text: the content, if there is no file.
+    A folder, or its kustomization file, is rendered. `crd` is a file with the schema of
+    RayServices. `text` is the content if there is no file.
 
     Raises:
-        ConfigError: it cannot be read; there is no schema to check a manifest against.
+        ConfigError: it cannot be read, or manifests cannot be checked here.
     """
     report, path = CheckReport(file), File(file)
     place = file
@@ -83,7 +81,7 @@ def _manifest(
             findings += cluster.check(document, policies, budgets)
         except (AttributeError, TypeError, ValueError, IndexError, KeyError):
             if all(found.level == "note" for found in shape):
-                raise  # the shape is right, so this is our own mistake
+                raise  # the manifest fits its schema, so this is an error in the check
     return findings
 
 

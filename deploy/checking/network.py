@@ -1,4 +1,4 @@
-"""NetworkPolicies against the deployment they guard: what it reaches for must be let out."""
+"""NetworkPolicies against the deployment they guard: they must allow the addresses it calls."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379}
 def check(
     service: Document, policies: Sequence[Document], served: Document, deployment: Deployment
 ) -> list[Finding]:
-    """Every address of the deployment whose port no policy lets Ray's pods out to.
+    """Find the deployment's addresses whose port no policy allows as egress of Ray's pods.
 
-    By ports alone: whether a peer's labels are those of the pod behind a name is known in the
-    cluster only. What manifests do not say counts as allowed: labels that the operator adds,
-    expressions, named ports.
+    Only ports are compared: which pods serve a name is known in the cluster alone. What cannot be
+    decided from the manifests counts as allowed: labels that the operator adds, expressions, named
+    ports.
     """
     labels = pod_labels(service)
     holding = [
@@ -41,19 +41,19 @@ def check(
 
 
 def pod_labels(service: Document) -> list[dict[str, str]]:
-    """The labels of Ray's pods, of the head first and then of each group."""
+    """Return the labels of Ray's pods: of the head first, then of each group."""
     pods = [service.at(HEAD, {}), *(group for _, group in groups(service.data))]
     return [dict(at(pod, ("template", "metadata", "labels"), {})) for pod in pods]
 
 
 def _holds_back(spec: Any) -> bool:
-    """Whether a policy is about what goes out, as Kubernetes understands it."""
+    """Return whether a policy restricts egress, by Kubernetes' rules."""
     implied = ["Ingress", "Egress"] if "egress" in spec else ["Ingress"]
     return "Egress" in spec.get("policyTypes", implied)
 
 
 def _addresses(deployment: Deployment) -> Iterator[tuple[Path, str, int]]:
-    """What the deployment reaches for: where that is said, the address, its port."""
+    """Yield the addresses that the deployment calls: the setting's path, the address, its port."""
     args = deployment.args
     urls: dict[Path, str | None] = {
         ("workers", name, "url"): spec.url for name, spec in args.workers.by_name().items()
@@ -84,7 +84,7 @@ def _covers(entry: Any, port: int) -> bool:
 
 
 def _own(peer: Any, labels: list[dict[str, str]]) -> bool:
-    """Whether a peer is Ray's own pods: behind none of them is what a deployment reaches for."""
+    """Return whether a peer is Ray's own pods, which serve none of the addresses."""
     selector = peer.get("podSelector")
     if selector is None or "namespaceSelector" in peer or "matchExpressions" in selector:
         return False
@@ -92,10 +92,10 @@ def _own(peer: Any, labels: list[dict[str, str]]) -> bool:
 
 
 def selects(selector: Any, labels: dict[str, str]) -> bool:
-    """Whether a selector means pods of these labels; those that the operator adds may be any."""
+    """Return whether a selector may match these labels, apart from those that the operator adds."""
     wanted = at(selector, ("matchLabels",), {})
     if not isinstance(wanted, dict):
-        return False  # which its schema has said
+        return False  # the schema's check reports it
     return {key: wanted[key] for key in wanted if not str(key).startswith("ray.io/")}.items() <= (
         labels.items()
     )

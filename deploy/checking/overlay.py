@@ -14,7 +14,7 @@ _LONGEST_S = 60.0
 
 
 def tool() -> tuple[str, str] | None:
-    """The command that renders a folder, if one is installed."""
+    """Return the command that renders a folder; None if none is installed."""
     return next((words for words in _TOOLS if shutil.which(words[0])), None)
 
 

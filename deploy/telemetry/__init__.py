@@ -1,8 +1,8 @@
-"""What a running service shows of itself: metrics, logs, spans.
+"""The telemetry of a running service: metrics, logs, spans.
 
 In reading order:
 
 - `metrics`: each replica's series, on its Ray node's metrics port and in the text of /metrics.
-- `logs`: our lines in Ray Serve's log.
+- `logs`: Baton's lines in Ray Serve's log.
 - `tracing`: spans to an OpenTelemetry collector, or to the log.
 """

@@ -1,7 +1,7 @@
-"""Log lines of ours in Ray Serve's log, as the deployment file's `logging_config` wants them.
+"""Baton's lines in Ray Serve's log, by the deployment file's `logging_config`.
 
-`logging_config: {encoding: JSON}` makes every line an object with the replica it comes from and the
-ids of the request it is about; `log_level` and `logs_dir` hold for our lines as for Serve's.
+With `logging_config: {encoding: JSON}` every line is an object with its replica and the ids of its
+request; `log_level` and `logs_dir` apply to Baton's lines as to Serve's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SERVE = "ray.serve"
 
 
 class _ToServe(logging.Handler):
-    """Passes a record to Serve's logger, with the handlers that it has at that moment."""
+    """Passes a record to Serve's logger, with the handlers that it then has."""
 
     def emit(self, record: logging.LogRecord) -> None:
         serve = logging.getLogger(SERVE)

@@ -5,8 +5,8 @@ a node at the node's metrics port, as `ray_baton_...` with the labels `deploymen
 `application`, and keeps the counters of processes that have ended. Prometheus scrapes that port;
 over all replicas a counter is `sum(increase(ray_baton_..._total[5m]))`.
 
-/metrics is for a look by hand: the series of all replicas that answer now,
-each with the label `replica`. What a replica counted that has ended is not in it.
+/metrics is for people: the series of all replicas that answer now, each with the label `replica`.
+It lacks the counts of replicas that have ended.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ log = logging.getLogger(__name__)
 _SERIES: Final = Path(__file__).with_name("worker_metrics.yaml").read_text(encoding="utf-8")
 COUNTERS, GAUGES, BY_POSITION = yaml.safe_load(_SERIES).values()
 ORCHESTRATORS: Final = "1 for each HTTP replica; the sum is how many there are."
-TIMEOUT_S: Final = 1.0  # within which a replica answers, or is left out of /metrics
-LEAST: Final = sys.float_info.min  # makes a counter's series, and vanishes in every sum
+TIMEOUT_S: Final = 1.0  # seconds for a replica to answer, or /metrics lacks it
+LEAST: Final = sys.float_info.min  # makes a counter's series, and changes no sum
 
 
 def worker_families(worker: WorkerName, stats: Mapping[str, int]) -> list[Metric]:
-    """The series of one replica of a pool; zero where `stats` has no entry."""
+    """Return the series of one replica of a pool; 0 if `stats` has no entry."""
     values = {**stats, "replicas": 1}
     families: list[Metric] = []
     for kind, texts in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
@@ -61,7 +61,7 @@ def worker_families(worker: WorkerName, stats: Mapping[str, int]) -> list[Metric
 
 
 def count_replicas(registry: CollectorRegistry, pools: Iterable[WorkerName]) -> None:
-    """Register the series by which an HTTP replica is counted, and an empty pool is seen."""
+    """Register the series that counts an HTTP replica, and a 0 for each pool that may be empty."""
     Gauge("baton_orchestrator_replicas", ORCHESTRATORS, registry=registry).set(1)
     text = GAUGES["replicas"]
     replicas = Gauge("baton_worker_replicas", text, ("worker",), registry=registry)
@@ -72,7 +72,7 @@ def count_replicas(registry: CollectorRegistry, pools: Iterable[WorkerName]) -> 
 class RayExporter:
     """Copies a replica's series to Ray's metrics; call `export` every few seconds.
 
-    Make and use it in a replica of Ray Serve, which gives the series their labels.
+    Make and use it in a replica of Ray Serve, which sets the series' labels.
     """
 
     def __init__(self) -> None:
@@ -80,9 +80,9 @@ class RayExporter:
         self._exported: dict[tuple[str, ...], float] = {}
 
     def export(self, families: Iterable[Metric]) -> None:
-        """Bring Ray's metrics up to `families`; neither blocks nor leaves the process.
+        """Update Ray's metrics to `families`, without blocking or I/O.
 
-        A failure is logged and nothing more: a replica that cannot export its metrics serves on.
+        A failure is only logged: a replica that cannot export its metrics still serves.
         """
         try:
             self._export(families)
@@ -108,16 +108,16 @@ class RayExporter:
         for sample in family.samples:
             if sample.name.endswith("_total"):
                 is_new, more = self._increase(sample)
-                # Ray takes no 0. A counter whose labels are known is exported before it counts,
-                # so that `increase` sees its first value.
+                # Ray accepts no 0. A new counter is exported all the same, so that `increase`
+                # sees its first count.
                 if more > 0 or is_new:
                     metric.inc(max(more, LEAST), sample.labels)
 
     def _observe(self, metric: Any, family: Metric) -> None:
-        """Repeat new observations, each by the bound of its bucket.
+        """Repeat new observations, each with the upper bound of its bucket.
 
-        Ray itself keeps of an observation only its bucket: buckets and counts are exact, its `_sum`
-        is made of the buckets' middles.
+        Ray keeps only the bucket of an observation, so buckets and counts are exact, and `_sum` is
+        computed from the buckets' middles.
         """
         below = 0.0
         for sample in family.samples:
@@ -132,7 +132,7 @@ class RayExporter:
             below = more
 
     def _increase(self, sample: Sample) -> tuple[bool, float]:
-        """Whether a sample is new, and how much it has grown since the last call."""
+        """Return whether a sample is new, and its increase since the last call."""
         key = (sample.name, *sample.labels.values())
         before = self._exported.get(key)
         self._exported[key] = sample.value
@@ -140,15 +140,15 @@ class RayExporter:
 
 
 def worker_exporter(worker: WorkerName) -> Callable[[Mapping[str, int]], None]:
-    """What exports the statistics of a pool's replica; made in the replica."""
+    """Return a function that exports a replica's statistics; call this in the replica."""
     exporter = RayExporter()
     return lambda stats: exporter.export(worker_families(worker, stats))
 
 
 async def scrape(replicas: DeploymentHandle, pools: Mapping[WorkerName, ReplicaWorker]) -> bytes:
-    """The text of /metrics: the series of all replicas that answer within a second.
+    """Return the text of /metrics: the series of all replicas that answer within a second.
 
-    `replicas` are the HTTP replicas, whose method `series` gives the name and series of each.
+    `replicas` are the HTTP replicas, whose method `series` returns the name and series of each.
     """
     series, *statuses = await asyncio.gather(
         replicas.broadcast("series").results_async(timeout_s=TIMEOUT_S, return_exceptions=True),
@@ -165,9 +165,9 @@ async def scrape(replicas: DeploymentHandle, pools: Mapping[WorkerName, ReplicaW
 def metrics_text(
     replicas: Iterable[tuple[str, Iterable[Metric]]], answering: Collection[str] = ()
 ) -> bytes:
-    """Prometheus text of several replicas' series, each with the label `replica`.
+    """Return several replicas' series as Prometheus text, each with the label `replica`.
 
-    The zero by which an empty pool is seen is left out for the pools that are `answering`.
+    The 0 that stands for an empty pool is left out for pools that are `answering`.
     """
     merged: dict[str, Metric] = {}
     for replica, families in replicas:

@@ -1,6 +1,6 @@
-"""Where spans go: to an OpenTelemetry collector, or to the log, as the deployment file says.
+"""Sends spans to an OpenTelemetry collector, or to the log, as the deployment file says.
 
-Spans are sent in the background. A collector that is slow or down costs spans, never a request.
+Spans are sent in the background. If a collector is slow or down, spans are lost; no request waits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def open_spans(tracing: Tracing) -> tuple[Spans, Callable[[], None]]:
-    """The maker of spans, and a function that sends the last of them and shuts down.
+    """Return the maker of spans, and a function that sends the last of them and shuts down.
 
     Raises:
         ConfigError: `headers_env` names a variable without headers.
     """
-    # Here, not above: a service without tracing loads none of it.
+    # Imported here: a service without tracing needs none of it.
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
@@ -41,7 +41,7 @@ def open_spans(tracing: Tracing) -> tuple[Spans, Callable[[], None]]:
     else:
         exporter = ConsoleSpanExporter(out=sys.stdout)  # as it is now: Serve's log, in a replica
     provider = TracerProvider(
-        # Ours alone: Serve has another tracer, which the whole process may share.
+        # Not the process's provider, which Serve may use too.
         sampler=ParentBasedTraceIdRatio(tracing.sample),
         resource=Resource.create({"service.name": tracing.service}),
         shutdown_on_exit=False,
@@ -51,8 +51,8 @@ def open_spans(tracing: Tracing) -> tuple[Spans, Callable[[], None]]:
 
 
 def authorities() -> str | None:
-    """The certificates that `SSL_CERT_FILE` or `SSL_CERT_DIR` names, which the exporter does not
-    read; None if OpenTelemetry's own variable names others."""
+    """Return the certificates of `SSL_CERT_FILE` or `SSL_CERT_DIR`, which the exporter ignores;
+    None if OpenTelemetry's own variables name others."""
     own = ("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE")
     if any(map(os.environ.get, own)):
         return None
@@ -60,7 +60,7 @@ def authorities() -> str | None:
 
 
 def headers(tracing: Tracing) -> dict[str, str]:
-    """Headers for the collector, such as its key, from the variable that `headers_env` names.
+    """Return headers for the collector, such as its key, from the variable of `headers_env`.
 
     Raises:
         ConfigError: the variable does not hold `name=value` pairs, separated by commas.

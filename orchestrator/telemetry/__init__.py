@@ -1,4 +1,4 @@
-"""What is reported about requests, read from each one's `ResponseAccumulator` when it ends.
+"""Metrics, spans and log fields of requests, read from their `ResponseAccumulator` at the end.
 
 In reading order:
 

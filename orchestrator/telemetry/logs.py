@@ -1,6 +1,6 @@
-"""Which request a line of the log is about: ids that every line of that request carries.
+"""Adds a request's ids to all of its log lines.
 
-Lines hold ids, counts and names of errors: never a key, never the text of a question or answer.
+Lines have ids, counts and names of errors: never a key, never the text of a question or answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FIELDS: ContextVar[Mapping[str, str]] = ContextVar("fields", default={})  # noq
 
 @contextmanager
 def about(**fields: str) -> Iterator[None]:
-    """Lines logged inside, and by the tasks that begin inside, carry these fields too."""
+    """Add these fields to lines logged inside, and by tasks that begin inside."""
     token = _FIELDS.set({**_FIELDS.get(), **fields})
     try:
         yield
@@ -24,7 +24,7 @@ def about(**fields: str) -> Iterator[None]:
 
 
 class Fields(logging.Filter):
-    """Puts the fields of the request at hand on every record that passes."""
+    """Sets the current request's fields on every record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         for name, value in _FIELDS.get().items():

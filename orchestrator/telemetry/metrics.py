@@ -1,4 +1,4 @@
-"""The process's Prometheus series; a request is counted when it has ended."""
+"""The process's Prometheus series; a request is counted when it ends."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from prometheus_client.registry import Collector
 from orchestrator.loop.accumulator import WORKERS, ResponseAccumulator
 
 _TEXTS = yaml.safe_load(Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8"))
-"""What each series says, by its name."""
+"""The text of each series, by its name."""
 
 
 class _Processor(Collector):
-    """CPU seconds of this process, to a tenth: a replica that idles has nothing new to report."""
+    """CPU seconds of this process, to a tenth, so that the series of an idle replica stays."""
 
     def collect(self) -> Iterator[Metric]:
         name, value = "orchestrator_cpu_seconds", int(process_time() * 10) / 10
@@ -60,10 +60,7 @@ class ServiceMetrics:
 
     @contextmanager
     def request(self, policy: str, response: ResponseAccumulator) -> Iterator[None]:
-        """Count a request, from its start here to the end of the block.
-
-        Requests that are cut short are counted too: their tokens were made all the same.
-        """
+        """Count a request that lasts as long as the block, even if it is cancelled or fails."""
         error: BaseException | None = None
         response.start()
         self.live.inc()

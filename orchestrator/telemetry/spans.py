@@ -6,10 +6,9 @@
         ├── generate            worker, tokens, passes
         └── classify | verify
 
-The outermost follows OpenTelemetry's conventions for generative AI (`gen_ai.*`), by which tools
-that show traces of models know it; the others do not, so that no token is counted twice. They hold
-names, numbers and ids, never text. The client's own trace continues here if it sends a
-W3C `traceparent`.
+The outermost follows OpenTelemetry's conventions for generative AI (`gen_ai.*`), which trace
+viewers know; the others do not, so that no token is counted twice. Spans have names, numbers and
+ids, never text. They continue the client's trace if it sends a W3C `traceparent`.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ _W3C: Final = TraceContextTextMapPropagator()
 
 
 class Spans:
-    """Makes the spans of requests by `tracer`."""
-
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
@@ -53,11 +50,11 @@ class Spans:
     ) -> Iterator[None]:
         """Open a span around a request, within the client's trace if `headers` name one.
 
-        It is named for the operation and the model in `attributes`. The spans of its steps and
-        calls are made when it ends.
+        Its name is the operation and the model in `attributes`. The spans of its steps and calls
+        are made when it ends.
         """
         name = f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}"
-        # The request's clock, on which its calls and steps are, begins at this time.
+        # When the clock of the response's timeline began.
         began = time_ns() - int(response.elapsed_s * 1e9)
         span = self._tracer.start_span(name, _W3C.extract(headers), SpanKind.SERVER, attributes)
         error: BaseException | None = None
@@ -102,14 +99,14 @@ class _Inside:
             first = moment.calls_before
         rest = timeline.calls[first:]
         if response.completed is None:
-            self._add_step(rest)  # one that the request's end left open
+            self._add_step(rest)  # the step that was not complete
         else:
             self._add_calls(rest, self._request)
 
     def _add_step(
         self, calls: list[CallSpan], step: Step | None = None, moment: StepMoment | None = None
     ) -> None:
-        """A step and its calls; the prompt's prefills belong to the request."""
+        """Make the spans of a step and its calls; prefills of the prompt belong to the request."""
         prefills = [call for call in calls if call.kind == "prefill"]
         own = [call for call in calls if call.kind != "prefill"]
         self._add_calls(prefills, self._request)
@@ -162,6 +159,6 @@ class _Inside:
 
 
 def _fail(span: Span, kind: str) -> None:
-    """Mark a span as failed by a kind of error, whose text may say too much."""
+    """Mark a span as failed by a kind of error, without its text, which may be confidential."""
     span.set_status(Status(StatusCode.ERROR, kind))
     span.set_attribute("error.type", kind)
