@@ -1,15 +1,14 @@
 """Policies: one paper a file, each a script over the actions of `orchestrator.loop.actions`.
 
-They know no worker, no clock and no event loop; thresholds are their parameters. `specreason` is
-the one to read first.
+They use no worker, clock or event loop; thresholds are their parameters. Read `specreason` first.
 
 - `specreason`: the small model drafts a step, the large one scores it (SpecReason).
-- `steps`: what policies share: the loop over steps, falling back, repetition, the answer.
+- `steps`: shared by policies: the loop over steps, fallbacks, repetition, the answer.
 - `judge`: a model's score of a step, from 0 to 9.
 - `single`: one model alone: the baselines.
 - `coin`: each step by either model at random: the baseline of those below.
-- `gate`: a pair's learned models of what a rewrite would change.
-- `learned_gate`: the large model reads only where that gate doubts, and corrects what it finds.
+- `gate`: a pair's learned models of whether a rewrite would change the answer.
+- `learned_gate`: the large model reads and corrects only the drafts that this gate doubts.
 - `cascade`: the small model judges its own step, the large one if in doubt (ConfSpec).
 - `route`: one decision, before the first step: which model answers.
 - `speculative_thinking`: keywords of doubt call the large model for a few tokens.

@@ -1,18 +1,17 @@
 """BiLD, the Big Little Decoder (arXiv 2302.07863): the small model writes, the large one corrects.
 
 Section 3.3, fallback: the small model writes token by token until it is unsure of one. Section
-3.4, rollback: the large model then reads all that was written since its last turn in one pass, and
-the first token whose negative log-likelihood is above the threshold is taken back, with all that
-follow. Either way the same pass gives the token that comes next: k tokens in, k + 1 choices out,
-one call a turn.
+3.4, rollback: the large model then reads all tokens since its last turn in one pass. The first one
+whose negative log-likelihood is above the threshold is taken back, with all that follow. In either
+case the same pass gives the next token: k tokens in, k + 1 choices out, one call per turn.
 
-Both thresholds act alike when tokens are drawn instead of taken greedily (section 3.5): the small
-model draws its tokens and the large one its choices.
+Both thresholds work the same if tokens are sampled (section 3.5): the small model samples its
+tokens and the large one its choices.
 
 The released code lets the large model write one more token after a rollback (`after_rollback`); the
-paper's algorithm does not. The code keeps a token over the threshold that the large model would
-have written too, and then looks no further; here later tokens are judged all the same. An end of
-the thought is judged like any other token.
+paper's algorithm does not. The code keeps a token above the threshold that the large model would
+have written too, and does not judge later tokens; here they are judged. An end of the thought is
+judged like any other token.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from orchestrator.types import ENDED, Segment, StopCriteria, Transcript, Verific
 from policies.steps import attempt, ends, write_out
 
 NOTHING = Segment("small", "")
-"""No token is pending: the large model only writes the next one."""
+"""An empty draft: the large model only writes the next token."""
 MARKER = StopCriteria(8)
-"""As many tokens as a spelled marker of a thought's end may have."""
+"""The most tokens of a marker of a thought's end that is written as text."""
 
 Turn = Script[tuple[Transcript, bool]]
 
@@ -87,7 +86,7 @@ class BiLD(Policy):
     def _turn(self, transcript: Transcript, drafting: bool) -> Turn:
         """Add the small model's tokens, if it drafts, as the large model verifies them.
 
-        Gives the longer transcript, and whether the small model drafts next. If anything fails,
+        Return the longer transcript, and whether the small model drafts next. If a worker fails,
         the large model writes the rest of the chain.
         """
         draft = (yield from self._draft(transcript)) if drafting else NOTHING
@@ -104,9 +103,9 @@ class BiLD(Policy):
             transcript = yield from Accept(transcript, kept)
         if dropped.tokens:
             yield from Reject(dropped)
-        if transcript.is_open:  # not by the draft's own end, nor by the budget
+        if transcript.is_open:
             option = verification.options[len(kept.tokens)]
-            if option.finish == "doubt":  # perhaps the end of the thought: writing on shows it
+            if option.finish == "doubt":  # it may begin the thought's end: more tokens show it
                 transcript = yield from Write("large", transcript, MARKER)
             else:
                 transcript = yield from Accept(transcript, option)
@@ -114,7 +113,7 @@ class BiLD(Policy):
 
     def _draft(self, transcript: Transcript) -> Script[Segment | None]:
         """Draft up to the first token the small model is unsure of; None if it cannot continue."""
-        # A probability may round to 1; at a threshold of 1 even that is too little.
+        # A probability may round to 1, which must be below a threshold of 1 too.
         threshold = self.fallback if self.fallback < 1 else inf
         criteria = StopCriteria(self.window, min_confidence=threshold)
         generation = yield from attempt(Generate("small", transcript, criteria))

@@ -1,8 +1,8 @@
 """ConfSpec (arXiv 2602.18447): the small model judges its own step, the large one if in doubt.
 
-To verify a step is easier than to write it, and small models are well calibrated within their
-range. So the small model's verdict counts if it is confident, and only drafts in between go to the
-large model. The signal is one of:
+It is easier to verify a step than to write it, and small models are well calibrated within their
+range. So the small model's verdict counts if it is confident; only other drafts go to the large
+model. The signal is one of:
 
 - `logprob`: nine times the probability of the draft's least likely token (under the distribution
   it was drawn from), which comes with the draft and costs nothing (SpecGuard's signal, arXiv
@@ -24,15 +24,15 @@ from policies.steps import attempt, blank, logprobs_of, steps_written
 
 
 class Cascade(Judging):
-    """The small model judges its drafts; those it is not sure of, the large model judges.
+    """The small model judges its drafts; the large model judges those that it is not sure of.
 
-    `threshold` is the large model's, for the drafts that reach it.
+    `threshold` applies to the large model's score.
     """
 
     signal: Literal["logprob", "digit"] = Field(
         default="logprob",
         description="the small model's verdict: 9 times the probability of the draft's least "
-        "likely token, or a digit that it is asked for",
+        "likely token, or its digit in answer to the judge's question",
     )
     accept_at: float = Field(
         default=8.0, ge=0, le=10, description="the small model's verdict that keeps a draft at once"
@@ -71,7 +71,8 @@ class Cascade(Judging):
         return score, score is not None and score >= self.threshold
 
     def own_verdict(self, transcript: Transcript, draft: Segment) -> Script[float | None]:
-        """Return the small model's own score of its draft, from 0 to 9; None if it has none."""
+        """Return the small model's score of its draft, from 0 to 9; None for a draft without
+        tokens."""
         if self.signal == "logprob":
             logprobs = logprobs_of(draft)
             return 9 * exp(min(logprobs)) if logprobs else None

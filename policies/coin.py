@@ -1,6 +1,6 @@
 """Each step by one model or the other at random: the baseline of policies that share a thought.
 
-A policy that is no better at the same share of large tokens does not know which steps need it.
+A policy that is no better at the same share of large tokens does not find the steps that need it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class Coin(Stepwise):
     large_probability: float = Field(
         default=0.5, ge=0, le=1, description="how often a step is the large model's"
     )
-    seed: int = Field(default=0, description="another number, other steps of the same question")
+    seed: int = Field(default=0, description="of the random choices")
 
     def solve(self, transcript: Transcript) -> Script[None]:
-        thrown = 0
+        tosses = 0
 
         def step(transcript: Transcript) -> Script[Transcript]:
-            nonlocal thrown
-            thrown += 1
-            if throw(self.seed, transcript.messages, thrown) >= self.large_probability:
+            nonlocal tosses
+            tosses += 1
+            if toss(self.seed, transcript.messages, tosses) >= self.large_probability:
                 written = yield from attempt(Write("small", transcript, self.criteria))
                 if written is not None:
                     return written
@@ -41,7 +41,7 @@ class Coin(Stepwise):
         yield from self.answer(transcript)
 
 
-def throw(seed: int, messages: tuple[Message, ...], step: int) -> float:
+def toss(seed: int, messages: tuple[Message, ...], step: int) -> float:
     """Return a number in [0, 1), the same for the same conversation and step, as in a replay."""
     digest = blake2b(repr((seed, step, messages)).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "big") / 2**64

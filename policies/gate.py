@@ -1,12 +1,12 @@
-"""A learned gate: how likely it is that the large model's step would change the answer.
+"""A learned gate: the probability that the large model's step would change the answer.
 
-Two logistic models over signals that cost nothing. The first sees what the small model knows of its
-own draft; the second, for drafts that leave a doubt, what the large model made of reading it. Both
-predict the effect of a rewrite, as Arbitrage does (arXiv 2512.05033), not whether a step is right:
-a wrong step that changes nothing need not be rewritten. `baton learn gate` fits them to a pair.
+It has two logistic models over signals that cost nothing. The first uses the small model's signals
+of its draft; the second, for doubtful drafts, those of the large model's reading. Both predict the
+effect of a rewrite, as Arbitrage does (arXiv 2512.05033), not whether a step is right: a wrong step
+that changes nothing need not be rewritten. `baton learn gate` fits them to a pair.
 
-The text before a draft is read step by step, never as segments: a correction leaves a step in three
-of them, a recording of another policy in one, and the same text must give the same signals.
+The text before a draft is read as steps, never as segments: a step is three segments after a
+correction, but one in another policy's recording, and equal texts must give equal signals.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from orchestrator.types import Segment, Transcript, Verification
 from policies.steps import COMPARED, DELIMITER, ends
 
 CAP = 20.0
-"""A negative log-likelihood counts as at most this: what is impossible is unlikely enough."""
+"""The most that a negative log-likelihood counts, even of an impossible token."""
 RECENT = 8
-"""Steps in which a draft's numbers are looked for, beside the question: a bounded cost."""
+"""The last steps in which a draft's numbers are looked for, beside the question."""
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 DraftSignal = Literal[
@@ -48,7 +48,7 @@ Curve = tuple[tuple[Weight, Weight], ...]
 class LogisticModel(BaseModel, Generic[Signal]):
     """1 / (1 + exp(-curve(bias + weights * signals))); a signal without a weight does not count.
 
-    curve: what sums were worth on questions that the model had not seen; empty: themselves.
+    `curve` calibrates the sums by questions that the model had not seen; empty: no calibration.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -61,7 +61,7 @@ class LogisticModel(BaseModel, Generic[Signal]):
     @classmethod
     def _rises(cls, curve: Curve) -> Curve:
         if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(curve)):
-            raise ValueError("points must go to the right and never down")
+            raise ValueError("each point must be right of the one before, and not below it")
         return curve
 
     def logit(self, signals: Mapping[str, float]) -> float:
@@ -90,15 +90,18 @@ class Gate(BaseModel):
 
 
 def draft_signals(transcript: Transcript, draft: Segment) -> dict[str, float]:
-    """Return what is known of a draft at no cost. Natural logarithms; larger is more doubtful.
+    """Return the signals of a draft that cost nothing, with natural logarithms.
 
-    first, last: negative log-likelihood of its first and last token. worst, second: the two largest
-    of those after the first, since how a step begins is often a matter of style; mean: of all.
-    doubt: log-probability that the worst token is another one. tokens: log of how many there are;
-    step: log of one more than the steps before; ending: whether it ends the chain. copied, made:
-    log of one more than its step's numbers that the question or the last steps contain, and of
-    those that do not. left: if it makes none, log of one more than the question's numbers that
-    no step used. repeated: whether its step says word for word what one of the last steps said.
+    - first, last: negative log-likelihood of its first and last token;
+    - worst, second: the two largest after the first token, since a step's beginning is often a
+      matter of style; mean: the mean over all;
+    - doubt: log-probability that the worst token is another one;
+    - tokens: log of their number; step: log(1 + the number of steps before);
+    - ending: whether it ends the chain;
+    - copied, made: log(1 + the number of its step's numbers) that the question or the last steps
+      contain, and that they do not;
+    - left: if it makes no number, log(1 + the question's numbers that no recent step used);
+    - repeated: whether its step equals one of the last steps.
     """
     nll = [min(-logprob, CAP) for logprob in draft.logprobs] or [CAP]
     worst, second = _largest(nll[1:])
@@ -127,9 +130,9 @@ def draft_signals(transcript: Transcript, draft: Segment) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class StepsBefore:
-    """The chain so far: how many steps have ended, the last of them, and what follows their end.
+    """The chain so far: the number of ended steps, the last of them, and the text after them.
 
-    Of a long step the last characters are kept.
+    A long step is cut to its last characters.
     """
 
     count: int = 0
@@ -145,11 +148,12 @@ def _written(before: StepsBefore, segment: Segment) -> StepsBefore:
 
 
 def reading_signals(verification: Verification, logit: float | None) -> dict[str, float]:
-    """Return what the large model's reading of a draft adds.
+    """Return the signals of the large model's reading of a draft.
 
-    draft: the logit that the gate gave the draft itself. read_first, read_worst, read_second,
-    read_mean: as in `draft_signals`, by the large model; read_number: the largest of tokens with a
-    digit in them; read_ending: of the end that the draft claims, 0 if it claims none.
+    - draft: the logit that the gate gave the draft;
+    - read_first, read_worst, read_second, read_mean: as in `draft_signals`, by the large model;
+    - read_number: the largest negative log-likelihood of a token with a digit;
+    - read_ending: that of the end that the draft claims; 0 if it claims none.
     """
     nll = [min(value, CAP) for value in verification.nll] or [CAP]
     worst, second = _largest(nll[1:])
@@ -170,7 +174,7 @@ def reading_signals(verification: Verification, logit: float | None) -> dict[str
 
 
 def on(curve: Curve, x: float) -> float:
-    """Return the curve at x: straight between two points, level outside them."""
+    """Return the curve at x: linear between two points, constant outside them."""
     at = bisect(curve, (x,))
     if at in (0, len(curve)):
         return curve[min(at, len(curve) - 1)][1]

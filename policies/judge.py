@@ -1,11 +1,11 @@
 """A model as judge of a step: a number from 0 to 9, never a decision.
 
 SpecReason (arXiv 2504.07891, section 4.1) asks the base model to grade the last step with a single
-token after a prefill-only pass. The candidate is in the transcript, with its thought left
-open: chat templates drop earlier thoughts once they are closed, and the judge would see no steps.
+token after a prefill-only pass. The draft is in the transcript, whose thought stays open: chat
+templates drop closed thoughts, and the judge would see no steps.
 
-The text of a question or a step cannot forge the score: it is content, only the worker writes
-control tokens, and only the distribution at the one forced position counts.
+The text of a question or a step cannot forge the score: only the worker writes control tokens, and
+only the distribution at the one forced position counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INSTRUCTION = (
 LEAD_IN = "The score of the last step, from 0 to 9, is: "
 
 SHORT_INSTRUCTION = "Score?"
-"""What the embedded pair is trained on; its digit follows without a lead-in."""
+"""The question that the embedded pair is trained on; its digit follows without a lead-in."""
 
 PROMPTS: dict[Wording, tuple[str, str]] = {
     "full": (INSTRUCTION, LEAD_IN),
@@ -44,7 +44,7 @@ PROMPTS: dict[Wording, tuple[str, str]] = {
 
 
 class JudgePrompt(BaseModel):
-    """A judge's question of one's own: in the users' language, or for their kind of work.
+    """A custom question for the judge: in the users' language, or for their kind of work.
 
     The model writes the digit from 0 to 9 directly after `lead_in`.
     """
@@ -56,7 +56,7 @@ class JudgePrompt(BaseModel):
 
 
 def _kind(judge: Any) -> str:
-    """Return which of the two is meant, so that an error is about that one."""
+    """Return the tag of the union's branch, so that an error is about that one."""
     return "[prompt]" if isinstance(judge, Mapping | JudgePrompt) else "[wording]"
 
 
@@ -69,7 +69,7 @@ JudgeQuestion = Annotated[
 class Judging(Stepwise):
     """Base of the policies whose large model judges the small one's steps.
 
-    A checkpoint may bring defaults of these fields (judge.json beside its weights).
+    A checkpoint may have defaults of these fields (judge.json beside its weights).
     """
 
     calibrated: ClassVar[str | None] = "threshold"
@@ -85,8 +85,8 @@ class Judging(Stepwise):
     )
     judge: JudgeQuestion = Field(
         default="full",
-        description="the judge's question; short: as the embedded pair learnt it; or one's own, "
-        "as instruction and lead_in",
+        description="the judge's question; short: as the embedded pair learnt it; or a custom "
+        "one, as instruction and lead_in",
     )
     likelihood: tuple[FiniteFloat, FiniteFloat] = Field(
         default=(4.0, 1.0), description="a, b of 9*sigmoid(a + b*m), from the checkpoint"
@@ -103,7 +103,11 @@ class Judging(Stepwise):
         return (yield from attempt(self.grade(transcript, draft)))
 
     def grade(self, transcript: Transcript, draft: Segment) -> Script[float]:
-        """Return the same by one forward pass; raise a worker's failure."""
+        """Return the large model's score of a draft by one forward pass.
+
+        Raises:
+            WorkerError: the worker failed.
+        """
         if self.scoring in ("likelihood", "both") and not draft.tokens:
             return 0.0  # there is no token to score
         if self.scoring == "likelihood":
@@ -134,7 +138,7 @@ class Judging(Stepwise):
 def greedy_score(digits: Classification) -> float:
     """Return the likeliest digit; 0 if all other tokens together are likelier.
 
-    SpecReason's released code compares with the likeliest single one, which is not known here.
+    SpecReason's released code compares with the likeliest other token, which is not known here.
     """
     best = max(range(len(digits.labels)), key=lambda index: digits.probabilities[index])
     if digits.outside > digits.probabilities[best] * (1 - digits.outside):
@@ -155,9 +159,9 @@ def expected_score(digits: Classification) -> float:
 def likelihood_score(answer: Verification | Classification, curve: tuple[float, float]) -> float:
     """Return 9 * sigmoid(a + b * m), m the log-probability of the draft's least likely token.
 
-    The minimum is SpecGuard's signal (arXiv 2604.15244); the curve (a, b) puts it on the judge's
-    scale, fitted per checkpoint, so that one threshold means about the same under each scoring.
-    The end of the thought counts as a token if the draft claims it.
+    The minimum is SpecGuard's signal (arXiv 2604.15244). The curve (a, b), fitted per checkpoint,
+    puts it on the judge's scale, so that one threshold means about the same under each scoring. If
+    the draft ends the thought, that end counts as a token.
 
     Raises:
         Unsupported: the judge gives no log-probabilities.

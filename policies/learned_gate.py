@@ -1,17 +1,17 @@
 """A learned gate: sure steps are kept unread, doubtful ones read together, wrong tokens corrected.
 
 SpecReason (arXiv 2504.07891) asks the large model about every step. Here a learned gate (gate.py)
-says first, by the draft's own signals, how likely it is that the large model's step would change
-the answer. The small model drafts a window of steps until the probability that any of them is wrong
-exceeds `read_above`, or `window` drafts wait, or the chain ends. If it is at most `risk` then, they
-are kept unread, and the next window begins without their doubt.
+first predicts, from the draft's signals, the probability that the large model's step would change
+the answer. The small model drafts steps until the probability that any of them is wrong exceeds
+`read_above`, or `window` drafts wait, or the chain ends. If that probability is at most `risk`, all
+are kept unread, and the next window starts from probability 0.
 
-Otherwise the large model reads all waiting drafts in one pass, and the gate decides again about
-each. The first above `correct_above` is cut at the token that the large model found unlikely, and
-the large model's own choice there, which the same pass gave, is written instead (BiLD, arXiv
-2302.07863, section 3.4). The small model continues from there; above `hopeless` the large model
-writes the rest of the step. A draft of which the large model would have written every token is kept
-whatever the gate says. After `patience` corrections the large model writes the rest.
+Otherwise the large model reads all waiting drafts in one pass, and the gate decides on each again.
+The first above `correct_above` is cut at the token that the large model found unlikely, and the
+large model's choice there, which the same pass gave, replaces it (BiLD, arXiv 2302.07863, section
+3.4). The small model continues from there; above `hopeless` the large model writes the rest of the
+step. A draft whose every token the large model would have written is kept, whatever the gate
+predicts. After `patience` corrections the large model writes the rest of the thought.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LearnedGate(Stepwise):
 
     calibrated: ClassVar[str | None] = "risk"
 
-    gate: Gate = Field(default=Gate(), description="what `baton learn gate` writes")
+    gate: Gate = Field(default=Gate(), description="the gate that `baton learn gate` writes")
     risk: float = Field(
         default=0.04,
         ge=0,
@@ -101,7 +101,7 @@ class LearnedGate(Stepwise):
         yield from self.answer(transcript)
 
     def _window(self, transcript: Transcript) -> Script[tuple[Transcript, bool]]:
-        """Add what the gate leaves of the next drafts, and say whether one was corrected.
+        """Add the next drafts, as far as they are kept; return whether one was corrected.
 
         At least one segment is added. If a worker fails, the large model writes the step.
         """
@@ -125,13 +125,13 @@ class LearnedGate(Stepwise):
         return (yield from Write("large", transcript, self.criteria)), False
 
     def _drafts(self, transcript: Transcript) -> Script[tuple[list[WaitingDraft], float]]:
-        """Draft steps, each on top of those before it; give the probability that one is wrong."""
+        """Draft steps, each after those before it; return the probability that any is wrong."""
         drafts: list[WaitingDraft] = []
         right = 1.0
         while len(drafts) < self.window and 1 - right <= max(self.risk, self.read_above):
             generation = yield from attempt(Generate("small", transcript, self.criteria))
             if generation is None or not generation.segment.tokens:
-                break  # the context or the budget is full, or the chain ends without a word
+                break  # the worker failed, no room is left, or the chain ends without text
             segment = generation.segment
             if blank(segment):
                 yield from Reject(segment)
@@ -172,10 +172,10 @@ class LearnedGate(Stepwise):
     def _corrected(
         self, transcript: Transcript, kept: Segment, option: Segment, p: float
     ) -> Script[Transcript]:
-        """Add what is left of a draft, and the large model's choice after it."""
+        """Add the kept part of a draft, and the large model's choice after it."""
         if kept.tokens:
             transcript = yield from Accept(transcript, kept)
-        if transcript.is_open and option.finish == "doubt":  # may begin a marker: writing shows it
+        if transcript.is_open and option.finish == "doubt":  # it may begin a marker
             return (yield from Write("large", transcript, self.criteria))
         if transcript.is_open:
             transcript = yield from Accept(transcript, option)
@@ -207,8 +207,8 @@ def _parts(verification: Verification, segments: list[Segment]) -> list[Verifica
 def _place(draft: Segment, verification: Verification) -> int | None:
     """Return the place to correct in a draft; None: the large model would have written the same.
 
-    It is the first token that the large model would have written otherwise, and that is at least
-    half as unlikely (in nats) as the least likely of these. The draft's claimed end comes last.
+    Among the tokens that the large model would not have chosen, it is the first whose negative
+    log-likelihood is at least half of the highest. The end that a draft claims comes last.
     """
     unlikely = {
         place: nll
@@ -223,5 +223,5 @@ def _place(draft: Segment, verification: Verification) -> int | None:
 
 
 def _score(p: float) -> float:
-    """Shown beside a step, on the judges' scale: 9 is certainly kept."""
+    """Return the score that users see, on the judges' scale: 9 is certainly kept."""
     return 9 * (1 - p)

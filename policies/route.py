@@ -1,14 +1,14 @@
-"""One decision, before the first step: which model answers this question.
+"""Routing: one decision, before the first step, on the model that answers the question.
 
 It is the cheapest way to share work, and the baseline of policies that share a chain of thought
 (RouteLLM, arXiv 2406.18665, trains a router; here the models themselves are the router). There are
 two kinds of signal, both on a scale from 0 to 9:
 
-- `mean`, `minimum`: the small model begins, and nine times the geometric mean, or the minimum, of
-  its tokens' probabilities says how confident it is. A beginning that reaches the threshold is
-  kept, so that nothing is wasted;
-- `difficulty`: the large model reads the question and says with one forced digit whether the small
-  one will get it right.
+- `mean`, `minimum`: the small model begins, and its confidence is nine times the geometric mean, or
+  the minimum, of its tokens' probabilities. A beginning that reaches the threshold is kept, so that
+  nothing is wasted;
+- `difficulty`: the large model reads the question and rates by one forced digit how likely the
+  small one is to answer it correctly.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Route(Policy):
     )
     signal: Literal["mean", "minimum", "difficulty"] = Field(
         default="mean",
-        description="how sure the small model is of its first tokens (mean: their geometric "
-        "mean), or what the large model thinks of the question",
+        description="the small model's confidence in its first tokens (mean: their geometric "
+        "mean), or the large model's rating of the question",
     )
     probe_tokens: int = Field(
-        default=64, ge=1, description="tokens by which the small model shows how sure it is"
+        default=64, ge=1, description="tokens that show the small model's confidence"
     )
 
     def solve(self, transcript: Transcript) -> Script[None]:

@@ -1,4 +1,4 @@
-"""One model alone: the baselines that every policy is measured against."""
+"""One model alone: the baselines of every policy."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """Speculative Thinking (arXiv 2504.12329): the small model thinks, the large one helps in doubt.
 
 A reasoning model changes its mind mostly right after a blank line (Table 1). So after each
-paragraph the small model writes a *probe* of n1 tokens whose keywords (appendix A.2) tell its kind:
+paragraph the small model writes a *probe* of n1 tokens. Its keywords (appendix A.2) show its kind:
 an affirmation ("yes"), a reflection ("wait"; a verification counts as one) or a statement.
 
 1. Affirmation or reflection: the large model writes these n1 tokens instead.
-2. Verification: if what was kept wants to check something, the large model continues for n2 tokens.
-3. Excessive reflection: after `patience` kept reflections a sentence that calls for a check is put
-   in, the large model follows it for n3 tokens, and both numbers grow (the released code anneals
-   them; the paper is silent on that). If the chain is the answer, nothing is put in, and the large
-   model writes these tokens all the same: an answer is the models' own.
+2. Verification: if the kept text has such a keyword, the large model continues for n2 tokens.
+3. Excessive reflection: after `patience` kept reflections the policy inserts a sentence that calls
+   for a check, the large model continues it for n3 tokens, and both numbers grow (the released code
+   anneals them; the paper does not mention it). If the chain is the answer, which has only the
+   models' text, no sentence is inserted, but the large model still writes its tokens.
 
 The large model always writes a number of tokens, and the small one continues to the end of the
 paragraph, usually in mid-sentence. A small model that does not reason uses none of the keywords:
@@ -17,10 +17,10 @@ let the large one `begin`, and take over at `every_delimiter`.
 
 The paper and its code leave choices:
 
-- The code throws a probe that is a statement away, and the small model writes it again. Here it is
-  committed. Greedily that is the same text. Sampled it is not the same distribution: a second draw
-  may hesitate, and no rule would see it.
-- For that a probe ends at the next delimiter, even before n1 tokens.
+- The code discards a probe that is a statement, and the small model writes it again. Here it is
+  committed. With greedy decoding the text is the same. With sampling the distribution differs: a
+  second draw might be a reflection, which no rule would see.
+- So that it can be committed, a probe ends at the next delimiter, even before n1 tokens.
 - As in the code, rule 3 is checked first, rule 2 only after the large model, and both by the text
   that was kept. A keyword counts wherever its letters occur ("check" in "checkers" too).
 - The large model only helps. If it fails, the small one continues alone.
@@ -40,7 +40,7 @@ from policies.steps import DELIMITER, Delimiters, attempt, write_out
 
 Keywords: TypeAlias = tuple[Annotated[str, StringConstraints(pattern=r"\S", to_lower=True)], ...]
 Mood = Literal[-1, 0, 1]
-"""What a sentence is: a reflection, a statement or an affirmation."""
+"""The kind of a sentence: a reflection, a statement or an affirmation."""
 
 
 class SpeculativeThinking(Policy):
@@ -52,14 +52,14 @@ class SpeculativeThinking(Policy):
     n3_growth: int = Field(default=25, ge=0, description="added to n3 at each check")
     n3_max: int = Field(default=200, ge=1, description="n3 grows no further than this")
     patience: int | None = Field(
-        default=15, ge=1, description="kept reflections that cause a check; null: no checks"
+        default=15, ge=1, description="kept reflections before a check; null: no checks"
     )
     patience_growth: int = Field(default=5, ge=0, description="added to patience at each check")
     patience_max: int = Field(default=30, ge=1, description="patience grows no further than this")
     check: str = Field(
         default="Let me check whether there are some wrong steps:",
         min_length=1,
-        description="the sentence that is put into a thought before a check",
+        description="the sentence that is inserted into a thought before a check",
     )
     affirmation: Keywords = Field(
         default=("yeah", "yes", "final answer", "confident"), description="words of an affirmation"
@@ -90,7 +90,7 @@ class SpeculativeThinking(Policy):
     step_tokens: int = Field(
         default=1024, ge=1, description="cap on what the small model writes in one go"
     )
-    delimiters: Delimiters = Field(default=(DELIMITER,), description="what a paragraph ends with")
+    delimiters: Delimiters = Field(default=(DELIMITER,), description="the ends of a paragraph")
     answer_by: Literal["active", "small", "large"] = Field(
         default="active",
         description="who writes the answer; active: the model that ended the thought",
@@ -116,7 +116,7 @@ class SpeculativeThinking(Policy):
         yield from write_out(transcript, *self._answerers(transcript))
 
     def _sentence(self, transcript: Transcript) -> Script[tuple[Transcript, Mood]]:
-        """Write what follows a delimiter (rules 1 and 2), and give its mood."""
+        """Write the text after a delimiter (rules 1 and 2), and return its mood."""
         if self.every_delimiter and self.choose_large:
             after = yield from self._take_over(transcript, self.n1)  # whatever a probe would say
         else:
@@ -159,7 +159,7 @@ class SpeculativeThinking(Policy):
         return (yield from Write("large", transcript, criteria)) if after is None else after
 
     def _at_delimiter(self, transcript: Transcript) -> bool:
-        """Return whether a paragraph has just ended; spaces may share its delimiter's token."""
+        """Return whether a paragraph has just ended; spaces may follow in its delimiter's token."""
         end = transcript.chain.text(-2)
         return end.endswith(self.delimiters) or end.rstrip(" ").endswith(self.delimiters)
 
@@ -171,12 +171,12 @@ class SpeculativeThinking(Policy):
     def _draft(
         self, name: WorkerName, transcript: Transcript, criteria: StopCriteria
     ) -> Script[Segment | None]:
-        """Return a draft; None if the worker fails, or has nothing to give."""
+        """Return a draft; None if the worker fails or makes no token."""
         generation = yield from attempt(Generate(name, transcript, criteria))
         if generation is None:
             return None
         segment = generation.segment
-        # No room for a token, or not one whole character: writing on finds out which.
+        # No room for a token, or for one whole character: the next Write shows which.
         return None if segment.finish == "length" and not segment.tokens else segment
 
     def _mood(self, text: str) -> Mood:
@@ -188,7 +188,7 @@ class SpeculativeThinking(Policy):
         return -1 if no else 0
 
     def _answerers(self, transcript: Transcript) -> tuple[WorkerName, WorkerName]:
-        """Return who answers, and who does if that fails."""
+        """Return the model that answers, and the one that does if it fails."""
         by = self.answer_by
         if by == "active":
             by = "large" if transcript.chain and transcript.chain[-1].author != "small" else "small"
@@ -196,7 +196,7 @@ class SpeculativeThinking(Policy):
 
 
 def _count(text: str, keywords: Iterable[str]) -> int:
-    """Return how often the keywords occur, in small or capital letters."""
+    """Count the keywords, in small or capital letters."""
     text = text.lower()
     return sum(text.count(keyword) for keyword in keywords)
 

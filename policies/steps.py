@@ -1,8 +1,8 @@
-"""What the step-level policies share: a chain made step by step, then the answer.
+"""Shared by the step-level policies: a chain made step by step, then the answer.
 
 A step ends at a blank line, as in SpecReason (arXiv 2504.07891) and its successors. If a worker
 fails, the large model writes the step; if that fails too, so does the request. The chain is the
-thought; a pair without a thought has the answer as its chain, and nothing follows it.
+thought; if the pair has none, the chain is the answer, and nothing follows it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Delimiters: TypeAlias = Annotated[
 ]
 DELIMITER = "\n\n"
 MAX_PERIOD = 4
-"""Steps of the longest repetition that is detected; a longer one runs into the budget."""
+"""Steps of the longest repetition that is detected; the budget ends a longer one."""
 COMPARED = 1 << 15
-"""Characters of the last steps that are compared; what repeats less often is no loop."""
+"""The most characters of the last steps that are compared."""
 
 
 class Stepwise(Policy):
@@ -37,8 +37,8 @@ class Stepwise(Policy):
     step_tokens: int = Field(default=512, ge=1, description="cap on the tokens of one step")
     delimiters: Delimiters = Field(
         default=(DELIMITER,),
-        description="what a step ends with, but not inside a code block, a formula or a table, "
-        "nor after a colon",
+        description="the ends of a step, but not inside a code block, a formula or a table, nor "
+        "after a colon",
     )
     answer_by: Literal["large", "small", "active"] = Field(
         default="large", description="who writes the answer; active: the author of the last step"
@@ -98,8 +98,7 @@ def write_out(transcript: Transcript, *names: WorkerName) -> Script[Transcript]:
 def attempt(script: Action[A] | Script[A]) -> Script[A | None]:
     """Return the script's result; None if a worker failed, so that the caller can fall back.
 
-    `Unsupported` is raised all the same: this pair can never do it, and a fallback at every step
-    would hide that.
+    `Unsupported` is raised: this pair can never do it, which a fallback at every step would hide.
     """
     try:
         return (yield from script)
@@ -120,7 +119,7 @@ def blank(segment: Segment) -> bool:
 
 
 def steps_written(transcript: Transcript) -> int:
-    """Return how many segments of the chain models wrote, without those given or put in."""
+    """Return the number of the chain's segments that models wrote."""
     return transcript.chain.fold(_count_written, 0)
 
 
@@ -142,12 +141,12 @@ def logprobs_of(draft: Segment) -> tuple[float, ...]:
 
 
 def repeats(transcript: Transcript) -> bool:
-    """Return whether the last steps repeat as many steps before them: the chain ends in a loop.
+    """Return whether the last steps equal as many steps before them: the chain ends in a loop.
 
-    SpecReason's code compares the last two steps; models also repeat several. Steps are those
-    between blank lines, whatever their segments and a policy's `delimiters`: lines of a table or of
-    code may well be equal. An unfinished one is ignored. If the chain is the answer, which would be
-    cut there, it takes four times: a refrain is no loop.
+    SpecReason's code compares the last two steps; models also repeat several. Steps are separated
+    by blank lines here, whatever a policy's `delimiters`, since lines of a table or of code may be
+    equal. Text after the last blank line must be empty. A chain that is the answer, which would be
+    cut, must have the steps four times: a refrain is no loop.
     """
     times = 2 if transcript.thinking else 4
     *steps, unfinished = (
@@ -167,7 +166,7 @@ def _last_steps(transcript: Transcript, count: int) -> str:
         texts.append(segment.text)
         ends += segment.text.count(DELIMITER)
         size += len(segment.text)
-        if ends > count:  # one more: what is before the first end may be a part of a step
+        if ends > count:  # one more, since the text before the first end may be partial
             break
         if size > COMPARED:
             return "".join(reversed(texts)).partition(DELIMITER)[2]

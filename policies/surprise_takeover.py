@@ -1,18 +1,17 @@
 """Takeover by surprise: the small model thinks, the large one takes over at an unlikely token.
 
-Not a paper's policy but ours, for small models whose keywords of doubt, the signal of Speculative
-Thinking (arXiv 2504.12329), say nothing. As there, the large model writes a number of tokens and
-the small one continues, also in mid-sentence. The signal is the large model's negative
+This is not a paper's policy. It is for small models that do not use the keywords of doubt, the
+signal of Speculative Thinking (arXiv 2504.12329). As there, the large model writes a number of
+tokens and the small one continues, even in mid-sentence. The signal is the large model's negative
 log-likelihood (natural log) of a token of the small one, its *surprise*, as in BiLD's rollback
 (arXiv 2302.07863, section 3.4).
 
-The small model drafts up to `window` steps in a row, and the large one verifies them all in a
-single pass. The steps before the first token above the threshold are accepted; that step and the
-steps after it are rejected whole, and the large model writes `takeover` tokens from there. So a
-pass is paid per window, while `specreason` with `scoring: likelihood` pays one per step: this pays
-if a call costs as much as several tokens (tiny models, remote ones). The price is the small model's
-drafts after a takeover. If a step claims the end of the thought, that counts as one of its tokens;
-an end with no text before it is left to the large model.
+The small model drafts up to `window` steps, and the large one verifies all in a single pass. The
+steps before the first token above the threshold are accepted; that step and those after it are
+rejected whole, and the large model writes `takeover` tokens instead. So there is one pass per
+window, while `specreason` with `scoring: likelihood` has one per step. This pays if a call costs as
+much as several tokens (tiny models, remote ones); the price is the rejected drafts. If a step ends
+the thought, that end counts as one of its tokens; an end without text is left to the large model.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ class SurpriseTakeover(Stepwise):
         return True
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
-        """Add the steps that one verification accepts; after them the large model may write."""
+        """Add the steps that one verification accepts, and the large model's text if one fails."""
         drafts = yield from self._drafts(transcript)
         peaks = yield from self._peaks(transcript, drafts)
         accepted = bool(drafts)
         for draft, peak in zip(drafts, peaks, strict=True):
-            # Shown beside a step, on the judges' scale: the probability of its least likely token.
+            # The score that users see: the probability of the least likely token, times 9.
             score = None if peak is None else 9 * exp(-peak)
             accepted = accepted and peak is not None and peak <= self.surprise
             if accepted and transcript.is_open:
@@ -79,7 +78,7 @@ class SurpriseTakeover(Stepwise):
         while len(drafts) < self.window:
             generation = yield from attempt(Generate("small", transcript, self.criteria))
             if generation is None or not generation.segment.tokens:
-                break  # nothing to verify: the context is full, or the thought ends without text
+                break  # the worker failed, the context is full, or the thought ends without text
             draft = generation.segment
             drafts.append(draft)
             if ends(draft):
@@ -88,7 +87,7 @@ class SurpriseTakeover(Stepwise):
         return drafts
 
     def _peaks(self, transcript: Transcript, drafts: list[Segment]) -> Script[list[float | None]]:
-        """Return each draft's highest negative log-likelihood, of one pass; None if that failed."""
+        """Return each draft's highest negative log-likelihood; None if the worker failed."""
         if not drafts:
             return []
         verification = yield from attempt(Verify("large", transcript, reduce(add, drafts)))

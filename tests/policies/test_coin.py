@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.loop.actions import Write
 from orchestrator.types import Message
-from policies.coin import Coin, throw
+from policies.coin import Coin, toss
 from tests.policies.plays import TRACE, Play, step
 
 QUESTION = TRACE.messages
@@ -29,7 +29,7 @@ def authors(policy: Coin, steps: int) -> str:
 
 def test_throws_are_even_and_independent() -> None:
     thrown = [
-        throw(seed, (Message("user", f"{number} + 1?"),), place)
+        toss(seed, (Message("user", f"{number} + 1?"),), place)
         for seed in range(4)
         for number in range(50)
         for place in range(1, 11)
