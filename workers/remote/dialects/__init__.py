@@ -1,10 +1,9 @@
-"""Dialects of OpenAI's API, one file each: what a request says and how its answer is read.
+"""Dialects of OpenAI's API, one file each: the fields of a request and how its answer is read.
 
 To add one, subclass `openai.OpenAI` in a separate file, and name it here: in `RETURN_IDS` if its
-servers return ids of tokens, in `SCORING` if they give log-probabilities of a prompt. The probe
+servers return ids of tokens, in `SCORING` if they return log-probabilities of a prompt. The probe
 recognizes a dialect by a server's answers, never by its name (`transformers_serve`: by how it
-samples).
-The prompt itself, and the fields by which a chat continues a message, are the same in all
+samples). The prompt, and the fields that continue a chat's message, are the same in all
 (`RequestBuilder`).
 
 - `openai`: OpenAI's API as it is.
@@ -30,12 +29,12 @@ SCORING: Final[Mapping[OpenAI, tuple[OpenAI, ...]]] = {
     VLLM: (VLLM, SGLANG, SGLANG_COMPLETIONS),
     OPENAI: (OPENAI,),
 }
-"""By the dialect of the answers: the ways to score a prompt, tried in order. The first that works
-is the server's dialect from then on."""
+"""From the dialect of the answers to the ways to score a prompt, tried in order. The first that
+works is the server's dialect from then on."""
 
 
 def recognized(answer: Mapping[str, Any], vocabulary: Vocabulary) -> OpenAI:
-    """The dialect in which an answer holds ids of tokens; OpenAI's if it holds none."""
+    """Return the dialect in which an answer holds token ids; OpenAI's if it holds none."""
     choice = choice_of(answer)
     for dialect in RETURN_IDS:
         if choice is not None and dialect.tokens(choice, vocabulary) is not None:

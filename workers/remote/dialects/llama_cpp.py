@@ -1,7 +1,7 @@
-"""llama.cpp's server: ids with their bytes, inside log-probabilities alone; none of a prompt.
+"""llama.cpp's server: it returns ids and bytes inside log-probabilities, but none of a prompt.
 
-It sends a chunk for each token but those that end inside a character, and does not say at which
-stop string it stopped.
+It sends a chunk for each token that does not end inside a character, and does not say at which stop
+string it stopped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from workers.remote.protocol import (
 )
 
 SAMPLERS = ["temperature", "top_k", "top_p"]
-"""Its stages that are wanted, in Baton's order; without them its own defaults would cut the
+"""The sampling stages to use, in Baton's order; the server's defaults would also cut the
 distribution (`top_k` 40, `min_p` 0.05)."""
 
 
@@ -31,7 +31,7 @@ class LlamaCpp(OpenAI):
     returns_ids = True
     most_logprobs = 1000
     token_a_chunk = True
-    left_out = 3  # of a character that was not completed
+    left_out = 3  # the tokens of an unfinished character
     names_stop = False
 
     def cuts(self, sampling: Sampling) -> dict[str, Any]:
@@ -60,13 +60,14 @@ class LlamaCpp(OpenAI):
 
 
 def _content(choice: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What is shown of each token; empty if an id is missing."""
+    """Return the entry of each token; empty if an id is missing."""
     content = (choice.get("logprobs") or {}).get("content") or []
     return content if all("id" in item for item in content) else []
 
 
 def _token(item: Mapping[str, Any]) -> Token:
-    """A token. One that its draft model drafted has no log-probability: whole answers say 0."""
+    """Read a token. A token of the server's draft model has no log-probability, although whole
+    answers say 0."""
     top = _logprobs(item)
     logprob = logprob_of(item["logprob"]) if top else None
     shown = bytes(item["bytes"] or ()) if "bytes" in item else None

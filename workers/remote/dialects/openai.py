@@ -1,4 +1,4 @@
-"""OpenAI's API as it is: Ollama, mlx_lm.server, and others that return neither ids nor more."""
+"""OpenAI's API without extensions: Ollama, mlx_lm.server, and others that return no ids."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from workers.remote.protocol import (
 
 
 class OpenAI:
-    """What a request holds besides its prompt, and how an answer is read; others say what differs.
+    """The fields of a request besides its prompt, and how an answer is read; subclasses differ.
 
-    A dialect has no state. What a server of its dialect may lack all the same (a proxy drops it,
-    another version ignores it) is found by the probe.
+    A dialect has no state. The probe finds what a server of a dialect lacks (a proxy drops it,
+    another version ignores it).
 
     Attributes:
-        returns_ids: it returns the ids of the tokens that it made.
-        salts: it keeps the cached prefixes of callers apart (`owner_fields`).
-        most_logprobs: of one position, if it shows as many as it is asked for; else 0.
-        token_a_chunk: a stream has a chunk for each token, and another for the reason to end.
+        returns_ids: whether it returns the ids of the tokens that it made.
+        salts: whether it keeps the cached prefixes of callers apart (`owner_fields`).
+        most_logprobs: of one position, if it returns as many as it is asked for; else 0.
+        token_a_chunk: whether a stream has a chunk for each token, and one for the reason to end.
         left_out: tokens at the end of a text that it may count and not send.
-        names_stop: it says at which stop string it stopped.
+        names_stop: whether it says at which stop string it stopped.
     """
 
     name: ClassVar[str] = "OpenAI"
@@ -58,22 +58,22 @@ class OpenAI:
         return fields
 
     def cuts(self, sampling: Sampling) -> dict[str, Any]:
-        """The fields of sampling besides temperature and seed: what differs from the default."""
+        """Return the fields of top-p and top-k that differ from the defaults."""
         top_p = {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
         return top_p | ({"top_k": sampling.top_k} if sampling.top_k else {})
 
     def logprob_fields(self, top: int, *, chat: bool) -> dict[str, Any]:
-        """The fields that ask for `top` log-probabilities a position, and for ids."""
+        """Return the fields that ask for `top` log-probabilities a position, and for ids."""
         if not top:
             return {}
         return {"logprobs": True, "top_logprobs": top} if chat else {"logprobs": top}
 
     def prompt_logprob_fields(self, top: int) -> dict[str, Any]:
-        """The field that asks for log-probabilities of the prompt: here the prompt is echoed."""
+        """Return the field that asks for log-probabilities of the prompt, here by an echo."""
         return {"echo": True}
 
     def form_fields(self, constraint: Constraint) -> dict[str, Any] | None:
-        """The field that holds a text to a constraint; None if no server is asked for it."""
+        """Return the field that constrains a text; None if the dialect has none."""
         if constraint.kind == "json_schema":
             return {"structured_outputs": {"json": json.loads(constraint.source)}}
         if constraint.kind == "regex":
@@ -81,42 +81,42 @@ class OpenAI:
         return None
 
     def owner_fields(self, owner: str) -> dict[str, Any]:
-        """The field that keeps the cached prefixes of a call's owner from those of others."""
+        """Return the field that keeps the cached prefixes of owners apart."""
         return {}
 
     # How an answer is read. Each raises LookupError, TypeError or ValueError if a field is missing
     # or of another type.
 
     def chunk(self, answer: Mapping[str, Any], vocabulary: Vocabulary) -> Chunk | None:
-        """The choice of an answer or a chunk; None if it holds none (a chunk of usage)."""
+        """Read an answer or a chunk; None if it has no choice, only usage."""
         if (choice := choice_of(answer)) is None:
             return None
         stop = choice.get("stop_reason", choice.get("matched_stop"))
         return Chunk(text_of(choice), self.tokens(choice, vocabulary), finish_of(choice), stop)
 
     def tokens(self, choice: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[Token, ...] | None:
-        """The tokens of a choice; None if it has no ids."""
+        """Return the tokens of a choice; None if it has no ids."""
         return None
 
     def first_logprobs(
         self, answer: Mapping[str, Any], vocabulary: Vocabulary, echoed: int = 0
     ) -> dict[int, float]:
-        """Log-probabilities by id of the first token made; `echoed` of the prompt precede it."""
+        """Return log-probabilities by id of the first token made, after `echoed` prompt tokens."""
         tops = logprob_rows(whole_choice(answer)).tops
         return vocabulary.logprobs(tops[echoed]) if tops else {}
 
     def shown_bytes(self, answer: Mapping[str, Any]) -> dict[int, bytes]:
-        """The bytes of tokens by id, if the first position shows both."""
+        """Return the bytes of tokens by id, if the first position has both."""
         return {}
 
     def prompt_length(self, ids: Sequence[int]) -> int:
-        """How many tokens of the prompt precede the first that was made, if they are asked for."""
+        """Return how many prompt tokens precede the first one made, if they are asked for."""
         return len(ids)
 
     def prompt_logprobs(
         self, answer: Mapping[str, Any], ids: Sequence[int], last: int, vocabulary: Vocabulary
     ) -> list[tuple[float, dict[int, float]]]:
-        """(its own, those shown by id) of each of the `last` last prompt ids."""
+        """Return (its own, those returned by id) for each of the `last` last prompt ids."""
         rows = logprob_rows(whole_choice(answer))
         if not len(ids) <= len(rows.values) <= len(rows.tops) <= len(ids) + 1:
             raise ValueError("no log-probabilities of the prompt")
@@ -129,7 +129,7 @@ class OpenAI:
     def scored_places(
         self, answer: Mapping[str, Any], ids: Sequence[int], part: range, vocabulary: Vocabulary
     ) -> tuple[list[float], list[Mapping[int, float]], int | None]:
-        """The log-probability of each of the ids in a part of a prompt; those shown at their places
+        """Return the log-probability of each id in a part of a prompt; those by id at their places
         and after them; and the token made, if it follows them."""
         rows = self.prompt_logprobs(answer, ids, len(ids) - part.start, vocabulary)
         own = [logprob for logprob, _ in rows[: len(part)]]
@@ -140,7 +140,7 @@ class OpenAI:
         return own, [*known, made.top], made.id
 
     def _made(self, answer: Mapping[str, Any], ids: Sequence[int], vocabulary: Vocabulary) -> Token:
-        """The one token made after a prompt."""
+        """Return the one token made after a prompt."""
         choice, at = whole_choice(answer), self.prompt_length(ids)
         rows, given = logprob_rows(choice), choice.get("token_ids")
         made = token_id(given[-1]) if given else vocabulary.id(rows.names[at])
@@ -152,7 +152,7 @@ class OpenAI:
     def point_logprobs(
         self, answer: Mapping[str, Any], labels: Mapping[str, int], vocabulary: Vocabulary
     ) -> list[float]:
-        """The log-probability of each label (text to id) if all is on the one token made."""
+        """Return the log-probability of each label (text to id), all on the one token made."""
         chunk = self.chunk(answer, vocabulary)
         if chunk is not None and chunk.tokens:
             made = [i == chunk.tokens[0].id for i in labels.values()]
@@ -162,7 +162,7 @@ class OpenAI:
 
 
 def no_logprobs() -> NoLogprobs:
-    """The error if a server that showed log-probabilities to the probe shows none."""
+    """Return the error for a server that returned log-probabilities to the probe only."""
     return NoLogprobs(
         "expected log-probabilities of the first token, by names that the tokenizer has, as in the "
         "probe, got none; restart this service if the server was replaced"

@@ -1,9 +1,9 @@
 """SGLang: vLLM's fields, and its own `/generate` for log-probabilities of a step.
 
-`/generate` is beside OpenAI's paths, at the root of the server. From `logprob_start_len` on it
-gives the log-probability of each id of the prompt, the likeliest ids there and those that the
-request names; what precedes that position is taken from the cache. (SGLang's completions can only
-echo the whole prompt.) Format: docs.sglang.io, "Sampling Parameters" and "Native APIs".
+`/generate` is beside OpenAI's paths, at the root of the server. From position `logprob_start_len`
+it returns the log-probability of each id of the prompt, of the likeliest ids and of those that the
+request names; earlier positions come from the cache. (SGLang's completions can only echo the whole
+prompt.) Format: docs.sglang.io, "Sampling Parameters" and "Native APIs".
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Sglang(Vllm):
     def score_request(
         self, ids: Sequence[int], start: int | None, top: int, named: Collection[int], owner: str
     ) -> dict[str, Any]:
-        """A request for the one token after a prompt and log-probabilities at temperature 1.
+        """Return a request for one token after a prompt, with log-probabilities at temperature 1.
 
         Args:
             ids: the prompt.
-            start: of its ids after this position too; None: of none.
-            top: of how many of the likeliest ids at each position.
-            named: of these ids as well.
+            start: the position after which the prompt's ids are scored; None scores none.
+            top: how many of the likeliest ids to return at each position.
+            named: further ids to return.
             owner: whose cached prefixes it may share.
         """
         body: dict[str, Any] = {
             "input_ids": list(ids),
-            # Drawn here: at a temperature SGLang would give its log-probabilities, too.
+            # `as_completion` draws: at a temperature, SGLang would scale the log-probabilities.
             "sampling_params": {
                 "temperature": 0,
                 "max_new_tokens": 1,
@@ -58,19 +58,19 @@ class Sglang(Vllm):
     def as_completion(
         self, answer: Mapping[str, Any], ids: Sequence[int], sampling: Sampling
     ) -> dict[str, Any]:
-        """The answer as vLLM would give it at `/completions`, its one token drawn by `sampling`.
+        """Convert the answer to vLLM's at `/completions`, and draw its one token by `sampling`.
 
-        `prompt_logprobs` are None up to the position from which they were asked for.
+        `prompt_logprobs` are None before the position from which they were asked for.
 
         Raises:
-            LookupError, TypeError, ValueError: it is not as documented.
+            LookupError, TypeError, ValueError: the answer is not as documented.
         """
         meta = answer["meta_info"]
         after = _position(meta["output_token_logprobs"][0], meta, "output", 0)
         (made,) = choices([after], sampling, len(ids))
         rows = meta.get("input_token_logprobs") or []
         shown: list[Any] = [None] * (len(ids) - len(rows) + 1)
-        for index, row in enumerate(rows[1:], start=1):  # nothing was asked for before the first
+        for index, row in enumerate(rows[1:], start=1):  # the first is not scored
             if row[1] != ids[len(shown)]:
                 raise ValueError(f"log-probabilities of id {row[1]}, not of the prompt's")
             position = _position(row, meta, "input", index)
@@ -97,7 +97,7 @@ class Sglang(Vllm):
 def _position(
     own: Sequence[Any], meta: Mapping[str, Any], part: str, index: int
 ) -> dict[int, float]:
-    """Log-probabilities by id of one position: its own, the likeliest, and those named."""
+    """Return log-probabilities by id of one position: its own, the likeliest, and those named."""
     found = {int(own[1]): float(own[0])}
     for kind in ("top", "token_ids"):
         rows = meta.get(f"{part}_{kind}_logprobs") or []
@@ -108,7 +108,7 @@ def _position(
 
 
 class SglangCompletions(Vllm):
-    """SGLang whose own path is out of reach, or another model's: it echoes the whole prompt."""
+    """SGLang if its own path is closed or another model's: it echoes the whole prompt."""
 
     name = "SGLang without /generate"
     prompt_logprob_fields = OpenAI.prompt_logprob_fields

@@ -1,4 +1,4 @@
-"""`transformers serve`: text alone; its sampling is that of a `generation_config`."""
+"""`transformers serve`: it returns text alone, and samples by a `generation_config`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TransformersServe(OpenAI):
     name = "transformers serve"
 
     def cuts(self, sampling: Sampling) -> dict[str, Any]:
-        """The field by which it samples, whatever the checkpoint's own settings are."""
+        """Return the field that overrides the checkpoint's sampling."""
         settings = {
             "do_sample": not sampling.is_greedy,
             "top_k": sampling.top_k,

@@ -1,9 +1,9 @@
 """vLLM, and proxies and routers before it: token ids in, token ids out.
 
 It returns ids (`return_token_ids`), in older versions inside its log-probabilities
-(`return_tokens_as_token_ids`: "token_id:42"). It stops at `stop_token_ids` and gives the reason
-(`stop_reason`), but not before `min_tokens`. It draws one of a few tokens (`allowed_token_ids`),
-and then gives its log-probability among all.
+(`return_tokens_as_token_ids`: "token_id:42"). It stops at `stop_token_ids` and returns the reason
+(`stop_reason`), but not before `min_tokens`. It can draw one of a few tokens (`allowed_token_ids`)
+and return its log-probability among all tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXTRAS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 NEUTRAL = {
     "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
 }  # fmt: skip
-"""What of a checkpoint's own sampling Baton has no setting for, switched off."""
+"""Switches off a checkpoint's sampling settings that Baton does not have."""
 
 
 class Vllm(OpenAI):
@@ -37,7 +37,7 @@ class Vllm(OpenAI):
     salts = True
 
     def cuts(self, sampling: Sampling) -> dict[str, Any]:
-        """Every setting: vLLM takes those that are missing from `generation_config.json`."""
+        """Return every setting: vLLM takes missing ones from `generation_config.json`."""
         # 0 is off as well, but smg's gateway refuses it.
         return NEUTRAL | {"top_k": sampling.top_k or -1, "top_p": sampling.top_p}
 
