@@ -19,7 +19,7 @@ A method is one file here and one line in `METHODS`. In reading order:
 - `auto`: the fastest method and draft length, by measuring.
 - `lossy`: a method over a lossless one.
 - `reflective`: reflective verification; lossy.
-- `relaxed`: drafts accepted that the target finds nearly as likely as its choice; lossy.
+- `relaxed`: accepts drafts that are nearly as likely as the target's choice; lossy.
 """
 
 from __future__ import annotations
@@ -63,5 +63,5 @@ Auto.registry = LossyMethod.bases = METHODS
 
 
 def build(name: str, target: Target, load_model: LoadModel, **parameters: Any) -> Method:
-    """The method of that name; KeyError for an unknown one, TypeError for a wrong parameter."""
+    """Build a method; raise KeyError for an unknown name, TypeError for an unknown parameter."""
     return METHODS[name](target, load_model, **parameters)

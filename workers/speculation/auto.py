@@ -1,17 +1,18 @@
 """The fastest method and draft length, found by timing the deployment's own rounds.
 
-How long a draft should be depends on how often it is accepted and on what a draft and a target pass
-cost (Leviathan et al. 2211.17192, section 3.4), and both costs on how many rows share the passes: a
-large batch leaves no arithmetic idle, and speculation becomes a loss. So for every batch size (in
-powers of two) each candidate is tried for a few rounds of real calls, at its shortest and at its
-longest draft; from then on every round gives an estimate of the tokens of longer and shorter
-drafts, and of the time of a round of that length. Rows decode without drafts where no candidate
-is faster. A candidate not measured for long is tried again, since prompts change.
+The best draft length depends on how often drafts are accepted and on the cost of a draft and of a
+target pass (Leviathan et al. 2211.17192, section 3.4). Both costs depend on how many rows share the
+passes: a large batch leaves no arithmetic idle, and speculation becomes a loss. So for every batch
+size (in powers of two) each candidate is tried for a few rounds of real calls, at its shortest and
+at its longest draft. From then on, every round gives an estimate of the tokens of longer and
+shorter drafts, and of the time of a round of that length. Rows decode without drafts if no
+candidate is faster. A candidate that was not measured for long is tried again, since prompts
+change.
 
-Lossless: every candidate is, and the choice depends only on rounds that have ended, never on a
-random number that is still to decide a token. A greedy row's tokens do not depend on the choice (up
-to rounding, see `decode`). A sampled row keeps its distribution but not its draws: which method
-draws a token depends on the clock.
+Lossless, because every candidate is, and because the choice depends only on rounds that have ended,
+never on a random number that is still to decide a token. A greedy row's tokens do not depend on the
+choice (except for rounding, see `decode`). A sampled row keeps its distribution but not its draws:
+which method draws a token depends on the clock.
 """
 
 from __future__ import annotations
@@ -31,27 +32,24 @@ from workers.speculation.parameters import at_least
 
 TRIAL = 8  # rounds of a trial at each length
 STALE = 1000  # rounds of a batch size after which a candidate is tried again
-MARGIN = 1.05  # least gain of a change, which costs the prefill of the new drafter
-MEMORY = 0.99  # weight of what was known before, at each new round
+MARGIN = 1.05  # least gain for a change, which costs the prefill of the new drafter
+MEMORY = 0.99  # weight of earlier rounds at each new one
 
 Choice = tuple[int, int]
-"""(index of a candidate, its draft length; 0 where it has none to choose)."""
-
+"""(index of a candidate, its draft length; 0 if it has none to choose)."""
 
 Draft = tuple[int, int]
-"""(how deep a row's draft could have been, how many of it were accepted).
+"""(greatest possible depth of a row's draft, number of accepted tokens).
 
-A draft that ended early by itself counts as rejected where it ended.
+A draft that ended early counts as rejected at the next token.
 """
 
 
 class Chooser:
-    """Which candidate and draft length give most tokens a second at one batch size.
-
-    Candidates are numbers here, and times are given.
+    """Finds the candidate and draft length with most tokens a second at one batch size.
 
     Args:
-        lengths: for each candidate its draft lengths, ascending; `(0,)`: none to choose from.
+        lengths: for each candidate its draft lengths, ascending; `(0,)` if it has none to choose.
             Candidate 0 is plain decoding.
     """
 
@@ -69,7 +67,7 @@ class Chooser:
         return self.due[0] if self.due else self.now
 
     def learn(self, choice: Choice, seconds: float, drafts: Sequence[Draft]) -> None:
-        """Learn from a round: its seconds, and how much of each row's draft was accepted."""
+        """Learn from a round."""
         number, length = choice
         self.known[number].learn(length, seconds, drafts)
         for other, known in enumerate(self.known):
@@ -99,15 +97,15 @@ class _Known:
 
     lengths: Sequence[int]
     age: int = 0
-    rounds: dict[int, int] = field(default_factory=dict)  # that were measured, by draft length
-    seconds: dict[int, float] = field(default_factory=dict)  # of one of them
-    tried: list[float] = field(default_factory=list)  # drafts at each depth that were verified
-    taken: list[float] = field(default_factory=list)  # those that were accepted
+    rounds: dict[int, int] = field(default_factory=dict)  # number measured, by draft length
+    seconds: dict[int, float] = field(default_factory=dict)  # running mean, by draft length
+    tried: list[float] = field(default_factory=list)  # verified drafts, by depth
+    taken: list[float] = field(default_factory=list)  # accepted drafts, by depth
 
     def learn(self, length: int, seconds: float, drafts: Sequence[Draft]) -> None:
         before = self.seconds.get(length, seconds)
         self.rounds[length] = count = self.rounds.get(length, 0) + 1
-        # An outlier, by whatever else the machine did, counts at most fourfold.
+        # An outlier, caused by other work of the machine, counts at most fourfold.
         news = min(seconds, 4 * before) - before
         self.seconds[length] = before + max(1 - MEMORY, 1 / count) * news
         for depth in range(len(self.tried)):
@@ -122,7 +120,7 @@ class _Known:
                 self.taken[depth] += depth < accepted
 
     def tokens(self, length: int) -> float:
-        """Expected tokens of a row's round; unknown depths are as the last known one."""
+        """Return a row's expected tokens in a round; unknown depths count as the last known."""
         total = below = rate = 1.0
         for depth in range(length or len(self.tried)):
             if depth < len(self.tried) and self.tried[depth] > 0:
@@ -134,7 +132,7 @@ class _Known:
         return total
 
     def time(self, length: int) -> float:
-        """Seconds of a round; between measured lengths, and beyond them, on a line."""
+        """Return the seconds of a round, by a line through the two nearest measured lengths."""
         if length in self.seconds:
             return self.seconds[length]
         near = sorted(self.seconds, key=lambda known: abs(known - length))[:2]
@@ -152,11 +150,10 @@ class Auto(Method):
     """Chooses among lossless methods for every round.
 
     Args:
-        candidates: names of methods, or `{"method": NAME, **parameters}`; plain decoding is always
-            one. None: lookup, and with a draft model chains and stochastic beams.
+        candidates: names of methods, or `{"method": NAME, **parameters}`, beside plain decoding.
+            None: lookup, and with a draft model chains and stochastic beams.
         draft: the draft model of candidates that name none.
         lengths: draft lengths to choose from, for candidates with a `gamma`.
-        clock: seconds that only go forward.
     """
 
     registry: Mapping[str, Callable[..., Method]] = {}
@@ -254,7 +251,7 @@ class Auto(Method):
             self.current.gamma = length  # type: ignore[attr-defined]
         for row in rows:
             if self._with[row.slot] != number:
-                # As when it became live: all its tokens but the newest are cached.
+                # As for a new live row, all its tokens but the newest are cached.
                 self.methods[self._with[row.slot]].leave(row)
                 self._with[row.slot] = number
                 self.current.join(row)
@@ -272,7 +269,7 @@ class Auto(Method):
         self._counts["drafted_rounds" if number else "plain_rounds"] += len(plan.rows)
         drafts = [
             (
-                # What was emitted is subtracted already; the last token is never a draft.
+                # `remaining_tokens` lacks the new tokens, and the last of these is never a draft.
                 min(length, row.remaining_tokens + len(one.tokens) - 1) if length else tree.depth,
                 len(one.path) - 1,
             )

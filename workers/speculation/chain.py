@@ -23,11 +23,11 @@ from workers.speculation.parameters import at_least, fraction, one_of, tree_size
 
 
 class Chain(DraftModelMethod):
-    """At most `gamma` drafts a step; `verification` of one token after the other, or of the block.
+    """At most `gamma` drafts a step; `verification` is by token or by block.
 
-    With a `threshold` a draft ends after the first token that was drawn where the draft model's
-    top probability is below it: drafts after a token that is likely to be rejected cost more than
-    they gain. So do those after a token that may end the text (`Row.may_end`).
+    A draft ends after the first token at which the draft model's top probability is below
+    `threshold`: drafts after a token that is likely to be rejected cost more than they gain. It
+    also ends after a token that may end the text (`Row.may_end`).
     """
 
     def __init__(

@@ -24,12 +24,7 @@ from workers.speculation.method import Method
 
 
 class Decoder:
-    """A target, its methods and the live rows between them.
-
-    Args:
-        method: the default, for rows that name none.
-        named: the methods that a row may name.
-    """
+    """A target, its methods and the live rows; `method` is for rows that name none of `named`."""
 
     def __init__(
         self, target: Target, method: Method, named: Mapping[str, Method] = MappingProxyType({})
@@ -40,7 +35,7 @@ class Decoder:
         self.rows: list[Row] = []  # by slot, so that neighbours in the cache are one view
 
     def method_groups(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """Group rows by their method: each group is one `step`."""
+        """Group rows by their method, for one `step` a group."""
         groups: dict[Method, list[Row]] = {}
         for row in rows:
             groups.setdefault(self.method_of(row), []).append(row)
@@ -58,11 +53,11 @@ class Decoder:
                 one.depth = tree.depth
                 one.rejected = [tree.tokens[node] for node in tree.children(one.path[-1])]
                 self.acceptance.count(len(tree) - 1, one.depth, len(one.path) - 1)
-            cache.commit(row.slot, one.path)  # rejected drafts lie beyond its length now
+            cache.commit(row.slot, one.path)  # rejected drafts are beyond its length now
             row.ids.extend(one.tokens)
             row.remaining_tokens -= len(one.tokens)
             row.advance(one.tokens)
-        method.commit(plan, accepted, scores)  # what it keeps itself: a draft model's cache, say
+        method.commit(plan, accepted, scores)  # update the method's state, as a draft model's cache
         return list(zip(plan.rows, accepted, strict=True))
 
     @torch.inference_mode()
@@ -79,7 +74,7 @@ class Decoder:
         return accepted
 
     def add(self, row: Row) -> None:
-        """Make a row live of whose ids the newest alone is not cached."""
+        """Make a row live; all its ids but the newest are cached."""
         insort(self.rows, row, key=lambda other: other.slot)
         if row.remaining_tokens > 0:
             self.method_of(row).join(row)
@@ -99,7 +94,7 @@ class Decoder:
         return self._named(row.method)
 
     def begins_alike(self, method: str | None, sampling: Sampling) -> bool:
-        """Whether a round draws a row's first token as `join` does: without drafts, or greedily."""
+        """Whether a round draws a row's first token as `join` does."""
         used = self._named(method)
         return not used.drafts or (used.lossless and sampling.is_greedy)
 
@@ -112,7 +107,7 @@ class Decoder:
         return all(method.lossless for method in self.methods)
 
     def stats(self) -> dict[str, int]:
-        """What was accepted, and the methods' own counters; those of one name are added up."""
+        """Return the counters of acceptance and of the methods; equal names are summed."""
         counts = self.acceptance.stats()
         for method in self.methods:
             for name, count in method.stats().items():

@@ -1,7 +1,7 @@
-"""Runs a draft model for the methods that use one, with its own cache per slot.
+"""Runs a draft model for the methods that use one, with a separate cache per slot.
 
 A draft grows level by level: one pass of the draft model scores the newest level of every row's
-tree, and a `TreeExpander` says which children its nodes get. Earlier levels lie in the cache, so
+tree, and a `TreeExpander` chooses the children of its nodes. Earlier levels are in the cache, so
 each node runs once; the last level does not run at all.
 """
 
@@ -22,9 +22,9 @@ from workers.rng import DRAFT, key, uniform
 from workers.speculation.method import Method
 
 LoadModel = Callable[[str], Any]
-"""From the name of a checkpoint to a model with the target's tokenizer, on its device.
+"""Loads a checkpoint with the target's tokenizer, by name, on the target's device.
 
-Several methods may load the same one: a loader caches what it has loaded.
+Several methods may load the same one, so a loader caches models.
 """
 
 Child = tuple[int, int]
@@ -32,23 +32,23 @@ Child = tuple[int, int]
 
 
 class TreeExpander(ABC):
-    """Which children the nodes of a level get; one object serves one step."""
+    """Chooses the children of a level's nodes; one object serves one step."""
 
     @abstractmethod
     def __call__(
         self, level: int, logits: Tensor, parent_index: list[list[int]]
     ) -> tuple[list[list[Child]], Tensor | None]:
-        """The children of one level.
+        """Return the children of one level.
 
         Args:
             level: depth of the nodes.
             logits: [rows, nodes, vocabulary] in float32; rows with fewer nodes are padded.
-            parent_index: for each row, the index in this level of each child of the last call, in
-                that call's order: equal ones share a node. The root has index 0.
+            parent_index: for each row, the index in this level of each child that the last call
+                returned, in that order: equal ones share a node. The root has index 0.
 
         Returns:
             For each row its children in the order of the draws; and the distributions
-            [rows, nodes, vocabulary] they were drawn from (None: all rows are greedy).
+            [rows, nodes, vocabulary] they were drawn from (None if all rows are greedy).
         """
 
     def ended(self) -> bool:
@@ -59,8 +59,8 @@ class TreeExpander(ABC):
 class Drafter:
     """A draft model with a cache of the target's slots.
 
-    Its cache lacks the newest of the committed tokens, two after a fully accepted draft, and more
-    where a method keeps only the root; what is missing runs with the next draft.
+    Its cache lacks the newest committed token, the newest two after a fully accepted draft, and
+    more if a method keeps only the root. Missing tokens run with the next draft.
     """
 
     def __init__(self, model: Target) -> None:
@@ -69,7 +69,7 @@ class Drafter:
         self._cached: dict[int, tuple[int, int]] = {}  # by slot: nodes before the tree, nodes run
 
     def join(self, row: Row) -> None:
-        """Prefill what the slot lacks of the row's tokens, all but the newest."""
+        """Prefill those of the row's tokens that the slot lacks, except the newest."""
         prompt = row.ids[:-1]
         if self.cache.truncate(row.slot, row.ids, len(prompt)) < len(prompt):
             self.model.prefill(row.slot, prompt, num_logits=0)
@@ -77,9 +77,9 @@ class Drafter:
     def grow(
         self, rows: Sequence[Row], depths: Sequence[int], expander: TreeExpander
     ) -> list[Tree]:
-        """One tree per row, `depths[row]` levels below its newest token.
+        """Return one tree per row, `depths[row]` levels below its newest token.
 
-        Trees of sampled rows carry the distributions their nodes were drawn from.
+        Trees of sampled rows hold the distributions their nodes were drawn from.
         """
         self._cached = {}
         if max(depths) == 0:
@@ -101,7 +101,7 @@ class Drafter:
                 one.add(children[i], None if probs is None or rows[i].greedy else probs[i])
                 for i, one in enumerate(growing)
             ]
-            if expander.ended() or not any(parent_index):  # no mass is left
+            if expander.ended() or not any(parent_index):  # no probability is left
                 break
         self._cached = {
             slot: (one.before, run) for slot, one, run in zip(slots, growing, skip, strict=True)
@@ -131,7 +131,7 @@ class _Growing:
         self.drawn: list[list[list[int]]] = []  # likewise, the children of its nodes
 
     def add(self, children: list[Child], probs: Tensor | None) -> list[int]:
-        """Add a level, equal children as one node; returns the index of each child in it."""
+        """Add a level, equal children as one node; return the index of each child in it."""
         end = self.ends[-1]
         first = self.ends[-2] if len(self.ends) > 1 else self.before
         nodes: dict[Child, int] = {}
@@ -162,8 +162,7 @@ class _Growing:
 
 
 def without_nans(rows: Sequence[Row], logits: Tensor, whose: str) -> Tensor:
-    """A drafter's logits [rows, nodes, vocabulary] as numbers; a row with NaNs among them fails,
-    and no other."""
+    """Replace NaNs in a drafter's logits [rows, nodes, vocabulary], and fail only their rows."""
     if not is_nan(logits):
         return logits
     for row, own in zip(rows, logits, strict=True):
@@ -173,12 +172,15 @@ def without_nans(rows: Sequence[Row], logits: Tensor, whose: str) -> Tensor:
 
 
 def row_probs(rows: Sequence[Row], logits: Tensor) -> Tensor:
-    """[rows, nodes, vocabulary] probabilities under each row's sampling; greedy: temperature 1."""
+    """Return [rows, nodes, vocabulary] probabilities under each row's sampling.
+
+    Greedy rows get those at temperature 1.
+    """
     return warp(logits, [Sampling(1.0) if row.greedy else row.sampling for row in rows])
 
 
 def gumbel_noise(rows: Sequence[Row], level: int, logits: Tensor) -> Tensor:
-    """[rows, nodes, vocabulary] Gumbel noise of a level, zero for greedy rows."""
+    """Return [rows, nodes, vocabulary] Gumbel noise of a level, zero for greedy rows."""
     nodes, vocabulary = logits.shape[1:]
     keys = [
         key(row.seed, len(row.ids), DRAFT, level, node) for row in rows for node in range(nodes)
@@ -224,12 +226,12 @@ class IndependentExpander(TreeExpander):
 
 
 class ConfidentExpander(TreeExpander):
-    """One sequence a row, which ends after the first token that was drawn where the top
-    probability was below `threshold`, or with which the text may end.
+    """One sequence a row, which ends after the first token at which the top probability was below
+    `threshold`, or with which the text may end.
 
-    So whether one more is drafted is a function of the prefix, never of the token drawn there, and
-    the drafts have the distribution that speculative sampling assumes. A greedy row's confidence
-    is that of temperature 1.
+    So whether a token is drafted depends on its prefix alone, never on the token, and drafts have
+    the distribution that speculative sampling assumes. A greedy row's confidence is that of
+    temperature 1.
     """
 
     def __init__(self, rows: Sequence[Row], threshold: float) -> None:
@@ -262,9 +264,9 @@ class ConfidentExpander(TreeExpander):
 
 
 def confidences(logits: Tensor, probs: Tensor | None) -> list[float]:
-    """Each row's top probability at its first node, of [rows, nodes, vocabulary] logits.
+    """Return each row's top probability at its first node, of [rows, nodes, vocabulary] logits.
 
-    `probs` are those that were drawn from; None: all rows are greedy, at temperature 1.
+    `probs` are those that were drawn from; None if all rows are greedy (temperature 1).
     """
     top: list[float] = (logits.softmax(-1) if probs is None else probs).amax(-1)[:, 0].tolist()
     return top
@@ -285,7 +287,7 @@ class DrafterMethod(Method):
         cache.copy(source, slot, min(length, cache.lengths[source]))
 
     def plan(self, rows: list[Row], depth: int, expander: TreeExpander) -> Plan:
-        """Trees of at most `depth` levels, and of no more than a row's remaining tokens allow."""
+        """Draft trees of at most `depth` levels, fewer if a row has fewer tokens left."""
         depths = [max(0, min(depth, row.remaining_tokens - 1)) for row in rows]
         return Plan(rows, self.drafter.grow(rows, depths, expander))
 

@@ -1,10 +1,10 @@
 """Feature drafters: one decoder layer between the target's own embedding and head.
 
 A feature is the input of the target's language-model head: the output of its final norm. The
-drafter predicts the feature f_t after token x_t from the one before and the token that was drawn
-from it, (f_{t-1}, x_t), since a feature alone does not determine which token was drawn (EAGLE, Li
-et al. 2401.15077). The prediction replaces the feature at the next token, and the target's head
-turns it into the draft distribution.
+drafter predicts the feature f_t after token x_t from the feature before and the token drawn from
+it, (f_{t-1}, x_t), since a feature alone does not determine the drawn token (EAGLE, Li et al.
+2401.15077). The prediction replaces the feature at the next token, and the target's head turns it
+into the draft distribution.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class FeatureHead(nn.Module):
     * feature sampling: before both are fused, the embedding gates a wider projection of the
       feature, which adds to the feature what depends on the drawn token;
     * partial alignment: the predicted feature and the head's input are two projections of the
-      output, so that regressing the feature and matching the distribution share the layer without
-      being tied.
+      output, so that regressing the feature and matching the distribution share the layer but not
+      the output.
 
     The ideas are the paper's; the form of both, and the norm after the layer, are ours.
 
-    `fspad` is initialised to equal `eagle2`, which has as many parameters: a wider feed-forward
-    part in place of the projections.
+    `fspad` is initialised to equal `eagle2`, which has as many parameters: its feed-forward part is
+    wider in place of the projections.
 
     Raises:
         ValueError: a head cannot serve the model.
@@ -80,7 +80,7 @@ class FeatureHead(nn.Module):
             nn.init.eye_(self.read.weight)
 
     def layer_input(self, embedding: Tensor, feature: Tensor) -> Tensor:
-        """The layer's input from x_t's embedding and f_{t-1}; all [..., width]."""
+        """Return the layer's input from x_t's embedding and f_{t-1}; all are [..., width]."""
         if self.variant == "fspad":
             gate = functional.silu(self.gate(embedding))
             feature = feature + self.down(gate * self.up(feature))
@@ -88,15 +88,15 @@ class FeatureHead(nn.Module):
         return fused
 
     def predicted_feature(self, output: Tensor) -> Tensor:
-        """The feature f_t, from the layer's normed output."""
+        """Return the feature f_t, from the layer's normed output."""
         return self.guessed(output) if self.variant == "fspad" else output
 
     def lm_head_input(self, output: Tensor) -> Tensor:
-        """The input of the target's head for the distribution after x_t."""
+        """Return the input of the target's head for the distribution after x_t."""
         return self.read(output) if self.variant == "fspad" else output
 
     def save(self, folder: Path) -> None:
-        """Write the weights in bfloat16, and variant and sizes."""
+        """Write the weights in bfloat16, with the variant and sizes."""
         folder.mkdir(parents=True, exist_ok=True)
         state = {k: v.detach().to("cpu", torch.bfloat16) for k, v in self.state_dict().items()}
         save_file({k: v.contiguous() for k, v in state.items()}, folder / "model.safetensors")
@@ -107,7 +107,7 @@ class FeatureHead(nn.Module):
 
     @classmethod
     def load(cls, model: Any, variant: Variant, folder: Path) -> FeatureHead:
-        """The head of a folder, on the device and in the type of its target `model`.
+        """Load the head in a folder, on the device and in the dtype of its target `model`.
 
         Raises:
             ValueError: there is none, or it is of another variant or for another target.
@@ -135,16 +135,16 @@ class FeatureHead(nn.Module):
 class FeatureDrafter(Target):
     """A feature head as the model that a `Drafter` runs.
 
-    Entry j of its cache belongs to token x_j, as in the target's, which runs with the feature
-    before it (zero at the first token). The nodes of a step's first pass are committed: their
-    features are the target's own, from its cache. Deeper ones take their parent's prediction.
+    Entry j of its cache belongs to token x_j, as in the target's cache. A token runs with the
+    feature before it (zero at the first token). The nodes of a step's first pass are committed, so
+    their features are the target's own, from its cache. Deeper nodes use their parent's prediction.
     """
 
     def __init__(self, head: FeatureHead, target: Target) -> None:
         target.cache_hidden_states(len(target.layers))
         for part in head.children():
             if isinstance(part, nn.Linear):
-                fuse([part], "weight")  # in the layout that is fastest here
+                fuse([part], "weight")  # in the fastest layout
         ours = SimpleNamespace(
             embed_tokens=SimpleNamespace(weight=target.embedding),
             norm=head.norm,
@@ -185,7 +185,7 @@ class FeatureDrafter(Target):
         return result
 
     def _features(self, slots: Sequence[int], n: int) -> Tensor:
-        """The features before n committed tokens of each slot."""
+        """Return the features before n committed tokens of each slot."""
         assert self.target_cache.hidden_states is not None
         rows = torch.tensor(slots, device=self.device)[:, None]
         starts = torch.tensor([self.cache.lengths[slot] for slot in slots], device=self.device)
@@ -193,7 +193,7 @@ class FeatureDrafter(Target):
         return self.target_cache.hidden_states[rows, before.clamp(min=0)] * (before >= 0)[..., None]
 
     def _predictions(self, trees: Sequence[Tree], done: list[int], n: int) -> Tensor:
-        """The features that the last pass predicted after the parents of the new nodes."""
+        """Return the features that the last pass predicted after the parents of the new nodes."""
         parents = [
             [parent - read for parent in tree.parents[new:]]
             for tree, new, read in zip(trees, done, self._skipped, strict=True)

@@ -1,15 +1,15 @@
 """FSPAD: a feature drafter with feature sampling, on the dynamic tree of EAGLE-2.
 
 Gui et al., "Boosting Lossless Speculative Decoding via Feature Sampling and Partial Alignment
-Distillation" (2408.15562); tree: Li et al., EAGLE-2 (2406.16858). Where the head's
-probabilities are well calibrated, their product along a path is the probability that it is
-accepted: each level is expanded at its `width` likeliest nodes, and of all tokens seen the `nodes`
-likeliest are verified. A node is likelier than its child, so the parent is always among them.
+Distillation" (2408.15562); tree: Li et al., EAGLE-2 (2406.16858). If the head's probabilities are
+well calibrated, their product along a path is the probability that the path is accepted. So each
+level is expanded at its `width` likeliest nodes, and the `nodes` likeliest of all tokens seen are
+verified. A node is likelier than its child, so the parent is always among them.
 
-The tree is a function of the text and the sampling parameters, with no draw in it. So it is
-verified by drawing from the target (`rejection.target_only`): that is exact, and no verification
-of such a tree accepts more, since a node's token is among its children with the target's
-probability at most. With variant `eagle2` this is EAGLE-2.
+The tree is a function of the text and the sampling parameters, without random draws. So it is
+verified by drawing from the target (`rejection.target_only`). That is exact, and no verification of
+such a tree accepts more: a child can be accepted with at most the target's probability of its
+token. With variant `eagle2` this is EAGLE-2.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class Fspad(DrafterMethod):
         return Plan(rows, expander.trees())
 
     def commit(self, plan: Plan, accepted: Sequence[Accepted], scores: ModelOutput) -> None:
-        """Only the root stays: accepted drafts run again, with the target's own features."""
+        """Keep only the root: accepted drafts run again, with the target's own features."""
         for row, one in zip(plan.rows, accepted, strict=True):
             self.drafter.commit(row, one.path[:1])
 
 
 @dataclass(slots=True)
 class _Candidate:
-    """A token considered; `parent` is an index in the same list, -1 the root."""
+    """A token that may be drafted; `parent` is an index in the same list, -1 the root."""
 
     score: float
     level: int
@@ -89,10 +89,10 @@ class _Candidate:
 
 
 class DynamicTree(TreeExpander):
-    """The dynamic tree of EAGLE-2: which nodes a level gets, and which are verified.
+    """The dynamic tree of EAGLE-2: chooses the nodes of a level, and those to verify.
 
-    `scores` [rows, nodes] are the log-probabilities of the paths to the nodes of the level, minus
-    infinity where a row has fewer. Greedy rows rank at temperature 1.
+    `scores` [rows, nodes] are the log-probabilities of the paths to the level's nodes, minus
+    infinity beyond a row's last node. Greedy rows rank at temperature 1.
     """
 
     def __init__(self, rows: Sequence[Row], width: int, nodes: int) -> None:
@@ -105,7 +105,7 @@ class DynamicTree(TreeExpander):
         self, level: int, logits: Tensor, parent_index: list[list[int]]
     ) -> tuple[list[list[Child]], Tensor | None]:
         best = row_probs(self.rows, logits).topk(min(self.width, logits.shape[-1]))
-        # A parent's score bounds its child's, whatever rounding does.
+        # Clamped, so that a parent's score bounds its child's despite rounding.
         logs = best.values.double().log().clamp(max=0).cpu()
         sums = (self.scores[:, : logits.shape[1], None] + logs).nan_to_num(nan=-torch.inf)
         ordered, order = sums.flatten(1).sort(descending=True, stable=True)
@@ -123,7 +123,7 @@ class DynamicTree(TreeExpander):
         return children, None
 
     def trees(self) -> list[Tree]:
-        """For each row its likeliest tokens; equal ones nearer to the root go first."""
+        """Return the tree of each row's likeliest tokens; ties go to those nearer to the root."""
         return [self._tree(row, seen) for row, seen in zip(self.rows, self.seen, strict=True)]
 
     def _tree(self, row: Row, seen: list[_Candidate]) -> Tree:

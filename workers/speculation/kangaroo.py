@@ -2,13 +2,13 @@
 
 Liu et al., "Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting" (2404.18911).
 The first exit: a token runs through the layers below `exit_layer`, and a small trained adapter
-with the target's own head gives the draft distribution. The second: drafting ends early after a
-token that was drawn where the adapter's top probability was below `threshold`; that token is
-verified like the others. So whether one more is drafted is a function of the prefix, never of the
-token drawn there, and speculative sampling stays exact.
+with the target's own head gives the draft distribution. The second: drafting ends after a token at
+which the adapter's top probability was below `threshold`; that token is verified like the others.
+So whether a token is drafted depends on its prefix alone, never on the token, and speculative
+sampling stays exact.
 
 Nothing is computed twice: a draft's hidden states at the exit are kept, its keys and values of the
-shallow layers lie in the cache, and the scoring pass runs the deeper layers alone.
+shallow layers are in the cache, and the scoring pass runs the deeper layers alone.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ FOLDER = "kangaroo"
 class Kangaroo(Method):
     """At most `gamma` drafts a step, by the adapter in the folder `adapter`.
 
-    None: the folder `kangaroo` of the target's checkpoint. `exit_layer` is the adapter's; naming
-    one checks it. A greedy row's confidence is that of temperature 1.
+    The default is the folder `kangaroo` of the target's checkpoint. `exit_layer`, if given, must
+    be the adapter's. A greedy row's confidence is that of temperature 1.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Kangaroo(Method):
         self._hidden_states = torch.empty(0)
 
     def draft(self, rows: list[Row]) -> Plan:
-        """Token by token; a row whose draft has ended takes no part in further passes."""
+        """Draft token by token; a row whose draft has ended takes no part in further passes."""
         trees = [Tree([row.ids[-1]], [-1]) for row in rows]
         depths = [max(0, min(self.gamma, row.remaining_tokens - 1)) for row in rows]
         probs: list[list[Tensor]] = [[] for _ in rows]
@@ -96,7 +96,7 @@ class Kangaroo(Method):
         return Plan(rows, trees)
 
     def score(self, target: Target, plan: Plan) -> ModelOutput:
-        """One pass of the deeper layers, from the drafts' hidden states at the exit."""
+        """Run the deeper layers once, from the drafts' hidden states at the exit."""
         return target.forward(
             [row.slot for row in plan.rows],
             plan.trees,
@@ -105,7 +105,7 @@ class Kangaroo(Method):
         )
 
     def _store(self, states: Tensor, rows: list[int], level: int, count: int, most: int) -> None:
-        """Keep a level's hidden states [rows, 1, width]; what is never filled is padding."""
+        """Keep a level's hidden states [rows, 1, width]; the rest is padding."""
         if level == 0:
             self._hidden_states = states.new_zeros(count, most, states.shape[-1])
         if len(rows) == count:

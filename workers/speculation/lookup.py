@@ -1,9 +1,9 @@
-"""Drafts copied from the text itself: no model, one search for an earlier occurrence of its end.
+"""Drafts copied from the text itself, after an earlier occurrence of its end; no draft model.
 
-Prompt lookup (Saxena 2023, as in transformers' assisted generation) looks for the last few tokens
-and copies what followed them; suffix matching (SuffixDecoding, Oliaro et al. 2411.04975) looks for
-the longest end of the text that occurs earlier, and drafts more the longer it is. A draft is a
-function of the text, so sampled rows draw from the target (`rejection.target_only`).
+Prompt lookup (Saxena 2023, as in transformers' assisted generation) searches for the last few
+tokens and copies what followed them. Suffix matching (SuffixDecoding, Oliaro et al. 2411.04975)
+searches for the longest end of the text that occurs earlier, and drafts more the longer it is. A
+draft is a function of the text, so sampled rows draw from the target (`rejection.target_only`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Lookup(Method):
     """Copies at most `gamma` tokens after the latest occurrence of the longest matched end.
 
     `shortest` and `longest` bound the match in tokens (prompt lookup's n-grams are 1 to 2);
-    `per_match` bounds the drafts per matched token (SuffixDecoding's alpha, 0: no bound).
+    `per_match` bounds the drafts per matched token (SuffixDecoding's alpha; 0 is no bound).
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Lookup(Method):
         if not isinstance(per_match, int | float) or not per_match >= 0:
             raise ValueError(f"per_match must be a number of at least 0, not {per_match!r}")
         self.per_match = per_match
-        # One character a token: a search in a string is the fastest there is.
+        # One character a token, since a string is the fastest to search.
         self._texts: dict[int, str] = {}
 
     def join(self, row: Row) -> None:
@@ -64,7 +64,7 @@ class Lookup(Method):
             self._texts[row.slot] += _text(one.tokens)
 
     def continuation(self, text: str, room: int) -> str:
-        """What followed the longest match; a match that reaches into its own copy repeats."""
+        """Return what followed the longest match; repeat it if it overlaps its copy."""
         size = self.match(text)
         if size == 0 or room <= 0:
             return ""
@@ -75,9 +75,8 @@ class Lookup(Method):
         return (period * (room // len(period) + 1))[:room]
 
     def match(self, text: str) -> int:
-        """Length of the longest end of the text that also ends earlier; 0 if below `shortest`.
-
-        Every end of a match is a match, hence the bisection.
+        """Return the length of the longest end of the text that occurs earlier; 0 if below
+        `shortest`. Every end of a match is a match, so bisection finds it.
         """
         low, high = self.shortest - 1, min(self.longest, len(text) - 1)
         while low < high:

@@ -1,7 +1,6 @@
-"""A method over a lossless one, which it makes faster at the price of exactness. **Lossy.**
+"""A method that makes a lossless one faster at the price of exactness. **Lossy.**
 
-It drafts as its `base` does. What differs is what becomes of the drafts: other scores (`score`), or
-another verification of the same ones (`verify`).
+It drafts as its `base` does, but scores (`score`) or verifies (`verify`) the drafts in another way.
 """
 
 from __future__ import annotations
@@ -17,17 +16,15 @@ from workers.speculation.parameters import true_or_false
 
 
 class LossyMethod(Method):
-    """It drafts, scores, verifies and commits as its base, but where a subclass does otherwise.
+    """Drafts, scores, verifies and commits as its base, unless a subclass overrides it.
 
     Args:
-        base: a lossless method that drafts; `parameters` are its own, and `draft` where it takes
-            one.
-        thoughts_only: whether answers are decoded by the base, exactly: a thought is read by
-            models, an answer by people. The method stays lossy, for an answer follows from its
-            thought.
+        base: a lossless method that drafts; `parameters` are for it, and `draft` if given.
+        thoughts_only: whether the base alone decodes answers, exactly, since people read answers
+            and models read thoughts. The method stays lossy: an answer follows from its thought.
 
     Raises:
-        ValueError: the base, or a parameter, is none of these.
+        ValueError: the base or a parameter does not fit.
     """
 
     lossless = False
@@ -55,10 +52,10 @@ class LossyMethod(Method):
 
     @staticmethod
     def check_base(name: str, base: Any) -> None:
-        """ValueError where a lossless method cannot be the base of this one."""
+        """Raise ValueError if a lossless method cannot be the base of this one."""
 
     def exact(self, row: Row) -> bool:
-        """Whether a row is decoded by the base alone."""
+        """Whether the base alone decodes a row."""
         return self.thoughts_only and row.answering
 
     def join(self, row: Row) -> None:

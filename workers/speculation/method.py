@@ -1,9 +1,8 @@
 """The interface of a speculation method, and verification by rejection sampling.
 
-A method is one object for drafting and verifying, because a draft distribution and a rejection
-sampler that do not belong together lose exactness without an error. The defaults make a method
-of any `draft` and a node-level `sampler`: one target pass over the plan, then rejection sampling
-from node to node.
+A method both drafts and verifies, because a rejection sampler that does not fit the draft
+distribution loses exactness without an error. A subclass needs only `draft` and a node-level
+`sampler`: the default is one target pass over the plan, then rejection sampling from node to node.
 """
 
 from __future__ import annotations
@@ -24,49 +23,49 @@ from workers.speculation import rejection
 
 
 class Method:
-    """`draft`, `score`, `verify` and `commit` are one round; rows `join` and `leave` in between.
+    """`draft`, `score`, `verify`, `commit` are one round; rows `join` and `leave` between rounds.
 
-    The target's cache is the decoder's to commit: `commit` is for what the method itself keeps.
+    The decoder commits the target's cache; `commit` updates only the method's own state.
 
-    `lossless`: the output has the target's distribution (greedy: the same tokens, but for rounding
-    where a pass over several tokens rounds otherwise than one over one).
+    `lossless`: the output has the target's distribution (greedy rows: the same tokens, unless a
+    pass over several tokens rounds differently from one over a single token).
     """
 
     lossless = True
     drafts = True  # whether anything is drafted
     sampler: rejection.RejectionSampler = staticmethod(rejection.independent)  # fits the draws
-    by_path = False  # whether whole paths are verified instead of one node after the other
-    converged = True  # whether it has ended its trials; a method that adapts needs some steps
+    by_path = False  # whether whole paths are verified, not node by node
+    converged = True  # False while a method that adapts still makes trials
 
     def __init__(self, target: Target) -> None:
         self.target = target
 
     def join(self, row: Row) -> None:
-        """A row became live: of its ids all but the newest are cached."""
+        """Take a row that became live; all its ids but the newest are cached."""
 
     def leave(self, row: Row) -> None:
-        """A row has ended; its slot may be given to another."""
+        """Release a row that has ended; another may get its slot."""
 
     def copy(self, source: int, slot: int, length: int) -> None:
-        """The target's cache copied a prefix from one slot to another."""
+        """Follow the target's cache, which copied a prefix from one slot to another."""
 
     def stats(self) -> dict[str, int]:
-        """Return the method's own counters since the start, added to the engine's."""
+        """Return the method's counters since the start, which are added to the engine's."""
         return {}
 
     def draft(self, rows: list[Row]) -> Plan:
-        """A token tree for each live row; without a drafter, its newest token alone."""
+        """Return a token tree for each row, by default of its newest token alone."""
         return Plan(rows, [Tree([row.ids[-1]], [-1]) for row in rows])
 
     def score(self, target: Target, plan: Plan) -> ModelOutput:
-        """The target's logits at every node: one pass over all trees."""
+        """Return the target's logits at every node, by one pass over all trees."""
         return target.forward([row.slot for row in plan.rows], plan.trees)
 
     def verify(self, plan: Plan, scores: ModelOutput) -> list[Accepted]:
-        """The path each row accepts and the token that ends it. One transfer when greedy."""
+        """Return the path that each row accepts and the token that ends it."""
         logits = scores.logits.float()
-        # One transfer for both: a float holds every id below 2^24 exactly. The argmax is that of
-        # the logits, of which the softmax may round two to one.
+        # One transfer for both: a float holds every id below 2^24 exactly. The argmax is of the
+        # logits, because the softmax may round two of them to one value.
         packed = torch.stack((logits.argmax(-1).float(), logits.softmax(-1).amax(-1)))
         choices, tops = packed.tolist()
         sampled = [i for i, row in enumerate(plan.rows) if not row.greedy]
@@ -94,10 +93,9 @@ class Method:
         return rejection.verify_by_node(tree, targets, sampler, rng_at)
 
     def commit(self, plan: Plan, accepted: Sequence[Accepted], scores: ModelOutput) -> None:
-        """The rows have taken their tokens: bring what drafts them in line.
+        """Update the drafter after the rows took their tokens.
 
-        A method with a draft model drops rejected nodes from that model's cache here
-        (`Drafter.commit`).
+        For example, drop rejected nodes from a draft model's cache (`Drafter.commit`).
         """
 
     @staticmethod

@@ -31,7 +31,7 @@ from workers.speculation.parameters import branching_factors, one_of
 
 
 class GumbelTopK(TreeExpander):
-    """The children of every node of a level at once; greedy rows without the noise."""
+    """Draws the children of all nodes of a level at once; greedy rows without the noise."""
 
     def __init__(self, rows: Sequence[Row], branching: Sequence[int]) -> None:
         self.rows, self.branching = rows, branching

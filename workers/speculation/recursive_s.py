@@ -1,13 +1,13 @@
 """Recursive speculative decoding on the beams of stochastic beam search (RSD-S).
 
-Jeon et al. (2402.14160), with the search of Kool et al. (1903.06059): of all sequences of a
-level the `width` with the largest perturbed log-probability are kept, where the noise of a node's
-children is conditioned on their maximum being the node's own. So the beam of every level is a
-sample of sequences without replacement, and most nodes lie where the draft model's mass is.
+Jeon et al. (2402.14160), with the search of Kool et al. (1903.06059): a level keeps the `width`
+sequences with the largest perturbed log-probability, and the noise of a node's children is
+conditioned on their maximum being the node's own. So the beam of every level is a sample of
+sequences without replacement, and most nodes have a high draft probability.
 
-A node's place in the beam depends on values that, given its earlier siblings, say nothing about
-its token: hence recursive rejection is exact, and so does traversal verification, in which a
-subtree is accepted with the same probability whatever shape the beam gives it.
+A node's place in the beam depends on values that, given its earlier siblings, are independent of
+its token, so recursive rejection is exact. Traversal verification is exact, too: it accepts a
+subtree with the same probability, whatever shape the beam gives it.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class RecursiveBeam(DraftModelMethod):
 
 
 class StochasticBeam(TreeExpander):
-    """One level after the other of stochastic beam search.
+    """Stochastic beam search, level by level.
 
-    `log_probability` and `perturbed` are [rows, nodes] of the level: phi and G in the papers;
-    minus infinity where a row has fewer nodes.
+    `log_probability` and `perturbed` are [rows, nodes] of the level (phi and G in the papers),
+    minus infinity beyond a row's last node.
     """
 
     def __init__(self, rows: Sequence[Row], width: int) -> None:
@@ -92,7 +92,7 @@ class StochasticBeam(TreeExpander):
 
 
 def below(maximum: Tensor, perturbed: Tensor) -> Tensor:
-    """Gumbel numbers conditioned on their `maximum` over the last dimension.
+    """Condition Gumbel numbers on their `maximum` over the last dimension.
 
     -log(exp(-maximum) - exp(-largest) + exp(-perturbed)), in the stable form of 1903.06059, App. B.
     """

@@ -1,22 +1,17 @@
 """Reflective verification: the target scores a draft twice before it verifies it. **Lossy.**
 
 "Think Before You Accept: Semantic Reflective Verification for Faster Speculative Decoding"
-(2505.18629). Behind every path of a draft hang a short prompt and a copy of the path, in the
-same pass:
+(2505.18629). A short prompt and a copy of the path follow every path of a draft, in the same pass:
 
     ... newest | d1 .. dn | prompt | d1 .. dn-1
 
-Where the original has the logits z, its copy has z', which attend to the whole draft and the
-prompt. Verification uses (1 - alpha) z + alpha z', for acceptance and recovered tokens alike. The
-token after a whole draft is verified by z alone. The paper's prompt is not public: it is a
-parameter.
+A node has the logits z, and its copy has z', which attend to the whole draft and the prompt.
+Verification uses (1 - alpha) z + alpha z', for acceptance and recovered tokens alike. The token
+after a whole draft is verified by z alone. The paper's prompt is not public, so it is a parameter.
 
 z' depends on the tokens it verifies, so the output has no model's distribution, and the more the
-prompt asks for a repetition the more is accepted. `alpha` goes from 0 (the base method exactly, at
-its cost) to 1 (z' alone); its effect on answers is to be measured.
-
-With `thoughts_only` an answer is decoded by the base method exactly, as it is where a model has no
-thought.
+prompt asks for a repetition, the more is accepted. `alpha` is from 0 (the base method exactly, at
+its cost) to 1 (z' alone); its effect on answers must be measured.
 """
 
 from __future__ import annotations
@@ -38,15 +33,15 @@ from workers.speculation.parameters import MOST_NODES, fraction, tree_size
 PROMPT = "\nWait, let me check:"
 
 Reading = tuple[int, int, float]
-"""(node, node of a copy of it, weight among the copies)."""
+"""(node, its copy, weight among its copies)."""
 
 
 class Reflective(LossyMethod):
     """Drafts and verifies as `base` does, with reflected scores.
 
     Args:
-        base: a lossless method that drafts and scores by `Method.score`; further parameters are
-            its own, `draft` among them.
+        base: a lossless method that drafts and scores by `Method.score`; `draft` and further
+            parameters are for it.
         alpha: weight of the second scores, from 0 to 1.
         prompt: the tokens before the copy, as a text or as token ids.
         thoughts_only: whether answers are verified by the first score alone.
@@ -82,7 +77,7 @@ class Reflective(LossyMethod):
             )
 
     def score(self, target: Target, plan: Plan) -> ModelOutput:
-        """One pass over the drafts and their copies; returns the logits of the drafts' nodes."""
+        """Score drafts and copies in one pass; return the combined logits of the drafts' nodes."""
         reflects = [not self.exact(row) for row in plan.rows]
         if self.alpha == 0 or not any(reflects):
             return self.base.score(target, plan)
@@ -106,11 +101,10 @@ class Reflective(LossyMethod):
         return replace(result, logits=fused)
 
     def reflected(self, tree: Tree, room: int) -> tuple[Tree, list[Reading]]:
-        """The tree with the prompt and a copy of the path below each leaf, and its readings.
+        """Return the tree with the prompt and a copy of the path below each leaf, and its readings.
 
-        A node above several leaves has several copies, whose logits are averaged. A leaf whose
-        copy would exceed the context (`room` more positions) or the cache has none: it is verified
-        by the first scores.
+        A node above several leaves has several copies, whose logits are averaged. A leaf has no
+        copy if it would exceed the context (`room` more positions) or the cache.
         """
         longer = Tree([*tree.tokens], [*tree.parents])
         pairs: list[tuple[int, int]] = []
@@ -136,7 +130,7 @@ class Reflective(LossyMethod):
 
 
 def _ids(prompt: Any, target: Target) -> list[int]:
-    """The prompt as checked ids of the target's vocabulary."""
+    """Return the prompt as ids, checked against the target's vocabulary."""
     ids = prompt
     if isinstance(prompt, str):
         if target.encode is None:
@@ -152,7 +146,7 @@ def _ids(prompt: Any, target: Target) -> list[int]:
 
 
 def _shape(base: Any) -> tuple[int, int]:
-    """Most leaves and most levels of a base's drafts, by its parameters."""
+    """Return the most leaves and levels of a base's drafts."""
     if (branching := getattr(base, "branching", None)) is not None:
         return prod(branching), len(branching)
     return getattr(base, "count", getattr(base, "width", 1)), getattr(base, "gamma", 0)

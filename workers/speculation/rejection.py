@@ -1,7 +1,7 @@
-"""Rejection samplers: from target and draft probabilities and drafted candidates to one token.
+"""Rejection samplers: choose one token from target and draft probabilities and candidates.
 
-The token must have the target's distribution whatever the draft's is; that is the whole of
-losslessness, and `tests/workers/speculation/test_lossless.py` proves it by exact enumeration.
+Lossless means that the token has the target's distribution, whatever the draft's is;
+`tests/workers/speculation/test_lossless.py` proves it by exact enumeration.
 Distributions are one-dimensional arrays over the vocabulary (torch or numpy in service, fractions
 in the proof); all random choices go through `rng`. A sampler decides at one node;
 `verify_by_node` and `verify_by_path` verify a tree.
@@ -24,23 +24,23 @@ class Rng(Protocol):
 
 
 RejectionSampler = Callable[[Any, Any, Sequence[int], Rng], int]
-"""`sampler(target, draft, candidates, rng)` at one node: the probabilities of both models there and
-the drafted tokens, to the next token."""
+"""`sampler(target, draft, candidates, rng)` returns the next token at a node, from both models'
+probabilities there and the drafted tokens."""
 
 
 def residual(target: Any, draft: Any) -> Any:
-    """norm([target - draft]+); the target itself where nothing is left (then no rejection)."""
+    """Return norm([target - draft]+), or the target if nothing is left and so nothing is rejected."""
     rest = (target - draft).clip(min=0)
     mass = rest.sum()
     return rest / mass if mass > 1e-12 else target
 
 
 def independent(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
-    """Independent candidates of one draft distribution, in order (Leviathan et al. 2211.17192).
+    """Try independent candidates of one draft distribution in order (Leviathan et al. 2211.17192).
 
-    Each is accepted with probability min(1, target/draft); a rejection replaces the target by
-    the residual, for which the next candidate is tried. With one candidate this is speculative
-    sampling, with none a draw from the target.
+    Accept each with probability min(1, target/draft); a rejection replaces the target by the
+    residual for the next candidate. With one candidate this is speculative sampling, with none a
+    draw from the target.
     """
     for token in candidates:
         if rng.accept(target[token], draft[token]):
@@ -50,10 +50,10 @@ def independent(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) ->
 
 
 def recursive(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
-    """Distinct candidates, each drawn from what the earlier ones left of the draft distribution.
+    """Try distinct candidates, drawn from the draft distribution without replacement.
 
     Recursive rejection sampling (Jeon et al. 2402.14160): a rejection replaces the target by the
-    residual against the distribution of this candidate, and that one by the next candidate's.
+    residual against this candidate's distribution, and that distribution by the next candidate's.
     """
     for token in candidates:
         if rng.accept(target[token], draft[token]):
@@ -63,7 +63,7 @@ def recursive(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> i
 
 
 def without(draft: Any, token: int) -> Any:
-    """The distribution given that it is not `token`; all zeros if nothing else is left."""
+    """Return the distribution given that it is not `token`; all zeros if nothing else is left."""
     rest = draft + 0  # a copy, of whatever kind the array is
     rest[token] = 0
     mass = rest.sum()
@@ -71,10 +71,10 @@ def without(draft: Any, token: int) -> Any:
 
 
 def k_sequential(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
-    """K-sequential selection among independent candidates (SpecTr, Sun et al. 2310.15141).
+    """Select k-sequentially among independent candidates (SpecTr, Sun et al. 2310.15141).
 
-    Each is accepted with probability min(1, target / (rho draft)), at the smallest rho for which
-    the accepted mass nowhere exceeds the target; what remains of the target is the residual.
+    Accept each with probability min(1, target / (rho draft)), at the smallest rho for which the
+    accepted mass nowhere exceeds the target; the rest of the target is the residual.
     """
     count = len(candidates)
     if not count:
@@ -91,15 +91,15 @@ def k_sequential(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -
 
 
 def overlap(left: Any, right: Any) -> Any:
-    """The smaller of both, element by element."""
+    """Return the smaller of both, element by element."""
     return left - (left - right).clip(min=0)
 
 
 def rho(target: Any, draft: Any, count: int) -> float:
-    """The root in [1, count] of f(rho) = 1 - (1 - beta)^count - rho beta, from above.
+    """Return the root in [1, count] of f(rho) = 1 - (1 - beta)^count - rho beta, from above.
 
     beta(rho) = sum of min(draft, target / rho) is the probability that one candidate is accepted.
-    f falls, and only where it is not positive is the residual a distribution; hence the upper end
+    f falls, and the residual is a distribution only if f is not positive. So return the upper end
     of the bracket, which a secant method shrinks (Illinois: the end that stays counts half).
     """
 
@@ -127,18 +127,18 @@ def rho(target: Any, draft: Any, count: int) -> float:
 
 
 def target_only(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
-    """Deterministic candidates: draw from the target; continue if the draft has that token."""
+    """Draw from the target, for deterministic candidates; the draft continues at an equal one."""
     return rng.draw(target)
 
 
 def verify_by_node(
     tree: Tree, targets: Any, sampler: RejectionSampler, rng_at: Callable[[int], Rng]
 ) -> tuple[list[int], int]:
-    """Rejection sampling along a tree: descend while the sampled token is a child.
+    """Verify a tree by rejection sampling: descend while the sampled token is a child.
 
     `targets[i]` are the target's probabilities after node i, `rng_at(d)` serves the token d
-    places after the newest committed one. Returns the accepted path from node 0, and the token
-    that ends it: *recovered* where the draft was left, *bonus* at a leaf.
+    places after the newest committed one. Return the accepted path from node 0, and the token that
+    ends it: *recovered* after a rejection, *bonus* at a leaf.
     """
     path = [0]
     while True:
@@ -158,11 +158,11 @@ def verify_by_path(tree: Tree, targets: Any, rng: Rng) -> tuple[list[int], int]:
     """Verify whole paths, the deepest first; on a chain this is block verification.
 
     Traversal verification (Weng et al. 2505.12398); block verification (Sun et al. 2403.10444).
-    `reach` is the probability with which something at or below a node is accepted, given the
-    path to it and before any draw below it is known. Siblings are drawn without replacement from
-    the draft's distribution (equal independent ones count once, where they came first).
+    `reach` is the probability that a node or one below it is accepted, given the path to it and
+    before any draw below it is known. Siblings are drawn without replacement from the draft's
+    distribution (equal independent ones count once, at the first).
 
-    `rng` serves the whole block, and no other block. Returns what `verify_by_node` returns.
+    `rng` serves this block alone. Return what `verify_by_node` returns.
     """
 
     def visit(node: int, reach: Any) -> tuple[list[int], int] | None:

@@ -1,14 +1,13 @@
-"""Relaxed acceptance: drafts stay that the target finds nearly as likely as its choice. **Lossy.**
+"""Relaxed acceptance: accepts drafts that are nearly as likely as the target's choice. **Lossy.**
 
-TensorRT-LLM's `use_relaxed_acceptance_for_thinking`: in a thought a drafted token is accepted where
+TensorRT-LLM's `use_relaxed_acceptance_for_thinking`: in a thought, a drafted token is accepted if
 it is one of the target's `top_k` likeliest and at most `delta` less probable than the likeliest.
-What is not accepted so, and what may end the text, is verified by the base method. BiLD's rollback
-(2302.07863, section 3.4) has a bound on the probability alone, and takes a call where this takes a
-pass.
+Other tokens, and those that may end the text, are verified by the base method. BiLD's rollback
+(2302.07863, section 3.4) has a bound on the probability alone, and takes a call, not a pass.
 
-Greedily, `top_k` 1 and `delta` 0 are the base method, but where two tokens are equally likely. If
-tokens are drawn, probabilities are those after temperature, top-k and top-p, and a draft that is
-likely enough is always accepted: texts are nearer to the draft model's than the target's own.
+If greedy, `top_k` 1 and `delta` 0 are the base method, unless two tokens are equally likely. If
+sampled, probabilities are those after temperature, top-k and top-p, and a draft that is likely
+enough is always accepted: texts are nearer to the draft model's than the target's own.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ class Relaxed(LossyMethod):
     """Drafts as `base` does, and accepts more of it.
 
     Args:
-        base: a lossless method that drafts; further parameters are its own, `draft` among them.
+        base: a lossless method that drafts; `draft` and further parameters are for it.
         top_k: an accepted token is among this many of the target's likeliest.
-        delta: by how much its probability may be below the likeliest token's, from 0 to 1.
-        thoughts_only: whether answers are verified by the base alone, and what is drafted after a
-            token that may end the thought. Such a token itself always is.
+        delta: how far its probability may be below the likeliest token's, from 0 to 1.
+        thoughts_only: whether the base alone verifies answers, and drafts after a token that may
+            end the thought. It always verifies such a token.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Relaxed(LossyMethod):
         super().__init__(
             target, load_model, draft=draft, base=base, thoughts_only=thoughts_only, **parameters
         )
-        if self.base.by_path:  # later tokens help a token there, and here too much
+        if self.base.by_path:  # there, later tokens help a token to be accepted: here too much
             raise ValueError(f"base {base} is to verify token by token: leave out verification")
 
     @staticmethod
@@ -63,9 +62,9 @@ class Relaxed(LossyMethod):
             raise ValueError(f"base {name} verifies no drafts by itself: name another")
 
     def verify(self, plan: Plan, scores: ModelOutput) -> list[Accepted]:
-        """As the base does, of scores that leave it no choice where a draft is likely enough.
+        """Verify by the base, with scores that allow only the draft if it is likely enough.
 
-        Reported probabilities are the target's own scores.
+        Reported probabilities are those of the target's own scores.
         """
         logits = scores.logits.float()
         if not (chosen := self._likely(plan, logits)):
@@ -80,7 +79,7 @@ class Relaxed(LossyMethod):
 
     @staticmethod
     def _report(plan: Plan, logits: Tensor, verified: list[tuple[int, Accepted]]) -> None:
-        """Write the target's own probabilities into what was accepted; one transfer."""
+        """Write the target's own probabilities into the accepted paths; one transfer."""
         placed = [
             (i, node, token)
             for i, one in verified
@@ -97,7 +96,7 @@ class Relaxed(LossyMethod):
             one.confidences, confidences = confidences[:size], confidences[size:]
 
     def _likely(self, plan: Plan, logits: Tensor) -> list[tuple[int, int, int]]:
-        """(row, node, token): the child that each node has to accept, the likeliest of several."""
+        """Return (row, node, token) for each child that its node must accept, the likeliest one."""
         drafted = [
             (i, tree.parents[node], tree.tokens[node])
             for i, (row, tree) in enumerate(zip(plan.rows, plan.trees, strict=True))
@@ -127,13 +126,13 @@ class Relaxed(LossyMethod):
         return [(i, node, token) for (i, node), (_, token) in best.items() if token >= 0]
 
     def _relaxed(self, row: Row, tree: Tree) -> list[int]:
-        """The drafted nodes that need not be the target's choice."""
+        """Return the drafted nodes that need not be the target's choice."""
         drafted = range(1, len(tree))
         if row.may_end is None:
             return [*drafted]
-        ends, behind = [False] * len(tree), [False] * len(tree)
+        ends, answers = [False] * len(tree), [False] * len(tree)
         for node in drafted:
             parent = tree.parents[node]
             ends[node] = row.may_end(tree.tokens[node])
-            behind[node] = self.thoughts_only and (ends[parent] or behind[parent])
-        return [node for node in drafted if not (ends[node] or behind[node])]
+            answers[node] = self.thoughts_only and (ends[parent] or answers[parent])
+        return [node for node in drafted if not (ends[node] or answers[node])]

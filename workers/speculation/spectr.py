@@ -1,4 +1,4 @@
-"""SpecTr: several independent draft sequences, and optimal transport between probs.
+"""SpecTr: several independent draft sequences, verified by optimal transport.
 
 Sun et al., "SpecTr: Fast Speculative Decoding via Optimal Transport" (2310.15141). `count`
 sequences of `gamma` tokens are drawn independently; the target scores equal prefixes once.
@@ -16,7 +16,7 @@ from workers.speculation.parameters import at_least, tree_size
 
 
 class Spectr(DraftModelMethod):
-    """`count` sequences of `gamma` tokens; at temperature 0 they are all equal."""
+    """`count` sequences of `gamma` tokens, all equal at temperature 0."""
 
     sampler = staticmethod(rejection.k_sequential)
 

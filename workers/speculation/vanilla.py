@@ -7,7 +7,7 @@ from workers.speculation.method import Method
 
 
 class Vanilla(Method):
-    """Plain decoding, one token a pass; everything else is the default."""
+    """Plain decoding, one token a pass."""
 
     drafts = False
 
