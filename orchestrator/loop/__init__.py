@@ -4,15 +4,15 @@ In reading order:
 
 - `policy`: what a policy is; its docstring teaches the protocol by an example.
 - `actions`: what a policy may yield, each action typed by its result.
-- `request`: what the loop answers.
+- `request`: the request that the loop answers.
 - `solve`: THE STEP LOOP.
 - `executor`: carries actions out: the calls to workers, the deadline.
 - `policy_runner`: runs a policy without I/O: its generator, the transcript, the events.
-- `budget`: what a request may spend, and how an accepted segment ends a phase.
+- `budget`: a request's caps on tokens, and how an accepted segment ends a phase.
 - `answer_room`: room for an answer at the end of a thought that a cap cuts.
-- `spending`: what the large model may cost in the thought, whatever the policy.
+- `spending`: any policy's caps on the large model in the thought.
 - `stop_strings`: a caller's stop strings in an answer of several segments.
-- `events`: what a running request reports.
-- `timeline`: when each worker did what, and which calls made a step.
-- `accumulator`: what the events amount to: text, steps, totals; read by all who report.
+- `events`: the events of a running request.
+- `timeline`: the times of a request's calls and steps, and which calls made a step.
+- `accumulator`: sums the events up as text, steps and totals, for everything that reports.
 """

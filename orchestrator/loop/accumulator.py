@@ -1,8 +1,8 @@
 """The one tally of a request's events, which rendering, metrics and spans read.
 
-Every event is folded in once, by the policy runner, as it happens. So the totals can be read at any
-time: while the answer is streamed, and after a request broke off. Events themselves are not kept,
-since each holds a transcript: memory grows with the text.
+The policy runner adds every event once, as it happens. So the totals can be read at any time: while
+the answer is streamed, and after a request failed. Events are not kept, since each has a
+transcript, so memory grows only with the text.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ E = TypeVar("E", bound=Event)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A call that a worker did not answer, and that the policy did without."""
+    """A call that a worker did not answer, and that the policy worked around."""
 
     worker: WorkerName
     call: str  # "generate" or "judge"
@@ -66,19 +66,19 @@ class ResponseAccumulator:
         self.timeline = Timeline()
         self.completed: RequestCompleted | None = None
         self.failures: list[Failure] = []  # of calls that workers did not answer
-        self.missing: WorkerError | None = None  # why the rest of a text is another worker's
+        self.missing: WorkerError | None = None  # why another worker wrote the rest of a text
         self._broke_off: tuple[WorkerName, WorkerError] | None = None
         self.reply_start = 0  # characters of the answer's text that were a thought
-        self.thinks_on = False  # whether the answer so far may yet become one
+        self.thinks_on = False  # whether the answer so far may turn out to be a thought
         self.continues = False  # whether the answer continues a text of the request
         self.shown = {"thought": 0, "answer": 0}  # tokens of the text so far
         self.calls: CallFormat | None = None  # how the models write calls of tools
         self.called = False  # whether the answer calls any
         self.find_calls: Callable[[str], str] = lambda thought: ""
-        """The calls that a thought ends with, as written; none if there are no tools."""
+        """Returns the calls of tools at the end of a thought, as written; "" if there are none."""
         self.acceptance: dict[WorkerName, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        """By worker that drafted tokens: in how many rounds a draft reached each position, and in
-        how many it was accepted there."""
+        """By worker that drafted tokens: the rounds in which a draft reached each position, and
+        those in which it was accepted there."""
         self.vocabulary = ""  # a hash, of the worker of the last call
         self.thinking = True  # whether there is a thought; without one the steps are the answer's
         self.first_text_s: float | None = None  # until the first accepted text
@@ -96,7 +96,7 @@ class ResponseAccumulator:
         self._scoring_ms = 0.0  # of passes that the answer's form asked for, not the policy
 
     def add(self, event: E) -> E:
-        """Fold one event in, and return it."""
+        """Count one event, and return it."""
         match event:
             case TextDelta():
                 self._texts.append(event)
@@ -125,21 +125,21 @@ class ResponseAccumulator:
             self.completed = replace(self.completed, metrics=self.totals(total))
 
     def begin(self, action: Action[Any] | None) -> None:
-        """Note what the policy asks for now; None: nothing any more.
+        """Note the policy's next action; None: there is none.
 
-        A Write that broke off counts as failed if the policy asks for something else than the rest.
+        An interrupted Write counts as failed, unless this action continues it.
         """
         if self._broke_off is not None and not isinstance(action, Reject):
             (worker, error), self._broke_off = self._broke_off, None
-            goes_on = isinstance(action, Write | Generate) and action.worker == worker
-            if action is not None and not goes_on:
+            continued = isinstance(action, Write | Generate) and action.worker == worker
+            if action is not None and not continued:
                 self._add_failure(worker, "generate", error)
                 self.missing = error
         self.timeline.begin(action, self.elapsed_s * 1000)
 
     def give_up(self, draft: Segment) -> None:
         """Count an accepted draft as rejected: there was no room for it."""
-        if draft.author == "policy":  # its own words are no draft
+        if draft.author == "policy":  # inserted text is no draft
             return
         small = draft.author == "small"
         self._accepted -= small
@@ -167,7 +167,7 @@ class ResponseAccumulator:
         return self._text("answer")[self.reply_start :]
 
     def restart_answer(self) -> None:
-        """Take the answer so far for a thought, which has ended now."""
+        """Count the answer so far as a thought, which has now ended."""
         self.reply_start = len(self._text("answer"))
 
     def _text(self, phase: Literal["thought", "answer"]) -> str:
@@ -205,13 +205,13 @@ class ResponseAccumulator:
     def outcome(self, error: BaseException | None = None) -> str:
         """Return how the request ended: `stop`, `length`, or the kind of error that ended it."""
         if self.completed is not None and not isinstance(error, Exception):
-            # A client may go after the last word.
+            # The client may have left after the last word.
             return self.completed.transcript.finish
         return "error" if error is None else error_kind(error)
 
     def totals(self, total_ms: float = 0.0) -> Metrics:
         """Return the totals so far; `total_ms` is the request's wall time."""
-        # Accepted beyond what was drafted: the worker's own choice, taken from a Verification.
+        # Accepted tokens that were not drafted: a worker's choices in a Verification.
         chosen = {name: max(0, self._kept[name] - self._drafted[name]) for name in WORKERS}
         stayed = {name: self._kept[name] - self._given_up[name] for name in WORKERS}
         offered = {name: max(self._kept[name], self._drafted[name]) for name in WORKERS}

@@ -1,4 +1,4 @@
-"""What a policy may yield. Each action is typed by its result.
+"""The actions that a policy may yield, each typed by its result.
 
 `draft = yield from Generate("small", transcript, criteria)` hands the action to the driver of the
 policy and evaluates to the result. The driver does the I/O, so one policy file runs in a test
@@ -26,9 +26,9 @@ from orchestrator.types import (
 A = TypeVar("A")
 WorkerName = Literal["small", "large"]
 Script = Generator["Action[Any]", Any, A]
-"""A running policy, or a part of one: it yields actions, is sent their answers, returns an A."""
+"""A running policy, or a part of one: it yields actions, gets their results, returns an A."""
 REST = StopCriteria(1 << 30)
-"""No limit but the budget: the driver caps every call at the tokens that are left."""
+"""No limit except the budget: the driver caps every call at the tokens that are left."""
 
 
 class Action(Generic[A]):
@@ -42,7 +42,7 @@ class Action(Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class Generate(Action[Generation]):
-    """Draft from the end of the transcript. Nothing of it is streamed before `Accept`."""
+    """Draft from the end of the transcript. The client sees none of it before `Accept`."""
 
     worker: WorkerName
     transcript: Transcript
@@ -51,7 +51,7 @@ class Generate(Action[Generation]):
 
 @dataclass(frozen=True, slots=True)
 class Write(Action[Transcript]):
-    """Generate, accepted as it arrives: streamed to the client token by token."""
+    """Generate text that is accepted as it arrives, and streamed token by token."""
 
     worker: WorkerName
     transcript: Transcript
@@ -60,7 +60,7 @@ class Write(Action[Transcript]):
 
 @dataclass(frozen=True, slots=True)
 class Classify(Action[Classification]):
-    """The distribution over single-token `labels` after a side conversation that leaves no trace.
+    """Get the distribution over single-token `labels` after a question outside the transcript.
 
     The fields after `transcript` are those of `LabelQuery`, which explains them.
     """
@@ -80,9 +80,9 @@ class Classify(Action[Classification]):
 
 @dataclass(frozen=True, slots=True)
 class Verify(Action[Verification]):
-    """The negative log-likelihood of a segment's tokens, and k + 1 choices of the worker's own.
+    """Get the negative log-likelihood of a segment's k tokens, and the worker's k + 1 choices.
 
-    After an empty segment that is one choice: the worker's next token for the price of a pass.
+    After an empty segment that is one choice: the worker's next token for one pass.
     """
 
     worker: WorkerName
@@ -92,7 +92,7 @@ class Verify(Action[Verification]):
 
 @dataclass(frozen=True, slots=True)
 class Accept(Action[Transcript]):
-    """Commit a segment: it joins the transcript and is streamed. `score` is shown beside it."""
+    """Add a segment to the transcript, and stream it. `score` is shown beside it."""
 
     transcript: Transcript
     segment: Segment
@@ -101,7 +101,7 @@ class Accept(Action[Transcript]):
 
 @dataclass(frozen=True, slots=True)
 class Reject(Action[None]):
-    """Report that a draft was thrown away, for the record only."""
+    """Record that a draft was discarded."""
 
     segment: Segment
     score: float | None = None
@@ -111,8 +111,7 @@ class Reject(Action[None]):
 class Close(Action[Transcript]):
     """End the thought, or without one the answer, as at a cap.
 
-    `forced`: no model ended it, but a loop or a budget did. `finish` is "length" if a context is
-    full.
+    `forced`: a loop or a budget ended it, not a model. `finish` is "length" if a context is full.
     """
 
     transcript: Transcript

@@ -53,7 +53,7 @@ class AnswerRoom:
     thought: int
 
     def holds(self, transcript: Transcript) -> bool:
-        """Return whether the next token of the thought may yet be given up."""
+        """Return whether the next token of the thought may be given up."""
         return not transcript.closed and self.begins <= transcript.thought.tokens < self.thought
 
     def overruns(self, transcript: Transcript, tokens: int) -> bool:
@@ -73,7 +73,7 @@ class AnswerRoom:
 
 @dataclass(slots=True)
 class HeldEnd:
-    """The events that are held back, with the accepted drafts among them."""
+    """The events that are held back, with their accepted drafts."""
 
     room: AnswerRoom
     events: list[Shown] = field(default_factory=list)
@@ -109,7 +109,7 @@ class HeldEnd:
         return rejected, GivenUp(start, tuple(drafts))
 
     def hold(self, before: Transcript, events: list[Shown], draft: Segment | None = None) -> None:
-        """Hold back what follows a transcript, or follows what is held back already."""
+        """Hold back events that follow a transcript, or the events that are already held back."""
         self.start = self.start or before
         self.events += events
         if draft is not None:
@@ -152,7 +152,7 @@ async def generated(
     async with closing(generate(transcript, criteria, False)) as stream:
         async for item in stream:
             if isinstance(item, Generation):
-                # A step that ends with the very last token leaves no room for an answer either.
+                # Even if a step ends with the very last token, no room is left for an answer.
                 full = item.usage.generated >= criteria.max_tokens
                 if full and item.segment.finish not in ENDED:
                     cut_off = replace(

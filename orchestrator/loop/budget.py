@@ -1,16 +1,15 @@
-"""What a request may spend, and how an accepted segment ends a phase.
+"""A request's caps on tokens, and how an accepted segment ends a phase.
 
 Two caps: the request's `max_tokens` bounds thought and answer together, the policy's `budget`
-bounds the accepted thought. The ends that a model writes itself count a token each, as with OpenAI.
-If `max_tokens` cuts the thought, its end is given up for a short answer (`answer_room.py`), and the
+bounds the accepted thought. Each end that a model writes counts as a token, as with OpenAI. If
+`max_tokens` cuts the thought, its end is given up for a short answer (`answer_room.py`), and the
 request ends by "length". At a `budget` that leaves as much for an answer, the thought is closed,
-the answer is written, and it ends as answers do (SpecReason 5.1 counts accuracy under a token
-budget so). Drafts and judge calls are never charged here: they are counted in `metrics`.
+and the answer ends as usual (so SpecReason 5.1 measures accuracy under a token budget). Drafts and
+judge calls are not charged here: they count in `metrics`.
 
 A model may continue its thought after such a close, and end it by itself. That text is no answer
-(`Transcript.reply` leaves it out) and no thought either: it counts in `total` alone. The answer
-follows it. All of it is a pure function of the transcript: a replay ends each phase at the same
-token.
+(`Transcript.reply` leaves it out) and no thought: it counts in `total` alone. The answer follows
+it. All of it is a pure function of the transcript: a replay ends each phase at the same token.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ class Budget:
         total = limits.max_tokens
         thought = total if budget is None else min(budget, total)
         reserve = 0 if limits.ignore_eos else min(reserve, total // 2)
-        # It would break a form that the answer must match. Tools leave the text free unless a model
-        # must call one, and then no turn ends without a call.
+        # A nudge would break a form that the answer must match. Tools leave the text free, unless a
+        # model must call one, but then no turn ends without a call.
         nudges = limits.constraint is None or limits.constraint.kind == "tools"
         return cls(
             total, thought, limits.stop, reserve, limits.ignore_eos, limits.min_tokens, nudges
@@ -122,8 +121,8 @@ class Budget:
     def _thinks_on(self, transcript: Transcript, segment: Segment) -> bool:
         """Return whether an answer is a thought that the model ends by itself: the answer follows.
 
-        So it is if a cap had ended the thought, or if the model has written nothing else; not if it
-        ended one just before, and has written nothing since.
+        It is one if a cap had ended the thought, or if the model has written only blanks; not if
+        the model ended such a thought just before.
         """
         blank = not (transcript.reply + segment.text).strip()
         if blank:
@@ -131,7 +130,7 @@ class Budget:
         return self.may_think_on(transcript)
 
     def may_think_on(self, transcript: Transcript) -> bool:
-        """Return whether the answer so far may yet turn out to be a thought."""
+        """Return whether the answer so far may turn out to be a thought."""
         return self.nudges and transcript.thinking and transcript.forced
 
     def _lacks_answer(self, transcript: Transcript, segment: Segment) -> bool:
@@ -153,8 +152,8 @@ class Budget:
     ) -> Transcript:
         """Return the transcript with its chain ended: the answer follows, if there is a thought.
 
-        It is done at once if no token is left to answer with. `finish` is "length" if `max_tokens`
-        or a context cut the thought, whatever is still answered.
+        It is done at once if no token is left for an answer. `finish` is "length" if `max_tokens`
+        or a context cut the thought, whether or not an answer follows.
         """
         if transcript.done or (transcript.closed and transcript.thinking):
             return transcript

@@ -1,4 +1,4 @@
-"""What a running request reports to the HTTP response, or to a recording."""
+"""The events of a running request, for the HTTP response or a recording."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class StepCompleted:
-    """A step is complete: accepted, or a draft that was thrown away.
+    """A step is complete: accepted, or a draft that was discarded.
 
-    `provenance` is that of its tokens, if it is known and something was drafted for them.
+    `provenance` is that of its tokens, if it is known and tokens were drafted.
     """
 
     step: Step
@@ -36,9 +36,9 @@ class StepCompleted:
 class ActionCompleted:
     """One action and its result.
 
-    `answer` is an exception if the worker failed. For Write it is the Generation (the transcript
-    that the policy gets follows from it), for Accept, Reject and Close it is None. `failure` is
-    what broke a Write off whose text was shown; that text is its answer.
+    `answer` is an exception if the worker failed. For Write it is the Generation (from which the
+    policy's transcript follows), for Accept, Reject and Close it is None. `failure` is the error
+    that interrupted a Write whose text was shown; that text is its answer.
     """
 
     action: Action[Any]
@@ -49,8 +49,7 @@ class ActionCompleted:
 
 @dataclass(frozen=True, slots=True)
 class PromptsRead:
-    """All workers have read the prompt, or failed to: the results of the prefills, each an event of
-    its own."""
+    """All workers have read the prompt, or failed: the results of the prefills, each an event."""
 
     results: Sequence[ActionCompleted]
 
@@ -59,8 +58,8 @@ class PromptsRead:
 class Metrics:
     """One request's totals. Tokens are generated tokens, drafts and rewrites included.
 
-    acceptance_rate: accepted drafts over judged drafts (None if nothing was judged).
-    large_passes: forward passes of the large worker's model that served this request.
+    `acceptance_rate`: accepted drafts over judged drafts; None if there were none.
+    `large_passes`: forward passes of the large worker's model that served this request.
     """
 
     small_tokens: int = 0
@@ -79,7 +78,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestCompleted:
-    """The last event of a request that ended properly."""
+    """The last event of a request that ended without an error."""
 
     transcript: Transcript
     steps: tuple[Step, ...]

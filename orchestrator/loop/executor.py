@@ -1,7 +1,6 @@
-"""Carries out a policy's actions: the one place that talks to workers.
+"""Carries out a policy's actions: the only module that calls workers.
 
-A worker's failure is a result like any other, to be thrown into the policy. Any other error ends
-the request.
+A worker's failure is a result, which is thrown into the policy. Any other error ends the request.
 """
 
 from __future__ import annotations
@@ -55,18 +54,18 @@ class Executor:
         self._within_deadline = deadline(request.limits.deadline_s, request.began_at)
         self._prefills: dict[Generate, asyncio.Task[ActionCompleted]] = {}
         self._calls = 0
-        self._drawn: dict[WorkerName, tuple[Transcript, int]] = {}  # each one's last text, its seed
+        self._drawn: dict[WorkerName, tuple[Transcript, int]] = {}  # by worker: its last text, seed
         self._stopped = False
-        self._broke_off: WorkerError | None = None  # an answer of which some was shown
-        # Each call has a seed even if the request has none: a call retried elsewhere is the same.
+        self._broke_off: WorkerError | None = None  # of an answer of which some was shown
+        # Each call has a seed even if the request has none, so that a retry gives the same text.
         seed = request.sampling.seed
         self._seed = secrets.randbits(53) if seed is None else seed
 
     async def prefill(self, actions: Sequence[Generate]) -> bool:
         """Have all workers read the prompt at once; return whether a model marks its thought.
 
-        That is known once one says so, else when all are done: the policy's first action then runs
-        beside the prefills that are left. The policy works around a worker that is down.
+        Return as soon as one does: the policy's first action then runs beside the other prefills.
+        The policy works around a worker that is down.
 
         Raises:
             WorkerError: all workers are down.
@@ -86,8 +85,8 @@ class Executor:
     async def prefilled(self) -> list[ActionCompleted]:
         """Wait for all prefills and return their results, once.
 
-        They fill the workers' caches, count the prompt, and refuse one that is too long before
-        anything is shown.
+        They fill the workers' caches, count the prompt's tokens, and refuse a prompt that is too
+        long before any text is shown.
         """
         if not self._prefills:
             return []
@@ -104,14 +103,14 @@ class Executor:
     ) -> AsyncGenerator[PromptsRead | TextDelta | ActionCompleted, None]:
         """Yield the text of a Write as it comes, and last the result of the action.
 
-        The first action runs beside the prefills, and gives nothing before they are done.
+        The first action runs beside the prefills, and yields nothing before they are done.
         """
         async with aclosing(self._perform(action)) as items:
             if not self._prefills:
                 async for item in items:
                     yield item
                 return
-            # Items are taken as they come: a worker drops a call that is not read.
+            # Items are read at once, since a worker drops a call that is not read.
             early: asyncio.Queue[TextDelta | ActionCompleted | None] = asyncio.Queue()
             reading = asyncio.create_task(_read(items, early))
             try:
@@ -126,7 +125,7 @@ class Executor:
         self, action: Action[Any]
     ) -> AsyncGenerator[TextDelta | ActionCompleted, None]:
         if not isinstance(action, Generate | Write | Classify | Verify):
-            yield ActionCompleted(action, None, 0.0)  # the rest concerns the PolicyRunner alone
+            yield ActionCompleted(action, None, 0.0)  # the PolicyRunner does the rest
             return
         async with self._within_deadline():
             await self._prefill_of(action.worker)
@@ -144,7 +143,7 @@ class Executor:
         yield ActionCompleted(action, answer, (perf_counter() - began) * 1000)
 
     def stop_writing(self) -> None:
-        """Let a Write end with what it has made: the answer is complete."""
+        """End a Write with its text so far: the answer is complete."""
         self._stopped = True
 
     async def close(self) -> None:
@@ -152,14 +151,14 @@ class Executor:
         await _stop(*self._prefills.values())
 
     async def _write(self, action: Write) -> AsyncGenerator[TextDelta | ActionCompleted, None]:
-        # Text that was shown stays. A worker that dies after that has written a shorter segment;
-        # whether it is still down shows when the policy asks for the rest.
+        # Text that was shown stays. If the worker fails after that, it has written a shorter
+        # segment; if it is still down, the policy's call for the rest fails.
         name, transcript = action.worker, action.transcript
         phase: Literal["thought", "answer"] = "answer" if transcript.closed else "thought"
         criteria = self._budget.clip(transcript, action.criteria)
         seed = self._seed_of(action)
         stream = self._generation(name, transcript, criteria, seed)
-        shown, told, ms = "", 0, 0.0
+        shown, counted, ms = "", 0, 0.0
         tokens: list[int] = []
         logprobs: list[float] = []
         answer: Any = None
@@ -172,7 +171,7 @@ class Executor:
 
         try:
             while answer is None:
-                began = perf_counter()  # how long a slow reader takes is not the worker's time
+                began = perf_counter()  # without the time of a slow reader
                 try:
                     async with self._within_deadline():
                         with _of(name):
@@ -191,13 +190,13 @@ class Executor:
                     logprobs += item.logprobs
                 if text:
                     shown += text
-                    yield TextDelta(name, phase, text, len(tokens) - told)
-                    told = len(tokens)
+                    yield TextDelta(name, phase, text, len(tokens) - counted)
+                    counted = len(tokens)
                     if self._stopped and answer is None:
                         answer = made()
         except (WorkerError, InvalidRequest) as error:
             if shown and isinstance(error, Contradiction):
-                raise  # what was shown may be wrong, so nothing follows it
+                raise  # the text that was shown may be wrong, so nothing follows it
             answer = error
             if shown and isinstance(error, WorkerError | ContextLengthExceeded):
                 log.warning("request %s: %s worker: %s", self._request.id, name, error)
@@ -207,7 +206,7 @@ class Executor:
                 if phase == "answer":
                     self._broke_off = failure
             elif isinstance(error, Unsupported) and self._broke_off is not None:
-                # No server continues a constrained answer: report what broke it off.
+                # No server continues a constrained answer: report the failure that interrupted it.
                 answer = self._broke_off
         finally:
             await stream.aclose()
@@ -238,7 +237,7 @@ class Executor:
         return ActionCompleted(action, answer, answer.ms)
 
     async def _prefill_of(self, name: WorkerName) -> None:
-        """Wait for a worker's prefill: a call beside it would read the prompt again."""
+        """Wait for a worker's prefill: a call before its end would read the prompt again."""
         if tasks := [task for one, task in self._prefills.items() if one.worker == name]:
             await asyncio.wait(tasks)
 
@@ -272,10 +271,10 @@ class Executor:
         )
 
     def _seed_of(self, action: Generate | Write | Classify | Verify) -> int:
-        """The seed of a call: that of the worker's last text if this one continues it.
+        """Return the seed of a call: that of the worker's last text if this one continues it.
 
-        Workers draw by seed and position, so one seed draws no number twice; and a worker may run
-        ahead of a call. A text that takes the place of another is drawn by other numbers.
+        Workers sample by seed and position, so one seed gives no random number twice, and a worker
+        may run ahead of a call. A text that replaces another is sampled with another seed.
         """
         if isinstance(action, Generate | Write) and action.worker in self._drawn:
             text, seed = self._drawn[action.worker]
@@ -296,7 +295,7 @@ class Executor:
 def deadline(
     seconds: float | None, began_at: float | None = None
 ) -> Callable[[], AbstractAsyncContextManager[None]]:
-    """Return a maker of blocks that raise `DeadlineExceeded` at one time, whenever they begin.
+    """Return a function that makes blocks, which all raise `DeadlineExceeded` at the same time.
 
     That is `seconds` after `began_at`, a time of the event loop (None: now); None seconds: never.
     """
@@ -342,4 +341,4 @@ async def _stop(*tasks: asyncio.Task[Any]) -> None:
     await stop(*tasks)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # looked at, so that asyncio does not complain of it
+            task.exception()  # retrieved, so that asyncio logs no warning

@@ -1,4 +1,4 @@
-"""What a policy is: typed parameters and a script. Thresholds live here, never in a worker."""
+"""Base of the policies: typed parameters and a script. Thresholds are here, never in a worker."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from orchestrator.types import Transcript
 class Policy(BaseModel):
     """Base of every policy; a subclass is one paper, its fields are the paper's parameters.
 
-    An instance holds parameters only, and many requests share it: what belongs to one request are
+    An instance has parameters only, since many requests share it. The state of one request is in
     local variables of its `solve`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     workers: ClassVar[frozenset[WorkerName]] = frozenset({"small", "large"})
     calibrated: ClassVar[str | None] = None
-    """The field that trades accuracy for cost: what `baton calibrate` sets, within its bounds."""
+    """The field that trades accuracy for cost: `baton calibrate` sets it, within its bounds."""
 
     budget: int | None = Field(
         default=None, ge=1, description="cap on accepted thinking tokens; then an answer is forced"
@@ -35,14 +35,14 @@ class Policy(BaseModel):
     max_cost: FiniteFloat | None = Field(
         default=None,
         ge=0,
-        description="what the request has cost, at the service's prices, when the small model is "
-        "to continue the thought alone",
+        description="cap on the request's cost, at the service's prices; then the small model "
+        "continues the thought alone",
     )
     answer_reserve: int = Field(
         default=64,
         ge=0,
-        description="the last tokens of a thought that max_tokens cuts, given up for an answer; "
-        "half of max_tokens at most",
+        description="tokens at the end of a thought that max_tokens cuts, given up for an answer; "
+        "at most half of max_tokens",
     )
 
     @property
@@ -53,7 +53,7 @@ class Policy(BaseModel):
 
     @property
     def one_vocabulary(self) -> bool:
-        """Whether ids travel from one model to the other, which then need the same tokenizer."""
+        """Whether one model gets the other's token ids, so that both need the same tokenizer."""
         return False
 
     @abstractmethod
@@ -61,7 +61,7 @@ class Policy(BaseModel):
         """Write the thought and the answer: a generator that yields actions and gets results.
 
         A policy does no I/O. It yields an action, the driver (`solve` in solve.py, a replay, a
-        test) carries it out and sends the result back in, so `yield from action` evaluates to it:
+        test) carries it out and sends the result back, to which `yield from action` evaluates:
 
             def solve(self, transcript: Transcript) -> Script[None]:
                 step = StopCriteria(512, until=("\\n\\n",))
@@ -74,7 +74,7 @@ class Policy(BaseModel):
                             "large", transcript.extend(draft.segment), (QUESTION,), "", ("0", "1")
                         )
                         accepted = digits.probabilities[1] >= self.threshold
-                    except WorkerError:  # one of them failed: do without this draft
+                    except WorkerError:  # one of them failed: continue without this draft
                         accepted = False
                     if accepted:
                         # Now the client sees it, and the transcript has grown by a segment.
@@ -82,16 +82,16 @@ class Policy(BaseModel):
                     else:
                         # Generation that is accepted as it is made: the client sees each token.
                         transcript = yield from Write("large", transcript, step)
-                while not transcript.done:  # the chain has ended; what follows is the answer
+                while not transcript.done:  # the chain has ended; the answer follows
                     transcript = yield from Write("large", transcript, StopCriteria(2048))
 
-        An action's type says what comes back: a `Generation` for `Generate`, a `Classification`
-        for `Classify`, the grown `Transcript` for `Accept`, `Write` and `Close`.
+        An action's type gives its result: a `Generation` for `Generate`, a `Classification` for
+        `Classify`, the longer `Transcript` for `Accept`, `Write` and `Close`.
 
-        The driver decides when a phase is over: the transcript that comes back is no longer
-        `is_open` when the model ended its thought or the budget was used up, and `done` when the
-        answer has ended (both at once if the models of the pair have no thought). A generation is
-        cut at what the budget leaves, so criteria may ask for more.
+        The driver decides when a phase is over: the resulting transcript is no longer `is_open`
+        when the model ended its thought or the budget was used up, and `done` when the answer has
+        ended (both at once if the models of the pair have no thought). The driver cuts a generation
+        to the rest of the budget, so criteria may ask for more.
 
         A worker's failure is raised at the action: a `WorkerError`, or one of its kinds
         (`Unsupported`: this pair can never do it), or `ContextLengthExceeded` if the transcript
@@ -102,11 +102,11 @@ class Policy(BaseModel):
 
         What a policy may not do:
 
-        - extend any transcript but the one that it was last given: what was streamed stays;
+        - extend a transcript other than the last result: text that was streamed stays;
         - extend a transcript that is `done`, or return before it is;
         - yield more than `MAX_IDLE` actions in a row that add nothing to the transcript;
         - read a clock, draw random numbers or await: a replay must yield the same actions.
           Randomness comes from the request's sampling.
 
-        `policies/specreason.py` is a real one, which has its loop from `policies/steps.py`.
+        `policies/specreason.py` is a real one, with its loop in `policies/steps.py`.
         """

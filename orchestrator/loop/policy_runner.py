@@ -1,8 +1,7 @@
-"""The pure half of the step loop: a policy's script, the transcript it builds, the events it
-causes.
+"""The half of the step loop without I/O: a policy's script, its transcript, its events.
 
-Nothing here waits. `solve` hands a PolicyRunner the answers of live workers, a replay those of a
-recording; what follows from an answer is the same in both.
+Nothing here waits. `solve` passes the answers of live workers to a PolicyRunner, a replay those of
+a recording; an answer has the same effects in both.
 """
 
 from __future__ import annotations
@@ -54,17 +53,17 @@ from orchestrator.types import (
     Transcript,
 )
 
-CUT_AMONG = 8  # latest drafts of which a segment may be one end
+CUT_AMONG = 8  # latest drafts, among which the one that a segment is a part of is looked for
 APART = "\n\n"
-"""In a stream, between a thought that continued after its close, and was shown, and the answer."""
+"""Separates in a stream the answer from a thought that continued after its close."""
 MAX_IDLE = 256
 """Actions in a row that add nothing to the transcript before a policy counts as stuck."""
 
 
 class PolicyRunner:
-    """One policy at work: `next_action`, then `on_result`, until `next_action` returns None.
+    """Runs one policy: call `next_action`, then `on_result`, until `next_action` returns None.
 
-    Every event of the request is folded into `response` here, once.
+    It adds every event of the request to `response`, once.
     """
 
     def __init__(
@@ -88,8 +87,8 @@ class PolicyRunner:
         self._reply: Any = None
         self._drafts: dict[Segment, Generation] = {}
         self._idle = 0
-        self._outgrown = False  # a context is full, which the policy did not provide for
-        self._rationed = False  # the action was changed to what may be spent
+        self._outgrown = False  # a context is full, and the policy did not catch that
+        self._rationed = False  # the action was limited to the rest of the spending caps
 
     def prefills(self) -> list[Generate]:
         """Return the first actions of every request: each worker reads the prompt."""
@@ -98,7 +97,7 @@ class PolicyRunner:
         ]
 
     def begin(self, thinks: bool) -> None:
-        """Start the policy: on an answer if no model marks its thought."""
+        """Start the policy, without a thought if no model marks its thought (`thinks`)."""
         if not thinks:
             self.transcript = self.transcript.without_thought()
             self._script = self.policy.solve(self.transcript)
@@ -106,13 +105,13 @@ class PolicyRunner:
         self.response.continues = self._continues
 
     def next_action(self) -> Action[Any] | None:
-        """Return what the policy yields, given the last result; None when it has returned.
+        """Send the last result to the policy; return its next action, None after the last.
 
         A failure is thrown in at the place that yielded the action.
 
         Raises:
             BatonError: the policy returned before the answer ended.
-            WorkerError: nothing may be missing, and a worker died in mid-text.
+            WorkerError: the request must be complete, and a worker died in mid-text.
             Exception: a failure that the policy did not catch.
         """
         reply, self._reply = self._reply, None
@@ -130,8 +129,8 @@ class PolicyRunner:
                     "it must continue until `transcript.done`"
                 ) from None
         except ContextLengthExceeded:
-            # The prompt did fit, so this transcript outgrew a context: the worker that has room
-            # answers; if none has, the transcript is cut, not refused.
+            # The prompt did fit, so the transcript has outgrown a context: a worker with room
+            # answers; without one, the transcript is cut, not refused.
             if len(self.policy.called) > 1 and not self._outgrown:
                 self._outgrown = True
                 self._script = _answered(self.transcript, sorted(self.policy.called))
@@ -143,7 +142,7 @@ class PolicyRunner:
         return action
 
     def _affordable(self, action: Action[Any]) -> Action[Any]:
-        """Return what the policy yields, or yields next if that costs more than may be spent."""
+        """Return the action within the spending caps, or the policy's next one if it is beyond."""
         self._rationed = False
         while self.transcript.is_open and self.spending.capped:
             try:
@@ -158,7 +157,7 @@ class PolicyRunner:
         return action
 
     def on_result(self, item: PromptsRead | TextDelta | ActionCompleted) -> Iterator[Event]:
-        """Take in what the executor gives; yield the events it causes, last `item` itself.
+        """Process an item of the executor; yield the events that it causes, `item` last.
 
         Raises:
             BatonError: the policy broke a rule of the protocol, or makes no progress.
@@ -173,10 +172,10 @@ class PolicyRunner:
             yield from map(self.response.add, self._shown(item))
 
     def _add_prefills(self, prefilled: Sequence[ActionCompleted]) -> Iterator[ActionCompleted]:
-        """Count the prefills, and see that the models can continue each other's text."""
+        """Count the prefills, and check that the models can continue each other's text."""
         answers = [result.answer for result in prefilled if isinstance(result.answer, Generation)]
         vocabularies = {answer.segment.tokenizer for answer in answers}
-        # A worker that is down, or does not say, shows it later.
+        # If a worker is down or does not name its vocabulary, later calls raise.
         if self.policy.one_vocabulary and len(vocabularies - {""}) > 1:
             raise Unsupported(
                 f"{type(self.policy).__name__} hands token ids from one model to the other, "
@@ -191,7 +190,7 @@ class PolicyRunner:
         yield from map(self.response.add, prefilled)
 
     def _add_result(self, result: ActionCompleted) -> Iterator[Event]:
-        """Change the transcript as an action's result says, and show what may be shown."""
+        """Change the transcript by an action's result, and yield the text that may be shown."""
         before, action = self.transcript, result.action
         draft = action.segment if isinstance(action, Accept) else None
         caused = [*self._apply(result)]
@@ -213,7 +212,7 @@ class PolicyRunner:
         yield self.response.add(result)
 
     def _apply(self, result: ActionCompleted) -> Iterator[Shown]:
-        """Change the transcript as the result says, and prepare the policy's reply."""
+        """Change the transcript by the result, and prepare the policy's reply."""
         action, answer = result.action, result.answer
         self._reply = answer
         if isinstance(answer, BaseException):
@@ -238,21 +237,21 @@ class PolicyRunner:
                 self.transcript = self._reply = self.budget.close(self.transcript, forced, finish)
 
     def _written(self, write: Write, made: Generation) -> Iterator[Shown]:
-        """Accept what a Write has made; its text has been shown."""
+        """Accept the generation of a Write, whose text has been shown."""
         before, segment = self.transcript, made.segment
         allowed = self.budget.clip(before, write.criteria).max_tokens
         if self._only_half(write, made, allowed):
             self._reply = before
             return
-        # Half a character at the end is made and dropped: then the context is not full. What was
-        # made up to max_tokens and not shown is given up.
+        # A segment may be short of what was generated: without half a character at its end, or
+        # without the end that was given up for an answer. Then the context is not full.
         short = made.usage.generated < allowed or self._end.room.certain(before, allowed) < allowed
         if segment.text or segment.tokens:
             yield self._step(segment, made, accepted=True)
         yield from self._commit(segment, allowed if short else None)
 
     def _commit(self, segment: Segment, allowed: int | None = None) -> Iterator[Shown]:
-        """Accept a segment; what the budget puts after it is shown too."""
+        """Accept a segment; yield also the text that the budget inserts after it."""
         after = self.budget.commit(self.transcript, segment, allowed)
         if calls := self._calls_in_thought(segment):
             before = self.transcript.extend(segment)
@@ -267,7 +266,7 @@ class PolicyRunner:
         nudged = not after.done and after.last is NUDGE
         self.transcript = self._reply = after
         if thought_on or nudged:
-            # A caller's stop string is looked for in what models write from here on.
+            # From here on, the text is searched for a caller's stop strings again.
             if (rest := self._stops.end()).strip():
                 yield TextDelta(segment.author, self.phase, rest)
             self._stops = StopStrings(self.budget.stop)
@@ -278,8 +277,8 @@ class PolicyRunner:
             yield self._step(NUDGE, None, accepted=True)
 
     def _calls_in_thought(self, last: Segment) -> Segment | None:
-        """Return the whole calls of tools that a thought ends with, as the answer, if the model
-        ends its turn there and has no other answer. Their tokens count in the thought."""
+        """Return the calls of tools at the end of a thought, as the answer, if the model ends its
+        turn there without another answer. Their tokens count in the thought."""
         transcript = self.transcript
         if last.finish != "eos" or not transcript.thinking:
             return None
@@ -292,15 +291,12 @@ class PolicyRunner:
         return Segment(last.author, text, finish="eos") if text else None
 
     def _shown(self, delta: TextDelta, *, early: bool = False) -> Iterator[TextDelta]:
-        """Yield as much of a text as the client may see, up to a stop string.
-
-        `early`: none may begin in it.
-        """
+        """Yield a text up to a stop string, which an `early` text is not searched for."""
         if delta.phase == "thought":
             yield delta
             return
         self._held_tokens += delta.tokens
-        # The worker itself looked through what is too early for a stop string.
+        # Before `min_tokens` no stop string counts.
         written = sum(self.response.shown.values()) + self.transcript.ends
         early |= written < self.budget.min_tokens
         if text := (self._stops.skip if early else self._stops.feed)(delta.text):
@@ -308,7 +304,7 @@ class PolicyRunner:
             yield replace(delta, text=text, tokens=tokens)
 
     def rest_of_text(self) -> Iterator[Shown]:
-        """Yield what was held back until the answer has ended, once."""
+        """Yield the text that was held back until the answer's end, once."""
         yield from map(self.response.add, self._end.release())
         last = self.transcript.last
         if last is not None and (rest := self._stops.end()):
@@ -321,12 +317,12 @@ class PolicyRunner:
         return response.add(RequestCompleted(self.transcript, tuple(response.steps), metrics))
 
     def close(self) -> None:
-        """Close the script: a policy's own `finally` runs."""
+        """Close the script, so that the policy's `finally` blocks run."""
         self._script.close()
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string of the caller's was found: nothing is shown after it."""
+        """Whether a caller's stop string was found: no text is shown after it."""
         return self._stops.found
 
     @property
@@ -334,9 +330,9 @@ class PolicyRunner:
         return "answer" if self.transcript.closed else "thought"
 
     def _only_half(self, write: Write, made: Generation, allowed: int) -> bool:
-        """Return whether half a character was all that the large model could still spend.
+        """Return whether the large model's last tokens by the spending caps gave half a character.
 
-        Not if the context or the budget left no more than that: then the phase is over.
+        Not if the context or the budget left no more tokens either: then the phase is over.
         """
         segment = made.segment
         return (
@@ -357,16 +353,16 @@ class PolicyRunner:
             )
 
     def _check_extends(self, transcript: Transcript) -> None:
-        # What was streamed cannot be taken back: only the transcript that the client saw can grow.
+        # Text that was streamed cannot be taken back.
         if transcript is not self.transcript and transcript != self.transcript:
             raise BatonError("a policy may only extend the transcript that it was last given")
         if transcript.done:
             raise BatonError("a policy may not extend a transcript whose answer has ended")
 
     def _made(self, segment: Segment) -> Generation | None:
-        """Return the generation that made a segment, whole or as one end of a longer draft.
+        """Return the generation that made a segment, which may be one end of a longer draft.
 
-        An end has its share by tokens of the draft's time.
+        An end gets the share of the draft's time by its tokens.
         """
         if segment in self._drafts or not segment.tokens:
             return self._drafts.get(segment)
@@ -388,7 +384,7 @@ class PolicyRunner:
         accepted: bool,
         score: float | None = None,
     ) -> StepCompleted:
-        """Return a segment as users see it; `made`: the generation that made it, if any."""
+        """Return the step of a segment; `made`: the generation that made it, if any."""
         tokens, ms = len(segment.tokens), 0.0 if made is None else made.ms
         step = Step(segment.author, segment.text, accepted, tokens, ms, score, self.phase)
         return StepCompleted(step, None if made is None else made.provenance)
@@ -398,8 +394,7 @@ def _answered(transcript: Transcript, names: Iterable[WorkerName]) -> Script[Non
     """End the thought, and let the first worker with room write the rest; if one fails, the next.
 
     Raises:
-        WorkerError: one failed with no answer there, or in the middle of it, and no other
-            continued.
+        WorkerError: one failed before or in the answer, and no other continued.
         ContextLengthExceeded: none of them has room.
     """
     if transcript.is_open and transcript.thinking:

@@ -1,4 +1,4 @@
-"""What the step loop answers."""
+"""The request that the step loop answers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from orchestrator.types import GREEDY, Limits, Message, Sampling
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked, for whom, and how it is answered.
+    """The messages, and how they are answered.
 
-    Logs, traces and every call carry `id`. `speculation` names the token-level method of
-    the large worker, of which a policy knows nothing; None: the worker's default. Workers share
-    cached prefixes within one `owner`. Requests of one `session` prefer one replica of each worker.
+    Logs, traces and every call have the `id`. `speculation` names the large worker's token-level
+    method, of which no policy knows; None: the worker's default. Workers share cached prefixes
+    within one `owner`. Requests of one `session` prefer one replica of each worker.
     `limits.deadline_s` counts from `began_at`, a time of the event loop; None: from now.
     """
 

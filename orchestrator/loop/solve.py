@@ -1,19 +1,19 @@
 """THE STEP LOOP: a policy yields actions, workers carry them out, accepted text streams out.
 
-The loop is *draft, verify, commit* (SpecReason, arXiv 2504.07891, section 4.1), opened up: which
-worker drafts, who verifies and how, is the policy's business. Four objects share the work:
+The loop is *draft, verify, commit* (SpecReason, arXiv 2504.07891, section 4.1), except that the
+policy decides which worker drafts, and which verifies and how. Four objects share the work:
 
-- `PolicyRunner` (policy_runner.py) runs the policy's generator and builds the transcript. It does
-  no I/O. It is also where a result becomes events, and where each event is counted once
-  (`ResponseAccumulator`, accumulator.py).
+- `PolicyRunner` (policy_runner.py) runs the policy's generator and builds the transcript, without
+  I/O. It turns results into events, and counts each event once (`ResponseAccumulator`,
+  accumulator.py).
 - `Budget` (budget.py) charges accepted tokens to the request: `clip` before a generation,
-  `commit` after an accepted segment, which also says whether the phase has ended.
-- `Spending` (spending.py) holds the large model to what the policy lets it cost.
-- `Executor` (executor.py) carries actions out: it alone talks to workers, streams what a `Write`
-  makes, and keeps the deadline.
+  `commit` after an accepted segment, which also decides whether the phase has ended.
+- `Spending` (spending.py) caps the large model's tokens and cost in the thought.
+- `Executor` (executor.py) carries actions out: it alone calls workers, streams the text of a
+  `Write`, and keeps the deadline.
 
-Both workers prefill the prompt first; the policy's first action runs beside the longer prefill, and
-no event reports it before both are done (`PromptsRead`).
+Both workers prefill the prompt first. The policy's first action runs beside the longer prefill, and
+its events come after both (`PromptsRead`).
 
 A transcript is a thought and an answer. If no model of the policy marks its thought
 (`Generation.thinks` of the prefills), it is an answer alone, and the steps are the answer's.
@@ -48,14 +48,14 @@ async def solve(
 ) -> AsyncGenerator[Event, None]:
     """Answer a request by `policy`: yield events as they happen, last one `RequestCompleted`.
 
-    Every event is folded into `response` before it is yielded. Closing the generator, or cancelling
+    Every event is added to `response` before it is yielded. Closing the generator, or cancelling
     the task that reads it, stops everything it started.
 
     Raises:
         ConfigError: a worker that the policy needs is not in `workers`.
         InvalidRequest: a negative limit, a method that the worker does not offer, a `max_cost`
             without prices; ContextLengthExceeded for too long a prompt.
-        Unsupported: a worker lacks what the policy needs.
+        Unsupported: a worker cannot do what the policy needs.
         WorkerError: a worker failed and the policy did not catch it.
         DeadlineExceeded: `limits.deadline_s` seconds are over.
     """
@@ -68,7 +68,7 @@ async def solve(
     executor = Executor(workers, request, runner.budget)
     try:
         runner.begin(await executor.prefill(runner.prefills()))
-        if runner.spending.capped:  # what the prompts cost is counted before anything is spent
+        if runner.spending.capped:  # the prompts' cost counts before the policy spends anything
             for event in runner.on_result(PromptsRead(await executor.prefilled())):
                 yield event
                 _check_complete(limits, event)
@@ -79,7 +79,7 @@ async def solve(
                     for event in runner.on_result(item):
                         yield event
                         _check_complete(limits, event)
-                    if runner.stopped:  # by a string of which an earlier segment has a part
+                    if runner.stopped:  # by a stop string that an earlier segment began
                         executor.stop_writing()
         for event in runner.rest_of_text():
             yield event
@@ -90,7 +90,7 @@ async def solve(
 
 
 def _check_complete(limits: Limits, event: Event) -> None:
-    """Raise a worker's failure if the request allows no policy to work around it."""
+    """Raise a worker's failure if the request lets no policy work around it."""
     answer = event.answer if isinstance(event, ActionCompleted) else None
     if limits.complete and isinstance(answer, WorkerError):
         raise answer

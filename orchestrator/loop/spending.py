@@ -1,13 +1,13 @@
 """The caps on the large model in a thought: a policy's `max_large_tokens` and `max_cost`.
 
-They hold for every policy, and no policy knows of them. While something is left, the large model's
-text is cut to it. After that the large model is not asked any more: its drafts and judgements fail
-as if the worker were down, which policies work around, and the small model writes in its place, to
-the end of the chain. The answer that follows a thought is the policy's business again.
+They apply to every policy, and no policy knows of them. The large model's text is cut to the tokens
+that are left. After that it is no longer called: its drafts and judgements fail as if the worker
+were down, which policies work around, and the small model writes in its place, to the end of the
+chain. The policy decides again on the answer that follows a thought.
 
-Tokens count when they are made, rejected drafts too: the cap is never exceeded. A price is counted
-over all calls of both models; the small model and the answer still cost something after it. All of
-it follows from results, so a replay spends the same.
+Tokens count when they are made, even in rejected drafts: the cap is never exceeded. The cost is
+that of all calls of both models; the small model and the answer add to it after the cap. All of it
+follows from results, so a replay spends the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Spending:
         """Return the caps of a policy.
 
         Raises:
-            InvalidRequest: `max_cost`, and the service names no prices.
+            InvalidRequest: `max_cost` is set, and the service has no prices.
         """
         tokens = inf if policy.max_large_tokens is None else policy.max_large_tokens
         if policy.max_cost is None:
@@ -54,7 +54,7 @@ class Spending:
         return self.tokens < inf or self.cost < inf
 
     def left(self, totals: Metrics) -> float:
-        """Return the tokens that the large model may still make, by the request's totals so far."""
+        """Return the tokens that the large model may still make, after these totals."""
         left = self.tokens - totals.large_tokens
         if self.prices is not None:
             spent = totals.small_tokens, totals.large_tokens, totals.prefill_tokens
@@ -65,10 +65,10 @@ class Spending:
         return left
 
     def allow(self, action: Action[Any], left: float) -> Action[Any]:
-        """Return the action as it may be carried out in the chain, with `left` tokens.
+        """Return an action in the chain, limited to `left` tokens of the large model.
 
         Raises:
-            Spent: it asks the large model, and nothing is left.
+            Spent: it calls the large model, and nothing is left.
         """
         if left == inf or not isinstance(action, Generate | Write | Classify | Verify):
             return action

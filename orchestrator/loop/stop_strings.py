@@ -1,7 +1,7 @@
 """A caller's stop strings in an answer that is made of several segments.
 
-A worker looks for them within one generation. A string may begin in one segment and end in the
-next, by another author: what may be the beginning of one is held back until the text continues.
+A worker finds them within one generation. But a string may begin in one segment and end in the
+next, by another author. So text that may begin one is held back until the text continues.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from collections.abc import Sequence
 class StopStrings:
     """Passes an answer's text on, up to the stop string that is complete first.
 
-    `begun`: the answer continues a text that is there already.
-
-    Attributes:
-        found: whether there was one; nothing is passed on after it.
+    `begun`: the answer continues a text of the request. `found`: there was a stop string, after
+    which no text is passed on.
     """
 
     def __init__(self, stops: Sequence[str], *, begun: bool = False) -> None:
@@ -34,7 +32,7 @@ class StopStrings:
                 self._held = text
                 return ""
             text = text.lstrip()
-        # The one that is whole first, so that it does not matter in which pieces the text comes.
+        # The string that ends first counts, so that the pieces of the text make no difference.
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         self.found = bool(found)
         begun = max(overlap(text, stop) for stop in self._stops)
@@ -43,7 +41,7 @@ class StopStrings:
         return text[:certain]
 
     def skip(self, text: str) -> str:
-        """Return a text in which none may begin."""
+        """Return a text that is not searched for stop strings."""
         self._begun = self._begun or bool(text.strip())
         return text
 
@@ -54,6 +52,6 @@ class StopStrings:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Return the length of the longest end of a text that begins a mark, and is not all of it."""
+    """Return the length of the longest end of a text that is the beginning of a mark, not all."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if text.endswith(mark[:size])), 0)

@@ -1,7 +1,7 @@
-"""When each worker did what: the calls and steps of one request on one clock, in milliseconds.
+"""The calls and steps of one request on one clock, in milliseconds from its start.
 
-The clock starts with the request. A call is known when its result is taken, and which calls made a
-step is known from the text that they drafted or judged.
+A call is added when its result is read. The calls that made a step are found by the text that they
+drafted or judged.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ CallKind = Literal["prefill", "draft", "write", "judge", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class CallSpan:
-    """One call of a worker, from `at_ms` on for `ms`.
+    """One call of a worker, which began at `at_ms` and took `ms`.
 
-    `probabilities` is a judge's distribution over its labels, `outside` the mass on everything
-    else; `surprise` the highest negative log-likelihood (natural log) of a token that was verified.
-    `error` is the kind of failure that ended it.
+    `probabilities` is a judge's distribution over its labels, `outside` the mass on all other
+    tokens, `surprise` the highest negative log-likelihood (natural log) of a token that was
+    verified. `error` is the kind of failure that ended it.
     """
 
     kind: CallKind
@@ -59,23 +59,23 @@ class StepMoment:
 
 
 class Timeline:
-    """`calls` in the order in which their results were taken; `steps` in that of the steps."""
+    """`calls` in the order of their results, `steps` in their own order."""
 
     def __init__(self) -> None:
         self.calls: list[CallSpan] = []
         self.steps: list[StepMoment] = []
         self._current: tuple[Action[Any], float] | None = None
-        self._completing = False  # the newest step, by the action whose result comes next
-        self._read: dict[WorkerName, float] = {}  # when it had read the prompt: its calls wait
+        self._completing = False  # the newest step: the next result is of the action that made it
+        self._read: dict[WorkerName, float] = {}  # the prefill's end, before which no call begins
         self._about: dict[tuple[Author, str], list[int]] = {}  # calls by the text they concern
 
     def begin(self, action: Action[Any] | None, now_ms: float) -> None:
-        """Note what the policy asks for now; None: nothing any more."""
+        """Note the policy's next action; None: there is none."""
         self._current = None if action is None else (action, now_ms)
 
     @property
     def running(self) -> list[tuple[WorkerName, CallKind, float]]:
-        """The call whose result is waited for: its worker, its kind, and its begin in ms."""
+        """The call that runs now: its worker, its kind, and its start in ms."""
         match self._current:
             case (Generate() | Write() | Classify() | Verify()) as action, since:
                 return [(action.worker, _kind(action), since)]
@@ -91,7 +91,7 @@ class Timeline:
 
     def add(self, event: ActionCompleted, now_ms: float) -> None:
         since_ms = max(0.0, now_ms - event.ms)
-        if not _is_prefill(event.action):  # those end beside the policy's first action
+        if not _is_prefill(event.action):  # prefills end while the policy's first action runs
             if self._current is not None and self._current[0] is event.action:
                 since_ms = self._current[1]
             self._current = None
@@ -108,10 +108,10 @@ class Timeline:
         at_ms: float,
         ms: float,
     ) -> None:
-        """Add a call that began at `at_ms` and took `ms`, whatever the policy waits for."""
+        """Add a call that began at `at_ms` and took `ms`."""
         kind = _kind(action)
         if kind == "prefill":
-            at_ms = 0.0  # the prompt is read first, by all workers at once
+            at_ms = 0.0  # all workers read the prompt at the start
             self._read[action.worker] = ms
         else:
             at_ms = max(at_ms, self._read.get(action.worker, 0.0))
