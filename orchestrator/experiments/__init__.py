@@ -5,7 +5,7 @@ The document:
 - `runs`: experiments in the store: start, change, stop.
 
 Assignment:
-- `assignment`: the arm of a unit, by a salted hash, and so the part of a request.
+- `assignment`: the arm of a unit, by a salted hash, and so a request's part in an experiment.
 
 Recording:
 - `recorder`: a replica's events: exposures, outcomes, rewards.
@@ -16,7 +16,7 @@ Readout:
 - `metrics`: the metrics that arms are compared by.
 - `samples`: a metric's values by unit: mean, variance, the delta method for ratios.
 - `sequential`: tests valid at any number of looks: confidence sequences, the sample ratio.
-- `student_t`: the quantile of Student's t that they use.
+- `student_t`: the quantile of Student's t, which these tests use.
 - `report`: sample ratio, comparisons, bounds, verdicts.
 - `readouts`: past readouts of a run, for a plot over time.
 
@@ -26,8 +26,8 @@ Decisions:
 - `experimenter`: a replica's task that reads the log, decides and keeps readouts.
 
 Answers, in the order of a comparison:
-- `answer_text`: reads the answer out of a text.
-- `answer_spelling`: one spelling for what LaTeX and Unicode have several for.
+- `answer_text`: finds the answer in a text.
+- `answer_spelling`: replaces equal spellings of LaTeX and Unicode by one.
 - `answer_numbers`: parses numbers, with units, in any base, times and dates.
 - `answer_values`: parses the other values: sequences, words, expressions.
 - `answer_equality`: compares two values.

@@ -1,7 +1,7 @@
 r"""Equality of answers by value: 1/2, 0.50, 50 % and \frac{1}{2} are one answer.
 
-Plain numbers are compared exactly, and sequences item by item. What takes algebra to compare
-(roots, equations) is left undecided, for a caller that has a computer algebra system.
+Plain numbers are compared exactly, and sequences item by item. Values that need algebra (roots,
+equations) are left undecided, for a caller that has a computer algebra system.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _KINDS: Final = (Named, Expression, Sequence, Number, Words)  # two are compared
 _MOST_UNORDERED: Final = 100  # values that are compared in any order
 
 Algebra = Callable[[str, str], bool]
-"""Whether two expressions in LaTeX are equal."""
+"""Returns whether two expressions in LaTeX are equal."""
 
 
 def compare(text: str, answer: str) -> bool | None:
-    """Return whether a text gives this answer; None if it takes algebra to decide."""
+    """Return whether a text gives this answer; None if that needs algebra."""
     return equal(final(text), expected(answer))
 
 
 def equal(given: str, wanted: str, algebra: Algebra | None = None) -> bool | None:
-    """Return whether two answers, without the texts around them, are equal; None as above."""
+    """Return whether two bare answers are equal; None if that needs algebra."""
     if " ".join(given.split()).casefold() == " ".join(wanted.split()).casefold():
         return True
     if not given.strip() or not wanted.strip():

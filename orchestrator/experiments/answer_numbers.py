@@ -1,4 +1,4 @@
-"""Numbers in answers: with units or a currency, in any base, shares of a hundred, times, dates."""
+"""Parses numbers in answers: with units or a currency, in any base, percentages, times, dates."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Final
 
 from orchestrator.experiments.answer_spelling import TEXT, plain
 
-LONGEST: Final = 4000  # characters that are read as a value; a longer text is compared as words
-_MAX_LENGTH: Final = 1000  # characters of a number; anything longer is no answer
+LONGEST: Final = 4000  # characters of a value; a longer text is compared as words
+_MAX_LENGTH: Final = 1000  # characters of a number
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
     """A number with its mark: a unit, `%`, `base`, a `clock` or a `date`.
 
-    `unmarked` is what it equals if the mark is left out: numbers, or digits of a base above ten.
+    `unmarked` has the values that it equals without the mark: numbers, or digits of a base above
+    ten.
     """
 
     value: Fraction
@@ -28,9 +29,9 @@ class Number:
     unmarked: tuple[Fraction | str, ...] = ()
 
     def equals(self, other: Number) -> bool:
-        """Whether both are one value; 50 % is 50 or 0.5, and 5 m is 5 but not 5 cm.
+        """Return whether both are equal; 50 % is 50 or 0.5, and 5 m is 5 but not 5 cm.
 
-        $5 per hour may be written as $5.
+        $5 per hour equals $5.
         """
         if self.mark == other.mark:
             return self.value == other.value
@@ -41,7 +42,7 @@ class Number:
 
 
 # Numbers.
-_BLANKS: Final = r"[ \t]*"  # a rule (---) or a list above is no sign of what follows
+_BLANKS: Final = r"[ \t]*"  # no line end: a rule (---) or a list above a number is not its sign
 _GROUPED: Final = r"[1-9]\d{0,2}(?:(?:,\d{3})+|(?: \d{3})+|(?:['’]\d{3})+|(?:_\d{3})+)(?!\d)"
 _INDIAN: Final = r"[1-9]\d?(?:,\d\d)+,\d{3}(?!\d)"
 _CONTINENTAL: Final = (
@@ -81,7 +82,7 @@ _BASED: Final = re.compile(r"\(?([-+]?)([0-9A-Za-z]+)\)?_(?:\{(\d+)\}|(\d))")
 _PREFIXED: Final = re.compile(r"([-+]?)0([bBoOxX])([0-9A-Fa-f]+)")
 _BASES: Final = {"b": 2, "o": 8, "x": 16}
 
-# Units: what one is in the first unit of its kind, and its names without the plural's s.
+# Units: the first unit of their kind, the factor to it, and names without the plural's s.
 _UNITS: Final = {
     name: (kind, Fraction(factor))
     for kind, factor, names in (
@@ -142,7 +143,7 @@ def number(text: str) -> Number | None:
 
 
 def found(text: str) -> Iterator[str]:
-    """Yield the numbers in a prose text without LaTeX, but those of lists, each with its unit."""
+    """Yield the numbers in a prose text without LaTeX, each with its unit, except list numbers."""
     text = _LISTED.sub("", _FRACTION.sub(_slash, plain(text)))
     for match in _FOUND.finditer(text) if "\\" not in text else ():
         unit = _FOUND_UNIT.match(text, match.end())
@@ -198,7 +199,7 @@ def _marked(match: re.Match[str], value: Fraction) -> Number | None:
 
 
 def _exact(match: re.Match[str]) -> Fraction | None:
-    """Return the value of a quantity; None if it divides by nothing, or is no mixed number."""
+    """Return the value of a quantity; None if it divides by 0, or is no mixed number."""
     if len(match.group()) > _MAX_LENGTH:
         return None
     if match["mixed"] is not None:
@@ -226,7 +227,7 @@ def _decimal(text: str) -> Fraction:
 
 
 def _based(text: str) -> Number | None:
-    """Read a number with its base, as 1101_2 or 0x1f; it equals its digits or its value."""
+    """Read a number with its base, as 1101_2 or 0x1f, which equals its digits or its value."""
     if (match := _PREFIXED.fullmatch(text)) is not None:
         sign, base, digits = match[1], _BASES[match[2].lower()], match[3]
     elif (match := _BASED.fullmatch(text)) is not None:
@@ -242,7 +243,7 @@ def _based(text: str) -> Number | None:
 
 
 def _unit(text: str) -> tuple[str, Fraction] | None:
-    """Return a unit and its factor to the first of its kind; a letter that touches is a factor."""
+    """Return a unit and its factor to the first of its kind; one letter without a blank is none."""
     touches, name = not text[0].isspace(), " ".join(re.sub(r"[{}]", "", text).split()).rstrip(".")
     if touches and len(name) == 1 and name.isalpha():
         return None
@@ -264,7 +265,7 @@ def _unit(text: str) -> tuple[str, Fraction] | None:
 
 
 def _counted(text: str, *, surely: bool) -> str | None:
-    """Return the words of a count, without plurals; one or two letters may be factors."""
+    """Return the words of a count in the singular; one or two letters count only if `surely`."""
     words = text.casefold().replace("-", " ").split()
     if not words or not all(word.isalpha() for word in words) or JOINING.search(text.casefold()):
         return None

@@ -1,7 +1,7 @@
-r"""One spelling for what LaTeX and Unicode have several for.
+r"""Replaces equal spellings of LaTeX and Unicode by one.
 
-LaTeX's wrappers are left out: `\boxed{142\text{ legs}}` holds 142 legs. An argument gets the braces
-that it may lack: `\frac\pi6` is `\frac{\pi}{6}`.
+LaTeX's wrappers are removed: `142\text{ legs}` becomes 142 legs. Missing braces around an argument
+are added: `\frac\pi6` becomes `\frac{\pi}{6}`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import unicodedata
 from typing import Final
 
 TEXT: Final = "\N{NO-BREAK SPACE}"
-"""The blank between mathematics and `\\text{}`: what follows is no factor."""
+"""The blank between mathematics and `\\text{}`: the text after it is no factor."""
 MATRIX: Final = "⟦⟧"
 ROW: Final = "↵"
 """Matrices are `⟦1 & 2 ↵ 3 & 4⟧`."""
@@ -32,7 +32,7 @@ _SAME: Final = {
     "−": "-", "–": "-", "**": "^", "\\(": "", "\\)": "", "\\[": "", "\\]": "",
     "\\euro": "€", "\\pounds": "£", "\\cents": "¢",
 }  # fmt: skip
-"""Spellings, and one that stands for them all."""
+"""Spellings, and the one that replaces them."""
 _VULGAR: Final = re.compile(r"(?<=\d)(?=[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
 _SUPERSCRIPTS: Final = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _ROOT: Final = re.compile(r"(?:√|(?<![A-Za-z\\])sqrt(?=\()|\\sqrt(?=\())\s*(\d+|\([^()]*\)|\w)")
@@ -92,7 +92,7 @@ def _matrix(match: re.Match[str]) -> str:
 
 
 def _in_braces(text: str) -> str:
-    r"""Leave out commands that only say how their content looks; put arguments in braces."""
+    r"""Remove commands that only change how their content looks; put arguments in braces."""
     kept: list[str] = []
     closing, wanted, before = [""], [0], ""  # of each open brace; the last sign that is no blank
 

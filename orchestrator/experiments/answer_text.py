@@ -1,4 +1,4 @@
-"""Reads the answer out of a text: the first step of a comparison."""
+"""Finds the answer in a text: the first step of a comparison."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def final(text: str) -> str:
 
 
 def _tail(text: str) -> str:
-    """Return the last lines of a text, in which a value is looked for."""
+    """Return the last lines of a text, in which the value is searched."""
     if len(text) <= LONGEST:
         return text
     begin = len(text) - LONGEST
@@ -76,7 +76,7 @@ def boxed(text: str) -> str | None:
 
 
 def _json_end(content: str) -> int | None:
-    """Return the end of JSON that fills a box: its texts may hold single braces."""
+    """Return the end of JSON that fills a box, whose strings may have single braces."""
     begin = len(content) - len(content.lstrip())
     try:
         _, end = JSONDecoder().raw_decode(content, begin)

@@ -1,4 +1,4 @@
-"""The value that an answer writes: a number, a sequence of values, words, or an expression."""
+"""Parses the value of an answer: a number, a sequence of values, words, or an expression."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from orchestrator.experiments.answer_numbers import (
 )
 from orchestrator.experiments.answer_spelling import MATRIX, ROW, plain
 
-_DEEPEST: Final = 50  # brackets within brackets; what nests deeper is compared as it is written
+_DEEPEST: Final = 50  # nested brackets; an answer with more is compared as words
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Values between brackets, or bare ones; a matrix holds rows."""
+    """Values with or without brackets; the items of a matrix are rows."""
 
     brackets: str
     items: tuple[Value, ...]
@@ -44,14 +44,14 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Lines of words, in small letters; numbers among them by their value."""
+    """Lines of words, in small letters; numbers among them are values."""
 
     lines: tuple[tuple[str | Fraction, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """LaTeX that takes algebra to compare, with its unit, and the factor to that kind's first."""
+    """LaTeX that needs algebra to compare, with its unit, and the factor to that kind's first."""
 
     text: str
     unit: str = ""
@@ -59,7 +59,7 @@ class Expression:
 
     @property
     def is_set(self) -> bool:
-        """Whether it may be another way to write a sequence in brackets."""
+        """Whether it may equal a sequence in brackets."""
         return (
             self.is_relation
             or re.search(r"\\(?:cup|cap|setminus|times)(?![A-Za-z])", self.text) is not None
@@ -95,14 +95,14 @@ _OPAQUE: Final = re.compile(
     r"[:?'\"#@&;\n]|[^\x00-\x7f]|!!|\d\s+[\d.]|\d\.\d+\.\d|[A-Za-z]\d"
     r"|(?<![\d.A-Za-z_^{])(?:1|0\d*)[A-Za-z]"
 )
-"""What an algebra system would read and should not: it drops primes, divides at colons, and takes
-the digits of 3a0 for factors."""
+"""Text that an algebra system would misread: it drops primes, divides at colons, and takes the
+digits of 3a0 for factors."""
 _CELLS: Final = str.maketrans(dict.fromkeys([*MATRIX, ROW, "&"], ","))
 _CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
 
 
 def read(text: str) -> Value:
-    """Return the value that a text writes, if the text is a value and nothing else."""
+    """Parse a text that is a value and nothing else."""
     if len(text) > LONGEST:
         return _words(text)
     text = plain(text)
@@ -193,7 +193,7 @@ def _both_signs(text: str) -> list[str]:
 
 
 def _union(items: tuple[Value, ...]) -> Expression | None:
-    """Write relations of which one holds, as x < 2 or x > 3, as intervals."""
+    """Write alternative relations, as x < 2 or x > 3, as a union of intervals."""
     found = [_BOUNDS.fullmatch(one.text) if isinstance(one, Expression) else None for one in items]
     matches = [match for match in found if match is not None]
     if len(matches) < len(items) or len({match[3] for match in matches}) > 1:
@@ -211,7 +211,7 @@ def _union(items: tuple[Value, ...]) -> Expression | None:
 
 
 def _parts(text: str) -> list[str]:
-    """Split at the commas outside all brackets, but not within a number."""
+    """Split at commas outside all brackets and numbers."""
     depth, parts, begin = 0, [], 0
     spaced = re.search(r",\s|;", text) is not None
     for at, sign in enumerate(text):
@@ -224,7 +224,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _end(text: str) -> int:
-    """Return where a text's first bracket closes; half-open intervals end with another."""
+    """Return the index at which a text's first bracket closes, by any kind of bracket, or -1."""
     depth = 0
     for at, sign in enumerate(text):
         depth += (sign in "([{") - (sign in ")]}")
@@ -234,7 +234,7 @@ def _end(text: str) -> int:
 
 
 def _is_math(text: str) -> bool:
-    """Return whether an algebra system may read it; words are no products of their letters."""
+    """Return whether an algebra system may read a text: not if it has words, as products."""
     letters = text.translate(_CELLS) if MATRIX[0] in text else text
     letters = _FUNCTIONS.sub("|", _COMMAND.sub("|", letters))
     if not text.strip() or _OPAQUE.search(letters):

@@ -1,11 +1,11 @@
 """Assignment of units to arms: a salted hash, the same in every replica and after every restart.
 
 The hash, the ranges and the namespaces are GrowthBook's (docs.growthbook.io/lib/build-your-own,
-hash version 2), so its published test cases hold. More coverage moves no unit: an arm's range
-begins at the same bucket and ends later.
+hash version 2), so its published test cases apply. More coverage moves no unit to another arm: an
+arm's range begins at the same bucket and ends later.
 
-That hash has 32 bits, so users who know the arms of some units can find its seed. A keyed hash
-therefore hides the units from it, unless the document names its `salt`.
+That hash has 32 bits, so users who know the arms of some units can find its seed. Therefore its
+input is a keyed hash of the unit, unless the document names its `salt`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PRIME: Final = 0x01000193
 
 @dataclass(frozen=True, slots=True)
 class AssignmentFacts:
-    """The attributes of a request that its assignment may use: one per kind of unit.
+    """The attributes of a request for its assignment: the unit of each kind.
 
     `forced` is an arm to test, written EXPERIMENT/ARM.
     """
@@ -89,8 +89,8 @@ def _forced(live: Sequence[Run], forced: str, request: str) -> Enrollment:
 def assign(experiment: Experiment, state: ExperimentState, unit: str) -> str | None:
     """Return the arm that answers a unit's requests; None if the unit takes no part.
 
-    The units of a stopped arm take no part any more: if they moved to another arm, the arms could
-    no longer be compared.
+    Units of a stopped arm take no further part: in another arm they would make the arms
+    incomparable.
     """
     group = experiment.group
     if group is not None and not in_group(unit, group.name, group.start, group.end):

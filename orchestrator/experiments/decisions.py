@@ -1,8 +1,8 @@
-"""Decisions: when to look at a run, and the state that follows from its log.
+"""Decisions: when one on a run is due, and the state that follows from the run's log.
 
-A decision looks at every request of the run. So it is due once the events since the last one come
-to `NEWS` of the requests, which makes the work per event constant, or `WAIT_S` after the last one
-if there are fewer: no stop of an arm and no step waits longer.
+A decision reads every request of the run. So it is due once the events since the last one are
+`NEWS` of the requests, which makes the work per event constant. With fewer events it is due
+`WAIT_S` after the last one, so that no stop of an arm and no step waits longer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def decision_at(run: Run, reader: LogReader, at: float) -> Decision:
 
 
 def is_due(run: Run, last: Decision | None, reader: LogReader, at: float) -> bool:
-    """Return whether there are enough events since the last decision, or the next step is due."""
+    """Return whether enough events came since the last decision, or the ramp's next step is due."""
     if last is None:
         return True
     ramp, state = run.experiment.ramp, run.state
@@ -48,17 +48,17 @@ def is_due(run: Run, last: Decision | None, reader: LogReader, at: float) -> boo
 
 
 def _stage(run: Run) -> tuple[int, int]:
-    """Return the step of the ramp, and the number of arms that were stopped."""
+    """Return the step of the ramp, and the number of stopped arms."""
     return run.state.step, len(run.state.stopped)
 
 
 def decide(
     experiment: Experiment, state: ExperimentState, requests: Sequence[RequestRecord], at: float
 ) -> tuple[ExperimentState, str]:
-    """Return the state that follows from a run's log, and the action that leads to it.
+    """Return the state that follows from a run's log, and the action: "guardrail", "ramp" or "".
 
-    If the store dropped requests, guardrails use the others, so an arm that becomes bad late is
-    stopped.
+    If the store dropped requests, guardrails use the rest, so an arm that becomes bad late is
+    still stopped.
     """
     analysed = analysis_set(requests, experiment.weights)
     crossed = crossed_guardrails(experiment, state, analysed.by_arm)
@@ -78,7 +78,7 @@ def next_ramp_step(
 ) -> ExperimentState | None:
     """Return the state one step up the ramp; None if it is not due, or there is no further step.
 
-    `units`: units exposed since the last step, by arm.
+    `units` has the number of units exposed since the last step, by arm.
     """
     ramp = experiment.ramp
     if ramp is None or state.ended is not None or state.step >= len(ramp.steps) - 1:

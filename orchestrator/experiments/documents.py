@@ -63,8 +63,8 @@ class Arm(ExperimentDocument):
     """One way to answer: a policy (or a published version of it) with parameters.
 
     `weight` is its share of the units that take part; without any weights, arms get equal shares.
-    A `shadow` arm answers the control's requests again, for comparison only. `speculation` is a
-    method of the large worker.
+    A `shadow` arm answers a `sample` of the control's requests again, for comparison only.
+    `speculation` is a method of the large worker.
     """
 
     name: Name
@@ -73,7 +73,7 @@ class Arm(ExperimentDocument):
     speculation: str | None = None
     weight: Annotated[float, Field(gt=0, le=1)] | None = None
     shadow: bool = False
-    sample: Annotated[float, Field(gt=0, le=1)] = 1.0  # of a shadow: share of the control's
+    sample: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
 class ExclusionGroup(ExperimentDocument):
@@ -97,9 +97,9 @@ class Bound(ExperimentDocument):
 
 
 class Goal(ExperimentDocument):
-    """What arms are compared by: one metric, within bounds.
+    """The metric that arms are compared by, within bounds of others.
 
-    `detect` is the relative difference to plan the sample size for; no decision depends on it.
+    `detect` is the relative difference for which the report plans the sample size.
     """
 
     metric: MetricName = "reward"
@@ -112,7 +112,7 @@ class Guardrail(ExperimentDocument):
 
     It has one of `at_most`, `at_least` and `worse_than_control_by`, in the metric's unit. With a
     `quantile` (of a time), `at_most` limits that quantile. `alpha` bounds the probability that an
-    arm within the limit is ever stopped, for times as they were observed (`guardrails.py`).
+    arm within the limit is ever stopped, by the times that were observed (`guardrails.py`).
     """
 
     metric: MetricName
@@ -170,8 +170,8 @@ class Experiment(ExperimentDocument):
     """One experiment: its arms answer the requests for the model `baton` that take part.
 
     `coverage` is the share of units that take part. `salt` seeds the hash of units, so that two
-    experiments assign them independently. Without it the name seeds the hash, and `secret` hides
-    the units from it, so that users cannot compute arms; the first start makes the secret, and
+    experiments assign them independently. Without it the name seeds the hash, and units are first
+    hashed with `secret`, so that users cannot compute arms; the first start makes the secret, and
     later starts keep it. `alpha` is the false positive rate on one metric over all arms, at any
     number of looks. `tuned_for` is the number of units (of two equal arms) at which the intervals
     are tightest. `judges` are the keys whose rewards count, by the eight digits that name them in
@@ -257,7 +257,7 @@ class Experiment(ExperimentDocument):
 
     @property
     def adaptive(self) -> bool:
-        """Whether its log may change its state while it runs."""
+        """Whether its log may change its state while it runs (guardrails, a ramp)."""
         return bool(self.guardrails) or self.ramp is not None
 
     @property

@@ -1,8 +1,8 @@
-"""The task of a replica that acts on what the events of all replicas show.
+"""A replica's task that reads the events of all replicas and acts on them.
 
 It stops arms that crossed a guardrail, takes the next step of a ramp, and keeps readouts. Every
-replica does so from the same log; the store lets one of them change an experiment at a time, and
-the others read its change.
+replica does so from the same log; the store accepts one change of an experiment at a time, which
+the other replicas read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Input = tuple[Experiment, ExperimentState, int, str]
 
 
 class Experimenter:
-    """The experiments of one replica. `refresh` makes a change visible on it at once."""
+    """The experiments of one replica, which calls `refresh` after a change."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Experimenter:
                 log.exception("experiment %s: its readout could not be kept", run.name)
 
     async def _decide(self, run: Run, reader: LogReader) -> None:
-        """Decide if it is due; a decision that could not be carried out is made again."""
+        """Decide if it is due; repeat a decision that could not be carried out."""
         at = reader.now
         if not is_due(run, self._decided.get(run.key), reader, at):
             return
@@ -148,7 +148,7 @@ class Experimenter:
         try:
             await self.runs.change(run, state, action, ITSELF)
         except Conflict:
-            return False  # another replica was faster, or an administrator stopped it
+            return False  # another replica changed it first, or an administrator stopped it
         stopped = state.stopped.keys() - run.state.stopped.keys()
         for arm in stopped:
             self._stops.labels(run.name).inc()

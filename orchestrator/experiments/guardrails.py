@@ -3,10 +3,10 @@
 They are evaluated after every few requests, so a limit counts as crossed only by a sequential test:
 an arm within its limit is stopped with probability `alpha` at most, over all looks.
 
-That holds for times as they were observed. The full time of a cancelled or failed request is not
-known. Against a limit (`at_most`, a quantile) it counts with the time that had passed, a lower
-bound. Against the control it counts with the worst time of all arms (`comparable`). It has no upper
-bound, so an arm with such a request crosses no `at_least` of a time. The metrics `cancelled` and
+That holds for the times that were observed. The full time of a cancelled or failed request is
+unknown. For a limit (`at_most`, a quantile) it counts with the time until its end, a lower bound.
+Compared with the control it counts with the worst time of all arms (`comparable`). Since it has no
+upper bound, an arm with such a request crosses no `at_least` of a time. The metrics `cancelled` and
 `error` count these requests.
 """
 
@@ -28,7 +28,7 @@ from orchestrator.experiments.sequential import (
 def crossed_guardrails(
     experiment: Experiment, state: ExperimentState, by_arm: ByArm
 ) -> dict[str, str]:
-    """Return the arms to stop now, with reasons; no arm that others are compared with."""
+    """Return the arms to stop now, with reasons, except arms that others are compared with."""
     crossings: dict[str, str] = {}
     relative = any(rail.worse_than_control_by is not None for rail in experiment.guardrails)
     compared: ByArm = comparable(by_arm) if relative else {}
@@ -54,7 +54,8 @@ def _worse(
     control: Sequence[RequestRecord],
     experiment: Experiment,
 ) -> str | None:
-    """Return the means, if the arm is surely worse than the control by more than the limit."""
+    """Return a text with the means if the arm is surely worse than the control by more than the
+    limit, else None."""
     assert rail.worse_than_control_by is not None
     own, other = (sample(each, rail.metric, experiment.prices) for each in (requests, control))
     if min(own.count, other.count) < rail.min_units:
@@ -69,7 +70,7 @@ def _worse(
 def _crossed(
     rail: Guardrail, requests: Sequence[RequestRecord], experiment: Experiment
 ) -> str | None:
-    """Return the values beyond the limit; None unless the limit is surely crossed."""
+    """Return a text with the observed values if the limit is surely crossed, else None."""
     own = sample(requests, rail.metric, experiment.prices)
     if own.count < rail.min_units:
         return None
@@ -104,10 +105,10 @@ def _slow(
     requests: Sequence[RequestRecord],
     experiment: Experiment,
 ) -> str | None:
-    """Return how many requests are beyond a quantile's limit, if surely more than 1 - q are.
+    """Return a text with the number of slow requests if surely more than 1 - q are, else None.
 
-    Requests of one unit are alike, so units are counted: exactly if all requests of each unit are
-    slow or none is, else by the ratio of slow requests to all requests over units.
+    Requests of one unit are correlated, so units are counted. The test is exact if all requests of
+    each unit are slow or none is; else it uses the ratio of slow requests to all, over units.
     """
     found = observations(requests, rail.metric, experiment.prices)
     sums = unit_sums((request, float(ms > limit), 1.0) for request, ms, _ in found)

@@ -51,7 +51,6 @@ def _large_share(outcome: Outcome, _: TokenPrices) -> Observation:
 
 
 def _cost(outcome: Outcome, prices: TokenPrices) -> Observation:
-    # Counted however the request ended.
     if prices.all_free:
         return None
     return prices.of(outcome.small_tokens, outcome.large_tokens, outcome.prompt_tokens), 1.0
@@ -62,8 +61,8 @@ def _cancelled(outcome: Outcome, _: TokenPrices) -> Observation:
 
 
 def _error(outcome: Outcome, _: TokenPrices) -> Observation:
-    # A request that its client cancelled (see `cancelled`), or that was refused as it stood, is
-    # neither a success nor a failure of the arm.
+    # A request that was cancelled by its client or refused as invalid is neither a success nor a
+    # failure of the arm.
     blameless = outcome.status == "cancelled" or outcome.refused
     return None if blameless else _known(outcome.status == "failed")
 

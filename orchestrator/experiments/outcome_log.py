@@ -1,8 +1,8 @@
 """The log of an experiment: its events, joined by request.
 
 Three kinds of events, each one JSON object: an *exposure* when an arm takes effect, an *outcome*
-when its request has ended (a shadow's too), a *reward* when a user judged the answer. Each names
-its request, so an event that is delivered twice counts once. Unknown keys are ignored.
+when its request has ended (or its shadow), a *reward* when a user judged the answer. Each names its
+request, so an event that is delivered twice counts once. Unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ KEPT: Final = 100_000  # requests of one run in memory
 
 
 class _Event(BaseModel):
-    """`at`: seconds since 1970, by the clock of the replica that recorded the event; in an
-    `OutcomeLog` by the store's, since those of replicas may differ."""
+    """`at`: seconds since 1970, by the clock of the replica that recorded the event. `OutcomeLog`
+    replaces it by the store's, since clocks of replicas may differ."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -54,7 +54,7 @@ class Outcome(_Event):
     `accepted` is the share of judged drafts that were accepted; `prompt_tokens` counts those
     computed. The exposure names the arm that served the request. A `shadow` outcome names its arm
     and the trace of the served request; `agreement`: both answers have the same value. `refused`:
-    it failed because it can never be answered (a 4xx).
+    the request can never be answered (a 4xx).
     """
 
     kind: Literal["outcome"] = "outcome"
@@ -104,7 +104,7 @@ _EVENT: Final = TypeAdapter[Event](Annotated[Event, Field(discriminator="kind")]
 
 
 def load(line: bytes) -> Event | None:
-    """Return an event from its JSON; None for anything else, since a store may hold anything."""
+    """Return an event from its JSON; None for a foreign entry."""
     try:
         return _EVENT.validate_json(line)
     except ValidationError:
@@ -135,7 +135,7 @@ class OutcomeLog:
         self._early: OrderedDict[str, list[Event]] = OrderedDict()  # before their exposure
 
     def add(self, line: bytes, at: float) -> None:
-        """Add one event as the store has it; `at` is when it came, by the store's clock."""
+        """Add one event from the store, which got it at the time `at` of its clock."""
         event = load(line)
         if event is None:
             self.unreadable += 1
@@ -199,21 +199,21 @@ class LogReader:
                 self.position = entries[-1].at
                 self._ahead = max(self._ahead, entries[-1].time - monotonic())
                 await asyncio.sleep(0)  # requests go first
-            # This many at once fill the stream: there may have been more before them.
+            # This many at once fill the stream, so earlier ones may have been dropped.
             self.forgotten |= self.events - before >= EVENTS_KEPT or self.outcomes.count > KEPT
             self.outcomes.forget(KEPT)
 
     @property
     def now(self) -> float:
-        """The time by the store's clock, as far as the events tell it, or a little earlier.
+        """The time by the store's clock, or a little earlier, computed from the events' times.
 
-        The clocks of the machines that stopped an arm or took a step may differ from ours.
+        This machine's clock may differ from those of others.
         """
         return monotonic() + self._ahead
 
     @property
     def since(self) -> float | None:
-        """When the first request that is known came; None if no request was dropped."""
+        """The time of the first request that is left; None if no request was dropped."""
         if not self.forgotten:
             return None
         return min((one.exposure.at for one in self.outcomes.requests), default=self.now)
@@ -225,7 +225,7 @@ ByArm = Mapping[str, Sequence[RequestRecord]]
 
 @dataclass(frozen=True, slots=True)
 class AnalysisSet:
-    """The requests of an analysis, and the number of those left out."""
+    """The requests of an analysis, and the numbers of forced requests and moved units left out."""
 
     by_arm: ByArm
     forced: int
@@ -258,7 +258,7 @@ def comparable(by_arm: ByArm) -> dict[str, list[RequestRecord]]:
     """Return the requests with times that arms may be compared by.
 
     A cancelled request would have taken longer than its client waited, and a failed one has no
-    answer yet. Without them the arm that tries patience most would look fastest, so they get the
+    answer. If they were left out, a slow arm whose clients give up would look fast, so they get the
     worst times of all arms. A limit on one arm uses that arm's times alone (`Outcome.time`).
     """
     outcomes = [one.outcome for own in by_arm.values() for one in own if one.outcome is not None]

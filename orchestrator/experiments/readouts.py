@@ -1,7 +1,7 @@
 """Past readouts of a run, for a plot over time, in a stream beside its events.
 
 The time between two grows with the run's age, so a run of any length has some hundreds. Every
-replica asks when the next one is due; if two ask at the same moment, both keep one.
+replica keeps one when it is due; if two do so at the same moment, there are two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.state.foreign import json_object
 from orchestrator.state.store import Store, StreamEntry
 
 KEPT: Final = 2000
-"""Readouts of one run; months of them."""
+"""The most readouts of one run: enough for months."""
 SHOWN: Final = 240
 APART_S: Final = 5.0
 """The least time between two, in seconds."""
@@ -32,7 +32,7 @@ async def next_due(store: Store, run: Run, at: float) -> float:
     made = _readout(newest[0]) if newest else None
     if made is None:
         return at
-    last: float = min(at, made["at"])  # the events may tell an earlier time
+    last: float = min(at, made["at"])  # `at` comes from events, and may be early
     return last + max(APART_S, SHARE * (last - run.state.started))
 
 

@@ -1,4 +1,4 @@
-"""Recording: the events of one replica's requests, handed to the outbox. No request waits here."""
+"""Puts the events of one replica's requests into the outbox, so that no request waits."""
 
 from __future__ import annotations
 

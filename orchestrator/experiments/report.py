@@ -1,11 +1,11 @@
 """The readout of an experiment: sample ratio, comparisons with the control, bounds, verdicts.
 
-First the sample ratio: if the arms did not get the intended shares of units, assignment is biased
-and no difference can be trusted. Then, per metric, each arm against the control: an always-valid
-interval (a confidence sequence).
+First the sample ratio: if the arms did not get the intended shares of units, the assignment is
+biased and no difference can be trusted. Then, per metric, each arm against the control: an
+always-valid interval (a confidence sequence).
 
-If the store dropped the first requests of a run, the others are a window that moves on. A
-sequential test holds for a sample that grows, so the report then claims nothing.
+If the store dropped the first requests of a run, the rest is a moving window. A sequential test is
+valid only for a growing sample, so the report then claims nothing.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class BoundCheck:
-    """A bound of the goal for one arm: `surely` kept, surely `broken`, or neither yet."""
+    """A bound of the goal for one arm: `surely` kept, surely `broken`, or undecided."""
 
     arm: str
     metric: MetricName
@@ -96,7 +96,7 @@ class BoundCheck:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentReport:
-    """The whole readout. `since`: earlier requests (seconds since 1970) were dropped."""
+    """The whole readout. Requests before `since` (seconds since 1970) were dropped."""
 
     experiment: str
     metric: MetricName
@@ -114,7 +114,7 @@ class ExperimentReport:
     sentence: str
 
     def json(self) -> dict[str, Any]:
-        """Return JSON values; infinite bounds (too little is known) become null."""
+        """Return JSON values; infinite bounds (too few values) become null."""
         values: dict[str, Any] = _finite(asdict(self))
         return values
 
@@ -128,7 +128,7 @@ def report(
 ) -> ExperimentReport:
     """Analyse an experiment's requests; valid at any time and any number of times.
 
-    `since`: earlier requests were dropped; None: `requests` are all there were.
+    Requests before `since` were dropped; None: `requests` are complete.
     """
     served = [arm.name for arm in experiment.served]
     usable = analysis_set(requests, served)
@@ -170,7 +170,7 @@ def report(
 class _Comparer:
     """Compares arms of one experiment, each pair over the time when both were live.
 
-    `whole`: no request of the run is missing; else no interval holds at any number of looks.
+    `whole`: no request of the run is missing; else intervals are infinite.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class _Comparer:
         return self._values[key]
 
     def figures(self, name: str) -> dict[MetricName, ArmMetric]:
-        """Return every metric of an arm, over all its requests, also after another arm stopped."""
+        """Return every metric of an arm, over all its requests."""
         by_metric: dict[MetricName, ArmMetric] = {}
         for metric, described in METRICS.items():
             own = self._metric_values(name, metric, float("inf"))
@@ -266,7 +266,7 @@ class _Comparer:
 
 
 def _ratio(experiment: Experiment, state: ExperimentState, by_arm: ByArm) -> SampleRatioTest:
-    """Test the units by arm: of the live arms, or of all until the first was stopped."""
+    """Test the numbers of units: of the live arms, or of all arms until the first was stopped."""
     live = [name for name in by_arm if name not in state.stopped]
     until = float("inf")
     if len(live) < 2:

@@ -3,12 +3,12 @@
     experiment/NAME/RUN   document   the experiment as it was started for the RUN-th time
     experiment/NAME       pointer    the number of the newest run, and its state
 
-A run records two streams, its events and its past readouts. They are dropped when a newer run
-replaces it or it is removed, since nothing reads them then.
+A run has two streams, its events and its past readouts. They are dropped when a newer run replaces
+it or it is removed, since nothing reads them then.
 
 Two experiments that run at the same time must exclude each other, since a request has one policy.
-Arms are built when an experiment is started and again when it is read, since a store may hold
-anything.
+Arms are built when an experiment is started and again when it is read, since other programs may
+write to the store.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ STARTED: Final = "experiments/started"
 """The newest start: if two start at one moment and would share units, one gets a conflict."""
 _CACHED: Final = 64
 _TRIES: Final = 20
-_SWEPT: Final = 100  # former runs whose streams are dropped, again if events came late
-
+_SWEPT: Final = 100  # former runs whose streams are dropped again, as events may come late
 
 RunKey = tuple[str, str]
 
@@ -67,8 +66,8 @@ class BuiltArm:
 class Run:
     """One run of an experiment at one revision of the store.
 
-    `error`: why it gets no requests here, even if it runs, since the deployment has changed. If an
-    arm can no longer be built, there are no `arms`. `contents` identifies the store's contents.
+    `error`: why it gets no requests here even if it runs, such as an arm that this deployment can
+    no longer build; then there are no `arms`. `contents` identifies the store's contents.
     """
 
     number: int
@@ -105,8 +104,8 @@ class Run:
 class FoundRuns:
     """Every experiment's newest run, in the order of their starts.
 
-    `set_aside` has, by name, why an experiment is not in effect: it is `unreadable` and has no run,
-    or its run has an `error` and has not ended.
+    `set_aside` has, by name, the reason why an experiment is not in effect: it is `unreadable` and
+    has no run, or its run has an `error` and has not ended.
     """
 
     runs: tuple[Run, ...]
@@ -181,7 +180,7 @@ class Runs:
         raise Conflict("too many start experiments at the same time; try again")
 
     async def _is_taken(self, name: str, number: int) -> bool:
-        """Return whether a run had this number: removed, or its events came to a wiped store."""
+        """Return whether a former run has left a document or events of this number."""
         (document,) = await self._store.documents([_path(name, number)])
         events = await self._store.newest(outcome_stream(name, number), 1)
         return document is not None or bool(events)
@@ -205,7 +204,7 @@ class Runs:
         raise Conflict(f"too many change {name} at the same time; try again")
 
     async def remove(self, name: str, info: AuditInfo) -> Run | None:
-        """Forget an experiment that does not run, and its events; its documents stay.
+        """Remove an experiment that does not run, and its events; its documents stay.
 
         Returns:
             Its last run; None if it could not be read.
@@ -237,7 +236,7 @@ class Runs:
         return changed
 
     async def _drop_streams(self, name: str, before: int) -> None:
-        """Drop the records of the runs before this number; if it fails, a later call does so."""
+        """Drop the streams of the runs before this number; if it fails, a later call does so."""
         numbers = range(max(1, before - _SWEPT), before)
         with suppress(StoreError):
             await self._store.drop(
@@ -280,7 +279,7 @@ class Runs:
         return FoundRuns(tuple(runs), unreadable)
 
     def forget(self) -> None:
-        """Clear the cache: the contents of the store changed, but not its identity."""
+        """Clear the cache, since a backup of the store was restored."""
         self._cache.clear()
         self._forgotten += 1
 
@@ -314,7 +313,7 @@ class Runs:
         try:
             run = replace(run, arms=await self._build(experiment))
             self._check_methods(experiment)
-        except InvalidRequest as error:  # it is set aside: the others take effect
+        except InvalidRequest as error:  # only this experiment is set aside
             return replace(run, error=error.message)
         return run
 
@@ -329,7 +328,7 @@ class Runs:
                 document = (await self._versions.find(arm.policy)).document
             except UnknownPolicy as error:
                 raise InvalidRequest(f"{place}.policy: {error.message}", param=place) from None
-            except Unusable as error:  # its policy or a parameter no longer exists
+            except Unusable as error:  # such as a policy or a parameter that no longer exists
                 raise InvalidRequest(f"{place}.policy: {error}", param=place) from None
             name, version, params = document.policy, document.version, document.params
         if name not in self._policies:
@@ -346,7 +345,8 @@ class Runs:
 
 
 def _with_secret(experiment: Experiment, last: Run | None) -> Experiment:
-    """Return the experiment with its last run's secret (units keep their arms), else a new one."""
+    """Return the experiment with its last run's secret, so that units keep their arms, or a new
+    one."""
     if experiment.salt is not None or experiment.secret is not None:
         return experiment
     secret = last.experiment.secret if last is not None else None

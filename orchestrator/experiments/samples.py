@@ -122,7 +122,7 @@ def sample(requests: Iterable[RequestRecord], metric: MetricName, prices: TokenP
 
 
 def linearise(sums: Vector, bounded: bool = False) -> Sample:
-    """Return values whose mean is the ratio of the sums, which have the shape of `unit_sums`."""
+    """Return a sample whose mean is the ratio of the sums, which have the shape of `unit_sums`."""
     extremes = (0.0, 1.0) if bounded else None
     numerators, denominators = sums[:, 0], sums[:, 1]
     if not len(sums) or (denominators == 1).all():

@@ -27,8 +27,8 @@ from orchestrator.experiments.student_t import student_quantile
 
 POWER: Final = 0.8
 CONCENTRATION: Final = 100.0
-"""The weight of the intended shares in the Dirichlet prior of `sample_ratio`: it has most power
-against shares that are off by about a tenth."""
+"""The weight of the intended shares in the Dirichlet prior of `sample_ratio`, which gives most
+power against shares that are off by about a tenth."""
 _log_gamma: Final = np.vectorize(lgamma, otypes=[float])
 
 
@@ -41,7 +41,7 @@ class Interval:
     high: float
 
     def ends(self, sign: int) -> tuple[float, float]:
-        """Its ends, the better one last; `sign` is -1 if less is better."""
+        """Return the ends, the better one last; `sign` is -1 if less is better."""
         return (self.low, self.high) if sign > 0 else (-self.high, -self.low)
 
 
@@ -58,10 +58,10 @@ def boundary(count: Any, alpha: float, tuned_for: float) -> Any:
 
 
 def _best_width(alpha: float) -> float:
-    """The x above 0 with x - log(1 + x) = -2 log(alpha): -W_{-1}(-alpha^2 / e) - 1, by Lambert's W.
+    """Return the x > 0 with x - log(1 + x) = -2 log(alpha).
 
-    The function is convex and rises, so Newton's method falls to x from a bound above it
-    (Chatzigeorgiou 2013, arXiv 1601.04895).
+    By Lambert's W it is -W_{-1}(-alpha^2 / e) - 1. The function is convex and rises, so Newton's
+    method falls to x from a bound above it (Chatzigeorgiou 2013, arXiv 1601.04895).
     """
     wanted = -2 * log(alpha)
     x = sqrt(2 * wanted) + wanted
@@ -80,10 +80,11 @@ def mean_bounds(sample: Moments, alpha: float, tuned_for: float) -> tuple[Any, A
 def difference_bounds(
     arm: Moments, control: Moments, alpha: float, tuned_for: float
 ) -> tuple[Any, Any]:
-    """Return the same for the arm's mean minus the control's.
+    """Return the ends of the confidence sequence for the arm's mean minus the control's.
 
     The larger of the two skewnesses counts for both arms. A small sample of skewed values mostly
-    lacks the few large ones, so it looks even when its mean is far off; the other arm has them.
+    lacks the few large ones, so it looks symmetric while its mean is far off; the other arm has
+    them.
     """
     errors, counts = np.stack([arm.error, control.error]), np.stack([arm.count, control.count])
     error = np.hypot(*errors)
@@ -102,8 +103,8 @@ def difference_bounds(
 def _informative(arm: Any, control: Any) -> Any:
     """Return the number of units in two equal arms with the same information.
 
-    It is the sequence's time: a hundred units beside ten thousand inform as four hundred in equal
-    parts.
+    It is the sequence's time: 100 units against 10,000 have about the information of 400 in two
+    equal arms.
     """
     return 4 * arm * control / np.where(arm + control > 0, arm + control, 1)
 
@@ -112,7 +113,7 @@ def _bounds(value: Any, error: Any, skewness: Any, freedom: Any, normal: Any) ->
     """Return the ends of the confidence sequence around an estimate.
 
     The sequence is asymptotic. Since the variance is estimated, Student's t replaces its normal
-    quantile; since the estimate is skewed, so does Hall's transformation, if it is wider.
+    quantile. Since the estimate is skewed, Hall's transformation of that is used if it is wider.
     """
     known = np.isfinite(error) & np.isfinite(normal)
     quantile = student_quantile(np.where(known, normal, 1.0), np.maximum(freedom, 1))
@@ -152,7 +153,7 @@ def proportion_exceeds(hits: Any, count: Any, limit: float, alpha: float) -> Any
     """Return whether a proportion is above `limit`, by a one-sided sequential test.
 
     Numbers or arrays. For a proportion within the limit, the probability that this is ever True is
-    at most `alpha`. That holds too if `hits` is a sum of values between 0 and 1 whose mean is the
+    at most `alpha`. That also holds if `hits` is a sum of values between 0 and 1 whose mean is the
     proportion: a likelihood ratio is convex in the value, so values of 0 and 1 have the largest
     mean.
     """

@@ -2,8 +2,8 @@
 
 One runs at a time, and only while this orchestrator answers no request: a new request cancels the
 shadow, which later starts again. So shadows delay none of its requests, and with one orchestrator
-their times are those of an idle machine. Other orchestrators share the workers: their requests and
-these shadows wait for each other. If too many wait, the oldest are dropped and counted.
+their times are those of an idle machine. Other orchestrators share the workers, so their requests
+and these shadows wait for each other. If too many shadows wait, the oldest are dropped and counted.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ShadowRunner:
         self._task: asyncio.Task[None] | None = None
         self._count = Counter(
             "baton_shadows",
-            "Shadow arms that answered, failed, or were dropped because there was no quiet moment.",
+            "Shadow arms that answered, failed, or were dropped because the replica was busy.",
             ("ended",),
             registry=registry,
         )
@@ -116,7 +116,7 @@ class ShadowRunner:
         try:
             outcome = task.result()
             self._outbox.event(job.stream, outcome.model_dump())
-        except Exception as error:  # any error: without this task no shadow answers
+        except Exception as error:  # an error must not end the task of all shadows
             log.error("a shadow of %s failed: %s", job.request.asked.id, describe(error))
             self._count.labels("failed").inc()
         else:

@@ -15,9 +15,9 @@ _STEPS: Final = 30  # of Newton's method, which needs about seven
 
 
 def student_quantile(normal: Any, freedom: Any) -> Any:
-    """The value that Student's t exceeds as often as a normal variable exceeds `normal` (above 0).
+    """Return the value that Student's t exceeds as often as a normal variable exceeds `normal` > 0.
 
-    Numbers or arrays; infinite if it is no float.
+    Numbers or arrays; infinite if the value is too large for a float.
 
     Newton's method for the logarithm of the tail in the logarithm of t. That function is concave
     and falls, so the method converges from any start; this one is Cornish and Fisher's expansion.
@@ -41,7 +41,7 @@ def student_quantile(normal: Any, freedom: Any) -> Any:
 
 
 def _log_tail(at: Any, freedom: Any) -> tuple[Any, Any]:
-    """The logarithms of Student's tail beyond t = exp(`at`), and of its density there; arrays.
+    """Return the logarithms of Student's tail beyond t = exp(`at`), and of its density: arrays.
 
     With y = freedom / 2 log(1 + t^2 / freedom) the tail is the integral of exp(-y) h(y) with a
     smooth h, which Gauss and Laguerre's nodes suit for every number of degrees of freedom.
@@ -64,7 +64,7 @@ def _log_tail(at: Any, freedom: Any) -> tuple[Any, Any]:
 
 
 def _gamma_ratio(a: Any) -> Any:
-    """Gamma(a + 1/2) / Gamma(a) for arrays, by Stirling's series from a + 10 on."""
+    """Return Gamma(a + 1/2) / Gamma(a) for arrays, by Stirling's series from a + 10 on."""
     number, ratio = a + 10, 1.0
     for shift in range(10):
         ratio = ratio * (a + shift) / (a + shift + 0.5)
