@@ -1,5 +1,5 @@
--- `Store.commit` (store.py) as one step. Redis runs a script alone and to its end, but does not undo what a
--- failing one has done: so everything that can fail comes before the first change to documents and pointers.
+-- `Store.commit` (store.py) as one step. Redis runs a script alone and to its end, but does not undo the changes
+-- of one that fails: so everything that can fail comes before the first change to documents and pointers.
 local pointers, audit = KEYS[1], KEYS[2]
 local identity, entry, kept, channel, updates = unpack(ARGV, 1, 5)
 local first, count = 6, tonumber(updates)

@@ -1,4 +1,4 @@
-"""Foreign entries in the store: they are skipped, since a store may hold anything."""
+"""Skips and counts foreign entries: what other programs or damage left in the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REMEMBERED: Final = 10_000  # entries that were counted
 
 
 def json_object(data: bytes) -> dict[str, Any] | None:
-    """Parse a JSON object that an answer may hold as it is; return None for anything else."""
+    """Parse a JSON object that an answer may contain; return None for anything else."""
     try:
         value = from_json(data, allow_inf_nan=False)
         json.dumps(value, allow_nan=False)  # 1e999 is infinite, too
@@ -26,7 +26,7 @@ def json_object(data: bytes) -> dict[str, Any] | None:
 
 
 class ForeignEntries:
-    """Counts what was skipped, each entry once, and names each place in the log once."""
+    """Counts skipped entries, each once, and logs each place once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seen: LRUCache[tuple[str, str], None] = LRUCache(_REMEMBERED)
@@ -39,7 +39,7 @@ class ForeignEntries:
         )
 
     def skip(self, place: str, at: str = "") -> None:
-        """Count the entry `at` this position of a stream, or the value of this name."""
+        """Count the entry at the position `at` of a stream, or the value of this name."""
         if (place, at) in self._seen:
             return
         self._seen[place, at] = None

@@ -1,7 +1,7 @@
 """The store in one process's memory: lost when that process ends.
 
 One event loop runs it, and no method awaits between reading and writing, so every call is atomic.
-Several replicas share one through a separate deployment (`deploy/service/stores.py`).
+Replicas share one through a separate deployment (`deploy/service/stores.py`).
 """
 
 from __future__ import annotations

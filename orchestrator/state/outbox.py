@@ -1,7 +1,7 @@
 """The outbox: writes to the store that requests do not wait for.
 
-A request adds an event or a value and continues; one task sends them to the store. While the store
-is down they wait here; if there are too many, the oldest are dropped and counted.
+A request adds an event or a value and continues; one task sends them to the store. They wait here
+while the store is down; if they are too many, the oldest are dropped and counted.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 BATCH: Final = 500  # events sent at once
 RETRY_S: Final = 0.5
-FLUSH_S: Final = 2.0  # for what is left when the service stops
+FLUSH_S: Final = 2.0  # seconds to send the rest when the service stops
 EVENTS_KEPT: Final = 100_000
-"""Events that stay in a stream."""
+"""The newest events, which a stream keeps."""
 
 
 class Outbox:
@@ -63,7 +63,7 @@ class Outbox:
         self.error: str | None = None
         self._lost = Counter(
             "baton_store_lost",
-            "Events and values that never reached the store: there was no room to keep them.",
+            "Events and values dropped before they reached the store, for lack of room.",
             ("kind",),
             registry=registry,
         )
@@ -79,7 +79,7 @@ class Outbox:
         waiting.labels("value").set_function(lambda: len(self._values))
 
     def event(self, stream: str, event: Mapping[str, Any], *, keep: int | None = None) -> None:
-        """Add an event for the end of a stream, in which `keep` events stay.
+        """Add an event for the end of a stream, which keeps its newest `keep`.
 
         Raises:
             InvalidRequest: its name or its size is not allowed (`check`).
@@ -138,7 +138,7 @@ class Outbox:
         """Send everything that waits.
 
         Raises:
-            StoreError: the store did not take everything; the rest waits on.
+            StoreError: the store did not accept everything; the rest still waits.
         """
         failure: StoreError | None = None
         for stream in list(self._events):
@@ -160,7 +160,7 @@ class Outbox:
         while queue:
             batch = list(islice(queue, BATCH))
             await self._store.append(stream, batch, keep=self._kept[stream])
-            # Events that were dropped meanwhile have left the queue on this side, too.
+            # Dropped events have left this end of the queue meanwhile.
             for event in batch:
                 if queue and queue[0] is event:
                     self._event_bytes[stream] -= len(queue.popleft())
@@ -172,7 +172,7 @@ class Outbox:
             self._added.clear()
             try:
                 await self.flush()
-            except Exception as error:  # any error: without this task nothing is written
+            except Exception as error:  # an error must not end the task of all writes
                 if self.error is None:
                     log.warning("outcomes and traces wait for the store: %s", describe(error))
                 known = isinstance(error, StoreError)

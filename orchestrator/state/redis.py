@@ -1,13 +1,13 @@
 """The store in Redis: several replicas share it, and it outlives them.
 
-Every key and the one channel begin with the prefix, so an ACL user needs no other (Redis 7):
+Every key and the one channel begin with the prefix, so these rights suffice (Redis 7):
 
     ACL SETUSER baton on >PASSWORD ~baton:* &baton:*
         +@read +@write +@pubsub +@transaction +@connection +eval
 
-Nothing is retried here: the caller decides whether to wait and try again. A call after one that
-failed opens a new connection, since the address may lead to another server by now: the server at
-the old connections answers READONLY, MASTERDOWN or LOADING for as long as they are kept.
+Nothing is retried here: the caller decides whether to wait and try again. After a failure the next
+call opens a new connection, since the address may now be another server's (a failover): the old
+server would answer READONLY, MASTERDOWN or LOADING as long as the old connections are kept.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RedisStore:
         self._address = f"redis at {options.get('host', 'localhost')}:{options.get('port', 6379)}"
         self._prefix, self._timeout_s = prefix, timeout_s
         self._subscription: PubSub | None = None
-        self._failed = False  # a call since the subscription: its connection may be dead, too
+        self._failed = False  # a call since the subscription, whose connection may be dead too
         self._listening = asyncio.Lock()
 
     async def commit(
@@ -176,7 +176,7 @@ class RedisStore:
                 await redis.unlink(*(self._key("stream", stream) for stream in streams))
 
     async def time(self) -> float:
-        # As a position of a stream: a user whose rights are those above may not ask for TIME.
+        # As a position of a stream: the rights above do not include TIME.
         async with self._errors() as redis:
             at: Any = await redis.xadd(
                 self._key("stream", "clock"), {_EVENT: b""}, maxlen=1, approximate=False
@@ -210,8 +210,8 @@ class RedisStore:
 
     @asynccontextmanager
     async def _errors(self, more_s: float = 0.0) -> AsyncIterator[Redis]:
-        """Yield a client for one call. Any failure of the server raises StoreUnavailable, in time,
-        and the next call has other connections."""
+        """Yield a client for one call. A failure of the server raises StoreUnavailable in time, and
+        the next call has new connections."""
         redis = self._redis
         try:
             async with asyncio.timeout(self._timeout_s + more_s):
@@ -230,7 +230,7 @@ class RedisStore:
 
 
 async def _leave(redis: Redis) -> None:
-    """Close the connections of a client, those in use when their calls have ended."""
+    """Close the connections of a client; those in use close when their calls have ended."""
     pool = redis.connection_pool
     with suppress(RedisError, OSError):
         await pool.update_active_connections_for_reconnect()  # type: ignore[no-untyped-call]

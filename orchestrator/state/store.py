@@ -1,4 +1,4 @@
-"""The store that replicas of the orchestrator share: the port.
+"""The interface of the store that replicas of the orchestrator share.
 
 It has four kinds of data, each with the rule that makes it safe to share:
 
@@ -7,18 +7,18 @@ It has four kinds of data, each with the rule that makes it safe to share:
     streams     events in order of arrival, the oldest trimmed away
     values      records with a time to live
 
-Documents and pointers are the *configuration*. It changes by `commit` alone: all of a commit
-happens or nothing, and only if every pointer still has the value that the caller read (compare and
-set). `state` reads all pointers at one moment, and the documents that they name never change, so
-a reader that starts from one `state` sees one configuration and never a mix of two.
+Documents and pointers are the *configuration*. Only `commit` changes it: a commit happens whole or
+not at all, and only if every pointer still has the value that the caller read (compare and set).
+`state` reads all pointers at one moment, and the documents that they name never change. So a reader
+that starts from one `state` sees one configuration, never a mix of two.
 
 Names are paths of `[A-Za-z0-9._@:-]` parts, such as `policy/specreason/3`. Every call may raise
-StoreUnavailable, and does so within `TIMEOUT_S` rather than wait for a store that is down. A call
-that failed may still have been carried out: events are delivered at least once, and carry an id by
-which readers drop duplicates.
+StoreUnavailable, and does so within `TIMEOUT_S` if the store is down. A call that failed may still
+have been carried out: events are delivered at least once, with an id by which readers drop
+duplicates.
 
 `orchestrator.state.memory` and `orchestrator.state.redis` are the two implementations;
-`tests/orchestrator/state/test_store.py` holds both to this port.
+`tests/orchestrator/state/test_store.py` tests both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TIMEOUT_S: Final = 1.0
 DOCUMENT_BYTES: Final = 64 << 10
 """The largest document, pointer or event."""
 AUDIT_ENTRIES: Final = 10_000
-"""Audit entries that are kept."""
+"""The most audit entries that are kept."""
 AUDIT: Final = "audit"
 """The stream of audit entries, one for each commit."""
 
@@ -65,21 +65,19 @@ class PointerUpdate:
 
 @dataclass(frozen=True, slots=True)
 class StreamEntry:
-    """An event of a stream. `at` is its position, greater than that of every event before it: the
-    store's time when the event came, in ms since 1970, and a number."""
+    """An event of a stream. `at` is its position, greater than that of every earlier event: the
+    store's time of arrival in ms since 1970, and a number."""
 
     at: str
     event: bytes
 
     @property
     def time(self) -> float:
-        """When the event came by the store's clock, in seconds since 1970."""
+        """The time of arrival by the store's clock, in seconds since 1970."""
         return int(self.at.partition("-")[0]) / 1000
 
 
 class Store(Protocol):
-    """The port."""
-
     async def commit(
         self,
         *,
@@ -90,7 +88,7 @@ class Store(Protocol):
         """Create documents and update pointers, all or none, with an entry in the audit stream.
 
         Returns:
-            The revision that this made.
+            The new revision.
 
         Raises:
             Conflict: a document of that name exists, or a pointer is not as expected.
@@ -108,13 +106,13 @@ class Store(Protocol):
     async def wait_for_change(self, known: str, timeout_s: float) -> None:
         """Return when the revision may differ from `known`, at the latest after `timeout_s`.
 
-        Only a hint: it may be spurious and it may be missed, so callers read `state` afterwards in
-        any case. The next call replaces broken connections.
+        This is only a hint: it may be wrong, and a change may be missed, so callers always read
+        `state` afterwards. The next call replaces broken connections.
         """
         ...
 
     async def append(self, stream: str, events: Sequence[bytes], *, keep: int) -> None:
-        """Add events to the end of a stream, of which at least the newest `keep` stay."""
+        """Add events to the end of a stream, which keeps at least its newest `keep`."""
         ...
 
     async def read(self, stream: str, *, after: str = "", count: int = 1000) -> list[StreamEntry]:
@@ -126,13 +124,13 @@ class Store(Protocol):
         ...
 
     async def drop(self, *streams: str) -> None:
-        """Forget all events of these streams."""
+        """Delete all events of these streams."""
         ...
 
     async def time(self) -> float:
         """Return the store's clock, in seconds since 1970; it never goes back.
 
-        It alone compares times of different machines, whose clocks may differ.
+        Times of different machines are comparable only by it, since their clocks may differ.
         """
         ...
 
@@ -150,7 +148,7 @@ class Store(Protocol):
 
 
 async def read_state(store: Store) -> StoreState:
-    """Return all pointers at one moment, whatever was known before."""
+    """Return all pointers at one moment."""
     state = await store.state()
     assert state is not None
     return state

@@ -2,12 +2,12 @@
 
     policy/NAME/N          document  version N of a policy, its parameters complete
     policy/latest/NAME     pointer   the number of NAME's newest version
-    policy/active          pointer   what the model `baton` means; none: the file's default
-    policy/previous        pointer   what it meant before, which a rollback restores
+    policy/active          pointer   the version of the model `baton`; none: the file's default
+    policy/previous        pointer   the versions before, which rollbacks restore
 
-A version holds all parameters, also those that its publisher left out: its meaning must not depend
-on a deployment file or on defaults that change. It is validated by the policy's typed parameters
-before it is published, and again when it is read, since a store may hold anything.
+A version has all parameters, even those that its publisher left out, so that it does not depend on
+a deployment file or on defaults, which may change. It is validated by the policy's typed parameters
+before it is published, and again when it is read, since other programs may write to the store.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ FILE: Final = "default"
 """The name of the deployment file's default in pointers and the audit; it has no version."""
 
 _REFERENCE: Final = re.compile(r"([A-Za-z0-9._-]{1,64})@([1-9][0-9]{0,8})")
-_CACHED: Final = 256  # versions, the most recent ones that requests pinned
-_REMEMBERED: Final = 32  # versions that were active before, for rollbacks
-_TRIES: Final = 20  # against others who change a pointer at the same time
+_CACHED: Final = 256  # versions, those that requests pinned last
+_REMEMBERED: Final = 32  # formerly active versions, for rollbacks
+_TRIES: Final = 20  # if others change a pointer at the same time
 
 Note = Annotated[str, StringConstraints(max_length=1000)]
 Author = Annotated[str, StringConstraints(max_length=128)]
@@ -75,7 +75,7 @@ class Publication(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class AuditInfo:
-    """Who changes something and why; `key` is 8 hex digits of the API key's digest, if any."""
+    """The author of a change and a note; `key` is 8 hex digits of the API key's digest, if any."""
 
     author: str = ""
     key: str | None = None
@@ -97,7 +97,7 @@ class PublishedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ListedVersion:
-    """A version in the store; `trouble`: why it cannot be used, also for want of a `document`."""
+    """A version in the store; `trouble`: why it cannot be used, or has no `document`."""
 
     reference: str
     document: PolicyVersion | None
@@ -116,13 +116,14 @@ def build(policies: Mapping[str, type[Policy]], name: str, params: Mapping[str, 
     Raises:
         ValidationError: a parameter is unknown or has a wrong value.
     """
-    # Through JSON, since strict validation then accepts 1 as a float, but not "1". No parameter has
-    # a type that only YAML has (a date): it is refused as text.
+    # Through JSON, since strict validation then accepts 1 as a float, but not "1". A type that only
+    # YAML has (a date) becomes text, which no parameter accepts in its place.
     return policies[name].model_validate_json(json.dumps(params, default=str), strict=True)
 
 
 class PolicyVersions:
-    """Published policies in a store. `defaults` are the deployment file's, under what is given."""
+    """Published policies in a store. `defaults` are the deployment file's parameters, which those
+    of a publication override."""
 
     def __init__(
         self,
@@ -193,12 +194,12 @@ class PolicyVersions:
         raise Conflict("too many change the active policy at the same time; try again")
 
     async def rollback(self, info: AuditInfo, to: str | None = None) -> str | None:
-        """Restore what was active before, or `to` (`NAME@VERSION`, or "default": the file's).
+        """Activate the former version, or `to` (`NAME@VERSION`, or "default": the file's).
 
-        A second rollback goes one further back. It never restores what the first one replaced.
+        A second rollback activates the version before that, never the one that the first replaced.
 
         Returns:
-            What is active now, `NAME@VERSION`; None for the deployment file's default.
+            The active `NAME@VERSION`; None for the deployment file's default.
 
         Raises:
             InvalidRequest: there is nothing to roll back. UnknownPolicy: no such version.
@@ -247,7 +248,7 @@ class PolicyVersions:
         return self._listed(target, await self._document(target))
 
     def forget(self) -> None:
-        """Clear the cache: the contents of the store changed, but not its identity."""
+        """Clear the cache, since a backup of the store was restored."""
         self._cache.clear()
 
     async def newest(self, name: str, count: int) -> list[ListedVersion]:
@@ -288,7 +289,7 @@ class PolicyVersions:
         return data
 
     async def _newest_number(self, state: StoreState, name: str) -> int:
-        """Return the number of a policy's newest version (0: none), also by a wrong pointer."""
+        """Return the number of a policy's newest version (0: none), whatever the pointer says."""
         number = newest_numbers(state)[0].get(name, 0)
         while (await self._store.documents([_path(name, number + 1)]))[0] is not None:
             number += 1
@@ -325,13 +326,13 @@ def active(state: StoreState) -> str | None:
     """Return the active version's `NAME@VERSION`; None: the deployment file's default.
 
     Raises:
-        Unusable: the pointer holds something else.
+        Unusable: the pointer has another value.
     """
     return _version(ACTIVE, state.pointers.get(ACTIVE, FILE.encode()))
 
 
 def newest_numbers(state: StoreState) -> tuple[dict[str, int], dict[str, str]]:
-    """Return each policy's newest version number, and, by pointer, why others cannot be read.
+    """Return each policy's newest version number, and errors by the names of unreadable pointers.
 
     The next version that is published corrects such a pointer.
     """
@@ -347,7 +348,7 @@ def newest_numbers(state: StoreState) -> tuple[dict[str, int], dict[str, str]]:
 
 
 def active_before(state: StoreState) -> list[str | None]:
-    """Return what was active before, the latest first, without unusable ones."""
+    """Return the formerly active versions, the latest first, without unusable ones."""
     earlier: list[str | None] = []
     for target in state.pointers.get(PREVIOUS, b"").split():
         with suppress(Unusable):

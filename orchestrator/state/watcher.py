@@ -1,4 +1,4 @@
-"""The configuration that a replica uses: the last valid one it has read, kept current.
+"""The configuration of a replica: the last valid one that it read, kept current.
 
 Requests read `current` and never wait for the store. A hint from the store, or half a second
 without one, starts a refresh; only a configuration that was read whole replaces the one before.
@@ -45,8 +45,8 @@ class Configuration:
     """The configuration at one revision of the store.
 
     `active` None: the deployment file's default. `latest` has the number of each policy's newest
-    version, `experiments` the newest run of each. `set_aside` has, by name, why something is not in
-    effect; if that is the active version, `active` is the one that this replica read last.
+    version, `experiments` the newest run of each. `set_aside` has, by name, the reason why an entry
+    is not in effect; if it is the active version, `active` is the last one that could be used.
     `identity` names the store's contents.
     """
 
@@ -75,7 +75,7 @@ class ConfigWatcher:
         self._task: asyncio.Task[None] | None = None
         self._changes = Counter(
             "baton_config_changes",
-            "Configurations that this replica took over from the store.",
+            "Changes of the configuration that this replica read from the store.",
             registry=registry,
         )
         age = Gauge(
@@ -86,7 +86,7 @@ class ConfigWatcher:
         age.set_function(lambda: monotonic() - self._confirmed)
         aside = Gauge(
             "baton_config_set_aside",
-            "Published versions and experiments that are not in effect: they cannot be used here.",
+            "Published versions and experiments that cannot be used here, and are not in effect.",
             registry=registry,
         )
         aside.set_function(lambda: len(self.current.set_aside))
@@ -106,7 +106,7 @@ class ConfigWatcher:
         """Read the configuration from the store.
 
         Raises:
-            StoreError: it cannot be read; `current` stays, and `error` has the reason.
+            StoreError: it cannot be read; `current` is unchanged, and `error` has the reason.
         """
         async with self._refreshing:
             try:
