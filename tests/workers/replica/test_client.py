@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,6 +23,8 @@ from orchestrator.errors import (
 )
 from orchestrator.types import Generation, LabelQuery, Message, StopCriteria, Transcript
 from orchestrator.worker import Call, Delta
+from tests.orchestrator.waiting import until
+from tests.virtual_time import virtual_time
 from tests.workers.replica.handles import (
     CRITERIA,
     GREEDY,
@@ -152,7 +154,7 @@ async def test_a_call_that_ends_replicas_ends_few(
     handle.deaths = []  # the pool is well
     assert (await collect(worker, CRITERIA, stream=stream))[1].segment.text
 
-    monkeypatch.setattr(silence, "AT_ONCE_S", 5.0)  # they were dead before it came
+    monkeypatch.setattr(silence, "AT_ONCE_S", math.inf)  # they were dead before it came
     handle.deaths = deaths("a", "b", "c", "d", after=0)
     assert (await collect(worker, CRITERIA, stream=stream))[1].segment.text
 
@@ -303,7 +305,7 @@ async def test_who_was_stopped_itself_calls_nobody_silent(router: Any) -> None:
     await anext(items)
     rest = asyncio.create_task(_all(items))
     await asyncio.sleep(0)
-    time.sleep(0.5)
+    virtual_time().skip(0.5)
     *_, whole = await rest
     assert isinstance(whole, Generation)
     assert handle.sessions == ["r1/0"]
@@ -311,14 +313,6 @@ async def test_who_was_stopped_itself_calls_nobody_silent(router: Any) -> None:
 
 async def _all(items: Any) -> list[Any]:
     return [item async for item in items]
-
-
-async def until(condition: Any) -> None:
-    for _ in range(400):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come to pass")
 
 
 async def test_heartbeats_keep_a_slow_stream_alive(monkeypatch: pytest.MonkeyPatch) -> None:
