@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from deploy.cli import main as cli
+from tests.virtual_time import VirtualTime
 
 # Drawn tests draw the same each time, and do not go by the clock of a busy machine.
 settings.register_profile(
     "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("steady")
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], Any]]:
+    virtual = item.get_closest_marker("virtual_time")
+    return {"loop": VirtualTime if virtual else asyncio.new_event_loop}
+
 
 EXIT_S = 60.0  # the interpreter waits for every thread that is no daemon, however long
 

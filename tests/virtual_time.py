@@ -1,6 +1,7 @@
 """An event loop whose clock jumps to the next timer when nothing is left to do before it.
 
-Seconds cost nothing and a busy machine changes none of them. For tests without threads or sockets.
+Seconds cost nothing and a busy machine changes none of them. A test without threads or sockets asks
+for it by `@pytest.mark.virtual_time`.
 """
 
 from __future__ import annotations
@@ -37,8 +38,3 @@ def virtual_time() -> VirtualTime:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTime)
     return loop
-
-
-def pytest_asyncio_loop_factories() -> dict[str, type[VirtualTime]]:
-    """For a conftest: all tests of its folder."""
-    return {"virtual": VirtualTime}

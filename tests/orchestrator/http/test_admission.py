@@ -12,6 +12,8 @@ from orchestrator.errors import InvalidRequest, WorkerError
 from orchestrator.http.admission import Admission
 from orchestrator.http.errors import LIMIT, MOST_RETRY_AFTER_S, RESET, HttpError
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def flood(
     admission: Admission, asked: dict[str, int], took_s: float = 0.005, cost: int = 1

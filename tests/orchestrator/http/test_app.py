@@ -575,6 +575,7 @@ def test_without_a_thought_the_steps_are_the_content(model: str) -> None:
         assert (kept["answer"], kept["reasoning_content"]) == (PLAIN, "")
 
 
+@pytest.mark.virtual_time
 async def test_metrics_that_are_asked_for_at_once_are_read_once() -> None:
     made = service()
     readings = 0

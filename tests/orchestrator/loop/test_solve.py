@@ -398,6 +398,7 @@ async def test_usage_counts_the_large_models_prompt() -> None:
     assert set(ended.metrics.ms) == {"small", "large", "classify", "total"}
 
 
+@pytest.mark.virtual_time
 async def test_waiting_for_one_workers_prompt_is_not_the_others_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

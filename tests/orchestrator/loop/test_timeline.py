@@ -54,6 +54,7 @@ async def test_a_step_names_the_calls_that_drafted_and_judged_it() -> None:
     assert running[-1] == []
 
 
+@pytest.mark.virtual_time
 async def test_a_draft_beside_a_prefill_stands_where_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

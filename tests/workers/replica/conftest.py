@@ -5,8 +5,6 @@ from types import SimpleNamespace
 import pytest
 from ray import serve
 
-from tests.virtual_time import pytest_asyncio_loop_factories  # noqa: F401
-
 
 @pytest.fixture(autouse=True)
 def replica_name(monkeypatch: pytest.MonkeyPatch) -> str:

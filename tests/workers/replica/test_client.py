@@ -45,6 +45,8 @@ from workers.replica.client import ReplicaWorker
 from workers.replica.server import ReplicaServer, ReplicaStatus
 from workers.retry import CircuitBreaker
 
+pytestmark = pytest.mark.virtual_time
+
 
 def dead() -> ActorDiedError:
     return ActorDiedError()
