@@ -139,7 +139,7 @@ class Served:
 
     def metric(self, name: str, worker: str) -> float:
         """A series of /metrics, summed over the replicas that answer; 0 where none does."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines()
+        lines = httpx.get(f"{self.url}/metrics", timeout=120).text.splitlines()
 
         def values(name: str) -> list[float]:
             found = (line for line in lines if line.startswith(f"{name}{{"))

@@ -32,7 +32,7 @@ class RedisServer:
     @property
     def admin(self) -> redis.Redis:
         """A connection of its own, with the rights of the default user."""
-        return redis.Redis(port=self.port, socket_timeout=5, retry=Retry(NoBackoff(), 0))
+        return redis.Redis(port=self.port, socket_timeout=60, retry=Retry(NoBackoff(), 0))
 
     def start(self) -> None:
         """Start, with whatever is left in the folder."""
@@ -59,7 +59,7 @@ class RedisServer:
         """At once, and with everything it held."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
             self._process = None
 
     def freeze(self) -> None:

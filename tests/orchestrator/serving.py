@@ -25,7 +25,7 @@ from orchestrator.worker import Delta
 from policies import POLICIES
 from tests.workers.scripted import Say, Scripted, words
 
-HTTP = httpx.Client(verify=False, timeout=20)
+HTTP = httpx.Client(verify=False, timeout=120)
 """Shared: making one takes longer than a request does."""
 
 STORY = ("First, 2+2 is 4.\n\nSo twice that is 8.", "\n The answer is 8. \n")
@@ -123,7 +123,7 @@ def listening(config: uvicorn.Config) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
     assert not thread.is_alive(), "the server did not stop"
 
 

@@ -49,6 +49,7 @@ class Nodes:
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
             "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
             "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+            "RAY_metrics_report_interval_ms": "500",
             "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{self._api}",
             "OMP_NUM_THREADS": "1",
             # A test before this one may have asked for a Ray of one node (`prepare`).
@@ -87,6 +88,10 @@ class Nodes:
         """Another node, in a network namespace."""
         return int(self._tell(add_apart=[str(network), labels]))
 
+    def lives(self, number: int) -> bool:
+        """Whether a process of that node runs."""
+        return bool(self._tell(count=number))
+
     def kill(self, number: int) -> None:
         assert self._tell(kill=number) > 1
 
@@ -117,7 +122,7 @@ class Nodes:
         response = httpx.get(
             f"http://127.0.0.1:{self._api}/api/serve/applications/",
             headers={"Authorization": f"Bearer {self._token}"},
-            timeout=30.0,
+            timeout=120,
         )
         assert response.status_code == 200, response.text
         found: dict[str, Any] = response.json()["applications"].get("baton", {"status": "NONE"})
@@ -142,7 +147,7 @@ class Nodes:
             httpx.HTTPError: nothing, or an error.
         """
         headers = {"Authorization": f"Bearer {OBSERVER_KEY}"}
-        return httpx.get(self.url + path, headers=headers, timeout=20.0).raise_for_status()
+        return httpx.get(self.url + path, headers=headers, timeout=120).raise_for_status()
 
     def exported(self) -> str:
         """What Ray's metrics ports show, all nodes together; a lost one stays listed a while."""
@@ -151,7 +156,7 @@ class Nodes:
         text = ""
         for port in ports:
             with suppress(httpx.ConnectError):
-                text += httpx.get(f"http://{port}/metrics", timeout=20.0).text
+                text += httpx.get(f"http://{port}/metrics", timeout=120).text
         return text
 
     def pids(self, deployment: str) -> set[int]:
@@ -173,7 +178,7 @@ class Nodes:
         started = self.processes()
         assert self._host.stdin is not None
         self._host.stdin.close()
-        self._host.wait(30)
+        self._host.wait(60)
         for pid in alive(started):
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)

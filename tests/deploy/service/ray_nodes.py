@@ -6,6 +6,7 @@ is imported. One JSON command a line comes in, one answer goes out:
     {"add": {LABELS}}    another node with these labels, and its number
     {"add_apart": [FILE, LABELS]}    the same in the network namespace of that file
     {"find": PID}        the number of the node where a process runs
+    {"count": NUMBER}    how many processes of that node run
     {"kill": NUMBER}     every process of that node at once, as when a machine is lost
 
 The end of the input ends everything that was started.
@@ -63,6 +64,10 @@ def main(temp_dir: str, dashboard_port: int) -> None:
     def find(pid: int) -> int:
         return next(number for number in range(len(nodes)) if pid in processes(number))
 
+    def count(number: int) -> int:
+        raylet = nodes[number].all_processes["raylet"][0].process
+        return 0 if raylet.poll() is not None else len(processes(number))
+
     def kill(number: int) -> int:
         pids = processes(number)
         for pid in pids:
@@ -70,7 +75,7 @@ def main(temp_dir: str, dashboard_port: int) -> None:
                 os.kill(pid, signal.SIGKILL)
         return len(pids)
 
-    commands = {"add": add, "add_apart": add_apart, "find": find, "kill": kill}
+    commands = {"add": add, "add_apart": add_apart, "find": find, "count": count, "kill": kill}
     try:
         add(
             {"pool": "head"},
@@ -82,6 +87,7 @@ def main(temp_dir: str, dashboard_port: int) -> None:
             _system_config={
                 "health_check_initial_delay_ms": 1000,
                 "health_check_period_ms": 500,
+                "health_check_timeout_ms": 4000,
                 "health_check_failure_threshold": 3,
             },
         )

@@ -357,7 +357,7 @@ def test_ray_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _connection(url: str) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=5)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def test_a_body_that_did_not_reach_the_replica_is_sent_again() -> None:

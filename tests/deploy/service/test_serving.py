@@ -148,7 +148,7 @@ async def test_the_arms_of_an_experiment_may_differ_by_method_alone(served: Serv
         {"name": "drafted", "policy": "large-only", "speculation": "chain"},
     ]
     document = {"name": "methods", "arms": arms, "goal": {"metric": "ms"}}
-    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=served.url, timeout=120) as http:
         assert (await http.post("/v1/experiments", json=document)).status_code == 201
         try:
             answers = await asyncio.gather(

@@ -27,7 +27,7 @@ async def test_an_answer_waits_for_its_own_prompt_alone() -> None:
 
     queue = EventQueue([choice(index) for index in range(4)], 2)
     seen = set[int]()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(seen) < 4:
             seen |= {index for index, _ in await queue.take()}
     await queue.close()
@@ -48,6 +48,6 @@ async def test_one_that_fails_before_its_prompt_is_read_ends_all() -> None:
             await queue.take()
 
     with pytest.raises(WorkerUnavailable):
-        await asyncio.wait_for(take_all(), 5)
+        await asyncio.wait_for(take_all(), 60)
     assert queue.failed == 2
     await queue.close()

@@ -7,7 +7,7 @@ import gc
 import hashlib
 import json
 import logging
-import time
+import socket
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -416,15 +416,14 @@ def _is_on_a_loop() -> bool:
 
 
 def test_a_body_that_does_not_come() -> None:
-    def slowly() -> Iterator[bytes]:
-        yield b"{"
-        time.sleep(0.3)
-        yield b"}"
-
-    made = service(patience=Patience(body_s=0.1))
-    with serving(made) as url:
-        reply = HTTP.post(f"{url}/v1/chat/completions", content=slowly(), headers=JSON)
-        assert error(reply, 408)["code"] == "request_timeout"
+    begun = "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    with serving(service(patience=Patience(body_s=0.1))) as url:
+        place = url.removeprefix("http://").split(":")
+        with socket.create_connection((place[0], int(place[1]))) as connection:
+            connection.sendall(f"{begun}content-length: 9\r\n\r\n{{".encode())
+            reply = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
+    assert reply.startswith("HTTP/1.1 408")
+    assert json.loads(reply.partition("\r\n\r\n")[2])["error"]["code"] == "request_timeout"
 
 
 def test_routes_that_are_not(url: str) -> None:

@@ -66,7 +66,7 @@ def send(operation: Any, mode: GenerationMode, cases: int, url: str, key: str = 
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(max_examples=cases, suppress_health_check=list(HealthCheck))
     def validate(case: Any) -> None:
-        case.call_and_validate(base_url=url, headers=headers, checks=CHECKS, timeout=30)
+        case.call_and_validate(base_url=url, headers=headers, checks=CHECKS, timeout=120)
 
     validate()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -153,7 +152,7 @@ def test_a_server_that_stops_says_so(stream: bool) -> None:
 
     def ask(url: str) -> None:
         with suppress(httpx.HTTPError):
-            replies.append(post(url, {"model": "large-only", "stream": stream}, timeout=20))
+            replies.append(post(url, {"model": "large-only", "stream": stream}, timeout=120))
 
     with serving(made, grace_s=0) as url:
         asker = threading.Thread(target=ask, args=(url,), daemon=True)
@@ -191,12 +190,17 @@ def test_answers_that_are_cut_say_so_and_are_on_record(stream: bool) -> None:
         service(large=scripted(delay=FOREVER), patience=patience),
         list[httpx.Response](),
     )
+
+    def ask() -> None:
+        body = asking(model="large-only", stream=stream)
+        with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
+            replies.append(reply)
+            reply.read()
+
     with serving(made) as url:
-        body = {"model": "large-only", "stream": stream}
-        asker = threading.Thread(target=lambda: replies.append(post(url, body)), daemon=True)
+        asker = threading.Thread(target=ask, daemon=True)
         asker.start()
-        until(lambda: busy(made, "writing"))
-        time.sleep(0.2)  # a stream has begun
+        until(lambda: busy(made, "writing") and (replies or not stream))
         made.shared.watcher._task.get_loop().call_soon_threadsafe(made.live.cut)  # type: ignore[union-attr]
         asker.join()
         until(lambda: idle(made))

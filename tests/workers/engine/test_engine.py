@@ -167,7 +167,7 @@ async def test_a_crash_in_the_handling_of_a_token_fails_that_call_only(
     for at in (0, 3):  # with the prompt's last logits, and in the loop
         crash_at = {at}
         with pytest.raises(WorkerError, match="no such token"):
-            await asyncio.wait_for(run(worker, ask(), StopCriteria(6)), 5)
+            await asyncio.wait_for(run(worker, ask(), StopCriteria(6)), 60)
     crash_at = set()
     assert (await run(worker, ask(), StopCriteria(3))).segment.tokens
     assert worker.stats()["live_rows"] == 0
@@ -181,10 +181,10 @@ async def test_an_engine_that_dies_fails_its_waiting_calls(
 
     monkeypatch.setattr(worker.backend.engine.cache, "truncate", crash)
     calls = (run(worker, ask(str(i)), StopCriteria(6)) for i in range(2))
-    answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
     assert [type(answer) for answer in answers] == [WorkerUnavailable] * 2
     with pytest.raises(WorkerUnavailable):
-        await asyncio.wait_for(run(worker, ask(), StopCriteria(1)), 5)
+        await asyncio.wait_for(run(worker, ask(), StopCriteria(1)), 60)
 
 
 @pytest.mark.parametrize("working", [0, 3])
@@ -208,7 +208,7 @@ async def test_an_accelerator_past_use_fails_its_calls_and_the_health_check(
     replica = ReplicaServer(lambda: worker)
     await replica.check_health()
     calls = (run(worker, ask(str(i)), StopCriteria(50)) for i in range(2))
-    answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
     assert [type(answer) for answer in answers] == [WorkerUnavailable] * 2
     with pytest.raises(WorkerUnavailable, match="stopped"):
         await replica.check_health()
@@ -222,7 +222,7 @@ async def test_a_call_that_comes_while_the_engine_stops_is_refused(worker: Engin
 
     worker.backend.engine._waiting = Late()
     with pytest.raises(WorkerUnavailable):
-        await asyncio.wait_for(run(worker, ask(), StopCriteria(1)), 5)
+        await asyncio.wait_for(run(worker, ask(), StopCriteria(1)), 60)
 
 
 async def test_a_method_that_fails_fails_its_own_rows_only(checkpoint: Path) -> None:

@@ -62,12 +62,12 @@ async def together(worker: EngineWorker, *calls: Awaitable[Any]) -> tuple[list[A
 
     def held(slots: Any, trees: Any, **options: Any) -> Any:
         passes.append({slot: len(tree) for slot, tree in zip(slots, trees, strict=True)})
-        assert go.wait(10)
+        assert go.wait(60)
         return forward(slots, trees, **options)
 
     target.forward = held  # type: ignore[method-assign]
     first = asyncio.create_task(run(worker, ask("first"), StopCriteria(1)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not passes:
             await asyncio.sleep(0.001)
         tasks = [asyncio.ensure_future(call) for call in calls]

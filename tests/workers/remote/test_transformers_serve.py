@@ -68,7 +68,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
             process.terminate()
         for process in processes:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=20)
+                process.wait(timeout=120)
             process.kill()
             process.wait()
 

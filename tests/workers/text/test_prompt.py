@@ -534,7 +534,7 @@ async def test_a_long_prompt_is_tokenized_while_others_are_answered(
 
     def slow(text: str) -> tuple[int, ...]:
         if len(text) > 1000:
-            assert answered.wait(30), "the loop stood still"
+            assert answered.wait(60), "the loop stood still"
         return encode(text)
 
     monkeypatch.setattr(prompts.tokenizer, "encode_uncached", slow)
