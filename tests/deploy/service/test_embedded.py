@@ -16,7 +16,7 @@ import yaml
 from deploy.evaluation.builtin.problems import draw
 from deploy.launch.deployment_file import DEFAULT_FILE
 from policies import POLICIES
-from tests.deploy.conftest import WAIT_S, Served, alive, free_port, running, until
+from tests.deploy.conftest import WAIT_S, Served, alive, free_port, running
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(1200)]
 
@@ -44,15 +44,23 @@ class Received:
     baton: dict[str, Any] = field(default_factory=dict)
 
 
-async def listen(served: Served, question: str, model: str = "specreason", **more: Any) -> Received:
+async def listen(
+    served: Served,
+    question: str,
+    model: str = "specreason",
+    begun: asyncio.Event | None = None,
+) -> Received:
+    """`begun` is set at the first text."""
     received = Received()
     chunks = await served.client.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": question}], stream=True, **more
+        model=model, messages=[{"role": "user", "content": question}], stream=True
     )
     async for chunk in chunks:
         choice = chunk.choices[0]
         received.thought += getattr(choice.delta, "reasoning_content", None) or ""
         received.content += choice.delta.content or ""
+        if begun is not None and (received.thought or received.content):
+            begun.set()
         if choice.finish_reason:
             assert received.finish is None, "a stream ends once"
             received.finish = choice.finish_reason
@@ -100,8 +108,9 @@ async def test_every_policy_is_served(shipped: Served, model: str) -> None:
 async def test_the_only_large_replica_dies_under_streams(
     shipped: Served, alone: list[Received]
 ) -> None:
-    streams = [asyncio.create_task(listen(shipped, one.question)) for one in PROBLEMS]
-    await until(lambda: shipped.metric("baton_worker_live_rows", "large") > 0, every=0)
+    begun = asyncio.Event()
+    streams = [asyncio.create_task(listen(shipped, p.question, begun=begun)) for p in PROBLEMS]
+    await begun.wait()  # the others are at work, or wait for it
     shipped.kill("LargeWorker")
     for before, after in zip(alone, await asyncio.gather(*streams), strict=True):
         assert (after.thought, after.content) == (before.thought, before.content)

@@ -1,4 +1,4 @@
-"""Deployment files that name servers: in process, and a service of one local and one remote."""
+"""Deployment files that name servers, in process; a service over one: test_store_serving."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def urls() -> Iterator[dict[str, str]]:
         worker.close()
 
 
-def file(folder: Path, urls: dict[str, str], *remote: str) -> Path:
+def remote_file(folder: Path, urls: dict[str, str], *remote: str) -> Path:
     data: dict[str, Any] = yaml.safe_load(DEFAULT_FILE.read_text())
     data["http_options"]["port"] = free_port()
     workers = data["applications"][0]["args"]["workers"]
@@ -76,12 +76,12 @@ async def test_the_same_answers_whichever_is_remote(
     monkeypatch.setenv("SERVER_KEY", "k")
     ours = await answers(load(DEFAULT_FILE).args)
     for remote in (("small",), ("large",), PAIR):
-        assert await answers(load(file(tmp_path, urls, *remote)).args) == ours
+        assert await answers(load(remote_file(tmp_path, urls, *remote)).args) == ours
 
 
 def test_a_key_that_is_promised_must_be_there(tmp_path: Path, urls: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"\$SERVER_KEY holds no key"):
-        load_pair(load(file(tmp_path, urls, "large")).args.workers)
+        load_pair(load(remote_file(tmp_path, urls, "large")).args.workers)
 
 
 def test_ask_and_eval_over_servers(
@@ -91,7 +91,7 @@ def test_ask_and_eval_over_servers(
     baton: Any,
 ) -> None:
     monkeypatch.setenv("SERVER_KEY", "k")
-    config, rows = str(file(tmp_path, urls, *PAIR)), tmp_path / "rows.json"
+    config, rows = str(remote_file(tmp_path, urls, *PAIR)), tmp_path / "rows.json"
     ran = baton("ask", QUESTIONS[0], "--config", config)
     assert (ran.status, "boxed" in ran.out) == (0, True)
     problems = ("--problems", "builtin:dev", "--limit", "2", "--config", config)
@@ -101,27 +101,6 @@ def test_ask_and_eval_over_servers(
     ran = baton("eval", *problems, "--speculation", "vanilla")
     assert ran.status != 0
     assert "--speculation" in ran.err
-
-
-@pytest.mark.serve
-@pytest.mark.timeout(1200)
-def test_a_service_of_one_local_and_one_remote(
-    tmp_path: Path, urls: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SERVER_KEY", "k")
-    with running(file(tmp_path, urls, "large")) as service:
-
-        async def work() -> Any:
-            return await service.client.chat.completions.create(
-                model="specreason", messages=[{"role": "user", "content": QUESTIONS[0]}]
-            )
-
-        reply = asyncio.run(work())
-        assert "boxed" in reply.choices[0].message.content
-        assert {step["author"] for step in reply.baton["steps"]} <= set(PAIR)
-        assert reply.baton["metrics"]["large_passes"] > 0
-        assert service.replicas("SmallWorker")
-        assert not service.replicas("LargeWorker")
 
 
 @pytest.mark.serve
@@ -136,5 +115,5 @@ def test_a_service_of_two_servers_needs_no_extra(
     blocked = f"import sys\nfor name in {OF_EXTRAS}: sys.modules[name] = None\n"
     (site / "sitecustomize.py").write_text(blocked)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
-    with running(file(tmp_path, urls, *PAIR)) as service:
+    with running(remote_file(tmp_path, urls, *PAIR)) as service:
         assert "boxed" in asyncio.run(service.told(model="specreason"))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
 import pytest
 import yaml
 
-from tests.deploy.conftest import QUESTION, WAIT_S, Served, alive, free_port, running, until
+from deploy.evaluation.builtin.problems import draw
+from tests.deploy.conftest import QUESTION, WAIT_S, Served, alive, running, until
+from tests.deploy.service.test_remote_pair import remote_file
 from tests.orchestrator.redis_server import RedisServer, redis_server
+from tests.workers.remote.vllm_like import ServerBehavior, VllmLike, serving
+from workers.engine.loading import load
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(1200)]
 
@@ -24,20 +27,52 @@ def redis() -> Iterator[RedisServer]:
         yield server
 
 
+class HeldServer(VllmLike):
+    """Streams no token while it is held."""
+
+    held = False
+
+    async def streamed(self, *args: Any) -> AsyncIterator[str]:
+        async for chunk in super().streamed(*args):
+            while self.held:
+                await asyncio.sleep(0.01)
+            yield chunk
+
+
+@pytest.fixture(scope="module")
+def large() -> Iterator[HeldServer]:
+    worker = load("embedded:large")
+    yield HeldServer(worker, ServerBehavior(key="k"))
+    worker.close()
+
+
 @pytest.fixture(scope="module")
 def in_redis(
-    redis: RedisServer, endless_file: Path, tmp_path_factory: pytest.TempPathFactory
+    redis: RedisServer, large: HeldServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    data: dict[str, Any] = yaml.safe_load(endless_file.read_text())
-    data["http_options"]["port"] = free_port()
-    application = data["applications"][0]
-    application["deployments"] = [{"name": "Orchestrator", "num_replicas": 2}]
-    application["args"]["store"] = redis.url
-    application["args"]["workers"]["large"]["replicas"] = 1
-    file = tmp_path_factory.mktemp("redis") / "two.yaml"
-    file.write_text(yaml.safe_dump(data))
-    with running(file) as served:
-        yield served
+    """The small model here, the large one on a server that wants a key."""
+    with serving(large.app) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERVER_KEY", "k")
+        file = remote_file(tmp_path_factory.mktemp("redis"), {"large": url}, "large")
+        data: dict[str, Any] = yaml.safe_load(file.read_text())
+        application = data["applications"][0]
+        application["deployments"] = [{"name": "Orchestrator", "num_replicas": 2}]
+        application["args"]["store"] = redis.url
+        file.write_text(yaml.safe_dump(data))
+        with running(file) as served:
+            yield served
+
+
+async def test_one_model_may_be_here_and_the_other_on_a_server(in_redis: Served) -> None:
+    reply: Any = await in_redis.client.chat.completions.create(
+        model="specreason",
+        messages=[{"role": "user", "content": draw("dev", 11, 1)[0].question}],
+    )
+    assert "boxed" in reply.choices[0].message.content
+    assert {step["author"] for step in reply.baton["steps"]} <= {"small", "large"}
+    assert reply.baton["metrics"]["large_passes"] > 0
+    assert in_redis.replicas("SmallWorker")
+    assert not in_redis.replicas("LargeWorker")
 
 
 async def everybody(served: Served, count: int = 24) -> list[dict[str, Any]]:
@@ -76,21 +111,24 @@ async def test_a_change_reaches_all_replicas(in_redis: Served, redis: RedisServe
     await follow(in_redis, "policy", "large-only")
 
 
-async def test_sigterm_lets_answers_be_finished_and_takes_no_more(in_redis: Served) -> None:
+async def test_sigterm_lets_answers_be_finished_and_takes_no_more(
+    in_redis: Served, large: HeldServer
+) -> None:
     """The last test of this service."""
     started = in_redis.processes()
-    streams = [asyncio.create_task(in_redis.told(max_tokens=1800)) for _ in range(6)]
-    await until(lambda: in_redis.metric("baton_worker_live_rows", "large") >= 4)
+    large.held = True
+    streams = [asyncio.create_task(in_redis.told()) for _ in range(6)]
+    await until(lambda: large.live == 6)
     in_redis.process.send_signal(signal.SIGTERM)
     refused = None
     url = f"{in_redis.url}/v1/chat/completions"
-    body = {"model": "large-only", "messages": QUESTION, "max_tokens": 1}
+    body = {"model": "small-only", "messages": QUESTION, "max_tokens": 1}
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         while refused is None or refused.status_code != 503:
-            assert not all(stream.done() for stream in streams)
             refused = await http.post(url, json=body)
     assert refused.json()["error"]["code"] == "shutting_down"
     assert "retry-after" in refused.headers
+    large.held = False
     for text in await asyncio.gather(*streams):
         assert text.endswith("data: [DONE]\n\n")
     out, err = await asyncio.to_thread(in_redis.process.communicate, timeout=WAIT_S)
