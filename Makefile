@@ -8,7 +8,7 @@ SERVES := $(VENV)/.serves
 STAMP := $(VENV)/.tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu serve check test test-services test-others test-vllm test-real real-pair bench clients redis-server chromium
+.PHONY: help setup setup-gpu serve check test test-vllm test-real real-pair bench clients redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -48,21 +48,13 @@ check: $(STAMP) ## lint and type-check
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-# The tests of services mostly wait for processes to start, so the others run beside them.
-SERVICES := $(addprefix tests/deploy/,cli launch service telemetry) tests/clients
-
 # Tests of real processes share a machine with whatever else it does: in CI what fails is tried once more, and
 # the summary names it (RERUN).
 RERUNS := $(if $(CI),--reruns 1 -r fER)
 
-test: check redis-server chromium ## lint, type-check and run the whole test suite (22 minutes)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-services test-others
-
-test-services:
-	@$(BIN)/python -m pytest $(RERUNS) $(SERVICES)
-
-test-others:
-	@$(BIN)/python -m pytest $(RERUNS) tests $(SERVICES:%=--ignore=%) --ignore=tests/lab
+# One process has the tests of services, which mostly wait for processes to start, and two have the others.
+test: check redis-server chromium ## lint, type-check and run the whole test suite
+	@$(BIN)/python -m pytest -n 3 $(RERUNS) tests --ignore=tests/lab
 
 # vLLM's pins are not ours, so it has an environment of its own. An engine of vLLM's belongs to one
 # event loop, so all tests share one.

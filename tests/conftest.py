@@ -29,6 +29,26 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], A
     return {"loop": VirtualTime if virtual else asyncio.new_event_loop}
 
 
+SERVICES = "tests/deploy/service/"  # which start Ray: one process has them all, one after another
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(SERVICES))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share the tests between processes file by file, for their fixtures' sake (`-n`)."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return SERVICES if nodeid.startswith(SERVICES) else nodeid.partition("::")[0]
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
 EXIT_S = 60.0  # the interpreter waits for every thread that is no daemon, however long
 
 
