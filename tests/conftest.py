@@ -29,7 +29,7 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], A
     return {"loop": VirtualTime if virtual else asyncio.new_event_loop}
 
 
-SERVICES = "tests/deploy/service/"  # which start Ray: one process has them all, one after another
+SERVICES = "tests/deploy/service/"  # which start Ray: one process has them all
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -164,13 +164,13 @@ def simulated(count: int) -> list[GateExample]:
 
 
 def test_the_fit_finds_the_law_that_made_the_examples() -> None:
-    report = fit(simulated(6000))
+    report = fit(simulated(3000))
     model = report.gate.draft
     assert isinstance(model, LogisticModel)
     assert set(model.weights) == {"worst"}  # what never varies tells nothing
-    assert model.weights["worst"] == pytest.approx(2.0, abs=0.15)
-    assert model.bias == pytest.approx(-4.0, abs=0.35)
-    assert report.requests == 2000
+    assert model.weights["worst"] == pytest.approx(2.0, abs=0.2)
+    assert model.bias == pytest.approx(-4.0, abs=0.5)
+    assert report.requests == 1000
     for said, helped, count in reliability(report.draft, report.outcomes):
         assert abs(said - helped) < 4 * (said * (1 - said) / count) ** 0.5 + 0.01
     # The reading adds nothing here, and takes over what the draft said.

@@ -69,16 +69,28 @@ class Nodes:
                 "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
                 "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
             }
-        self._host = subprocess.Popen(
-            [sys.executable, "-m", "tests.deploy.service.ray_nodes", str(folder), str(self._api)],
-            cwd=ROOT,
-            env=self._env,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=(folder / "nodes.log").open("w"),
-        )
-        self._read()
+        # Ray gives a node half a minute to start, on a busy machine too.
+        for _ in range(3):
+            self._host = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.deploy.service.ray_nodes",
+                    str(folder),
+                    str(self._api),
+                ],
+                cwd=ROOT,
+                env=self._env,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=(folder / "nodes.log").open("w"),
+            )
+            assert self._host.stdout is not None
+            if self._host.stdout.readline():
+                return
+            self._host.wait()
+        raise AssertionError((folder / "nodes.log").read_text()[-3000:])
 
     def add(self, **labels: str) -> int:
         """Another node."""

@@ -20,7 +20,7 @@ from tests.deploy.conftest import WAIT_S, Served, alive, free_port, running
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(1200)]
 
-PROBLEMS = draw("dev", 5, 16)
+PROBLEMS = draw("dev", 5, 8)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_most_answers_are_right(alone: list[Received]) -> None:
     right = [
         f"{{{problem.answer}}}" in one.content for problem, one in zip(PROBLEMS, alone, strict=True)
     ]
-    assert sum(right) >= 11
+    assert sum(right) >= 5
     steps = [step for one in alone for step in one.baton["steps"]]
     assert {step["author"] for step in steps} == {"small", "large"}
     assert all(step["score"] is not None for step in steps if step["author"] == "small")

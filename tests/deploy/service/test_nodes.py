@@ -31,7 +31,7 @@ from tests.deploy.telemetry.test_tracing import Collector, collector
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(1200)]
 
 SECRET = "xyzzy"  # stands in every question, and in no log
-QUESTIONS = [f"{number} + 34, {SECRET}, step by step" for number in range(20)]
+QUESTIONS = [f"{number} + 34, {SECRET}, step by step" for number in range(12)]
 PROXIES = ["ray", "haproxy"] if os.environ.get("BATON_NODES") == "all" else ["ray"]
 
 
@@ -216,7 +216,7 @@ async def test_deploy_and_status(
     assert len(ids) == 1
     answers = await asyncio.gather(*(answer(nodes, question) for question in QUESTIONS))
     expected.update(zip(QUESTIONS, answers, strict=True))
-    assert len(set(answers)) > 10
+    assert len(set(answers)) > 6
 
 
 async def test_the_node_with_the_large_worker_dies_during_streams(
@@ -239,7 +239,7 @@ async def test_replicas_come_with_the_load_and_go_after_it(
     # In place of the lost one, and at the end of a cable.
     nodes.add(pool="models") if cable is None else nodes.add_apart(cable.file, pool="models")
     async with Watch(nodes):
-        async with Load(nodes, expected, 12) as running:
+        async with Load(nodes, expected, 8) as running:
             await until(lambda: len(nodes.replicas("LargeWorker")) == 2)
             assert len({one["node_id"] for one in nodes.replicas("LargeWorker")}) == 2
             await running.go_on()
@@ -259,7 +259,7 @@ async def test_streams_outlive_a_cut_cable(
     def both_write() -> bool:  # one has room for four
         return total(nodes.metrics(), "baton_worker_live_rows", worker="large") > 4
 
-    async with Load(nodes, expected, 12) as running:
+    async with Load(nodes, expected, 8) as running:
         await until(lambda: len(nodes.replicas("LargeWorker")) == 2)
         (pid,) = there()
         number = nodes.number(pid)

@@ -39,7 +39,7 @@ from orchestrator.http.errors import (
     http_error,
     no_place,
 )
-from tests.orchestrator.serving import listening
+from tests.orchestrator.serving import listening, until
 
 CHAT = "/v1/chat/completions"
 
@@ -316,16 +316,27 @@ def test_a_client_does_not_tell_serve_how_to_treat_it() -> None:
 
 
 def test_headers_and_bodies_arrive_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_S", 0.2)
+    made, connection_made = list[BoundedProtocol](), BoundedProtocol.connection_made
+
+    def record(self: BoundedProtocol, transport: Any) -> None:
+        connection_made(self, transport)
+        made.append(self)
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", record)
     monkeypatch.setattr(proxy, "BODY_S", 0.2)
     app = Serve()
     with serving(app) as url:
-        with _connection(url) as silent, _connection(url) as slow, _connection(url) as body:
-            slow.sendall(b"GET /health HTTP/1.1\r\nx")
+        with _connection(url) as body:
             body.sendall(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
-            assert silent.recv(100) == b""
-            assert slow.recv(100).startswith(b"HTTP/1.1 408")
             assert body.recv(100).startswith(b"HTTP/1.1 408")
+        with _connection(url) as slow:
+            slow.sendall(b"GET /health HTTP/1.1\r\nx")
+            until(lambda: len(made) == 2 and made[1]._head_bytes)
+            made[1].loop.call_soon_threadsafe(made[1]._too_late)
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+        monkeypatch.setattr(http_protocol, "HEAD_S", 0.2)
+        with _connection(url) as silent:
+            assert silent.recv(100) == b""
         assert app.calls == 0
 
 

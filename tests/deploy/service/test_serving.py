@@ -27,7 +27,7 @@ from tests.deploy.conftest import QUESTION, WAIT_S, Served, alive, free_port, un
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(1200)]
 
-LONG = 1200  # tokens of a stream that is still being written when something happens to it
+LONG = 800  # tokens of a stream that is still being written when something happens to it
 ENDLESS = 3000  # tokens: more than a test waits for
 
 
@@ -134,7 +134,10 @@ async def test_requests_side_by_side_have_the_methods_they_ask_for(served: Serve
     asked = [None, "chain", "lookup", "vanilla"] * 2
     before = served.metric("baton_worker_passes_total", "large")
     answers = await asyncio.gather(
-        *(stream(served, extra_body={"speculation": one} if one else {}) for one in asked)
+        *(
+            stream(served, max_tokens=100, extra_body={"speculation": one} if one else {})
+            for one in asked
+        )
     )
     assert len({text for text, _ in answers}) == 1
     used = [last.model_extra["baton"]["speculation"]["large"] for _, last in answers]
@@ -284,7 +287,7 @@ async def cached_alone(endless_file: Path, questions: list[str]) -> float:
     args = load(endless_file).args
     pair = load_pair(args.workers)
     try:
-        client = LocalClient(args, pair, RequestOptions(max_tokens=960))
+        client = LocalClient(args, pair, RequestOptions(max_tokens=480))
         for question in questions:
             await ask(client, question, Candidate("specreason", "specreason", MANY_STEPS))
         stats = pair["large"].stats()
@@ -302,7 +305,7 @@ async def test_a_request_stays_on_one_of_two_replicas(served: Served, endless_fi
         await served.client.chat.completions.create(
             model="specreason",
             messages=[{"role": "user", "content": question}],
-            max_tokens=960,
+            max_tokens=480,
             extra_body={"policy": MANY_STEPS},
         )
     after = [served.metric(name, "large") for name in names]

@@ -378,13 +378,17 @@ TOKENS_SHOWN: dict[str, tuple[list[dict[str, Any]], list[Any]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def page(browser: Browser, url: str) -> Iterator[Page]:
+    """For tests that change nothing on it."""
+    with page_of(browser, url) as opened:
+        yield opened
+
+
 @pytest.mark.parametrize("name", TOKENS_SHOWN)
-def test_each_token_is_counted_once_where_its_text_is(
-    browser: Browser, url: str, name: str
-) -> None:
+def test_each_token_is_counted_once_where_its_text_is(page: Page, name: str) -> None:
     events, views = TOKENS_SHOWN[name]
-    with page_of(browser, url) as page:
-        assert page.evaluate(TOKEN_VIEWS, events) == views
+    assert page.evaluate(TOKEN_VIEWS, events) == views
 
 
 def test_publish_and_roll_back_with_keys(browser: Browser) -> None:

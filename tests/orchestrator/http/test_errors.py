@@ -24,8 +24,10 @@ from orchestrator.http.app import create_app
 from orchestrator.http.auth import OPEN_FILES, OPEN_PATHS, READ_METHODS, USER_PATHS, Access, Keys
 from orchestrator.http.errors import HttpError, http_error
 from orchestrator.http.settings import Patience, ServiceLimits
+from orchestrator.worker import Delta
 from tests.orchestrator.serving import (
     HTTP,
+    STORY,
     Say,
     asking,
     client,
@@ -498,7 +500,16 @@ def test_what_a_pair_cannot_do_is_named_with_the_policy() -> None:
 
 
 def test_deadline() -> None:
-    slow = service(large=scripted(delay=0.15), limits=ServiceLimits(deadline_s=0.3))
+    class Stuck(Scripted):
+        """Writes a word and no more."""
+
+        async def generate(self, *args: Any, **more: Any) -> Any:
+            async for item in super().generate(*args, **more):
+                yield item
+                if isinstance(item, Delta):
+                    await asyncio.sleep(3600)
+
+    slow = service(large=Stuck(story=STORY), limits=ServiceLimits(deadline_s=1))
     with serving(slow) as url:
         reply = post(url, {"model": "large-only"})
         assert error(reply, 503)["code"] == "deadline_exceeded"
