@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
 from deploy.cli import main as cli
@@ -22,6 +23,9 @@ settings.register_profile(
     "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("steady")
+# Nor does httpx, whose 5 s are the default argument of each of its functions.
+for _wait in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, _wait, 120.0)
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], Any]]:

@@ -96,7 +96,9 @@ class Served:
 
     @property
     def client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S
+        )
 
     async def told(self, **more: Any) -> str:
         """The text of an answer as it comes: a stream of the large model, unless `more` differs."""

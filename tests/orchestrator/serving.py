@@ -128,7 +128,9 @@ def listening(config: uvicorn.Config) -> Iterator[str]:
 
 
 def client(url: str, key: str = "none", **settings: Any) -> OpenAI:
-    return OpenAI(base_url=f"{url}/v1", api_key=key, **{"max_retries": 0, **settings})
+    return OpenAI(
+        base_url=f"{url}/v1", api_key=key, **{"max_retries": 0, "timeout": 600, **settings}
+    )
 
 
 def post(url: str, body: Any = None, **settings: Any) -> httpx.Response:

@@ -146,7 +146,9 @@ class Nodes:
         return [one for one in found["replicas"] if one["state"] == "RUNNING"]
 
     def client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=600
+        )
 
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics."""
