@@ -1,9 +1,9 @@
-"""The markup around calls of tools as patterns: for what reads calls, for what lets a model write
-no others, and for what learns the form of a template.
+"""The markup around calls of tools as patterns, to read calls, to constrain them, and to learn the
+form of a chat template.
 
-White space may differ from the template's, but before arguments that are one JSON object: there it
-shows whether a model keeps to its own form. An id or a number of a call may be any; an id that is a
-member of JSON may be missing.
+White space may differ from the template's, except before arguments that are one JSON object: there
+it shows whether a model keeps to its own form. A call's id or number may have any value; an id that
+is a JSON member may be missing.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _ID_MEMBER = re.compile(r',\\s\{0,64\}"\w+":\\s\{0,64\}"' + re.escape(ID) + '"')
 
 @cache
 def spaced(text: str) -> str:
-    """A regular expression of a text with any white space where it has some, or none."""
+    """Return a regular expression of a text in which white space may be any, or missing."""
     return _marked(_SPACE.join(map(re.escape, re.split(r"\s+", text))))
 
 
 def _marked(pattern: str) -> str:
-    """A regular expression in which ids and numbers may be any."""
-    for mark, stands_for in ((CallFormat.ID, ID), (CallFormat.COUNT, COUNT)):
-        pattern = pattern.replace(re.escape(mark), stands_for)
+    """Replace the marks of ids and numbers in a regular expression by patterns of them."""
+    for mark, values in ((CallFormat.ID, ID), (CallFormat.COUNT, COUNT)):
+        pattern = pattern.replace(re.escape(mark), values)
     return _ID_MEMBER.sub(lambda found: f"(?:{found[0]})?", pattern)
 
 
 def matched(markup: str, text: str) -> re.Match[str] | None:
-    """The markup, where a text begins with it."""
+    """Match markup at the beginning of a text."""
     return re.match(spaced(markup), text)
 
 
@@ -46,7 +46,7 @@ def begin_of_call(calls: CallFormat, text: str) -> re.Match[str] | None:
 
 
 def begins(whole: str, text: str) -> bool:
-    """Whether a text begins as a piece of markup does, as far as the shorter of them goes."""
+    """Return whether a text begins like a piece of markup, up to the end of the shorter one."""
     without_id = re.sub(f',\\s*"\\w+":\\s*"{CallFormat.ID}"', "", whole)
     return any(_begins(one, text) for one in {whole, without_id})
 
@@ -67,7 +67,7 @@ def _begins(whole: str, text: str) -> bool:
 
 
 def end_of_name(calls: CallFormat, text: str, at: int) -> re.Match[str] | None:
-    """Match the markup between a tool's name and the arguments of its call: perhaps nothing, before
+    """Match the markup between a tool's name and the arguments of its call; it may be empty before
     an argument in tags or the end of the call."""
     return re.compile(_between_name_and_arguments(calls)).match(text, at)
 
@@ -83,7 +83,7 @@ def _between_name_and_arguments(calls: CallFormat) -> str:
 
 
 def may_be_name(calls: CallFormat, text: str, name: str) -> bool:
-    """Whether a text that is not whole yet may begin with a tool's name and what follows one."""
+    """Return whether an unfinished text may begin with a tool's name and the markup after it."""
     if not text.startswith(name):
         return name.startswith(text)
     rest = text[len(name) :]
@@ -96,16 +96,17 @@ def may_be_name(calls: CallFormat, text: str, name: str) -> bool:
 
 @cache
 def ends_of_values(calls: CallFormat, names: str, tools: str) -> str:
-    """A regular expression of what ends the value of an argument in tags.
+    """Return a regular expression of the end of an argument's value in tags.
 
-    The tag that ends it, if the next argument, the next call, or, where white space is as in the
-    template, the end of the call follows: a value may mention it. Models forget it, too: the next
-    argument and the next call end a value then, each on a separate line if they have one. They
-    also forget the first tags of a call's end: its last ones, or some text and a call, may follow.
+    A value may mention the closing tag, so that ends it only if the next argument, the next call,
+    or, with white space as in the template, the end of the call follows. Models also forget the
+    tag: then the next argument or the next call ends the value, on a new line if the format has
+    lines. They also forget the first tags of a call's end: its last tags, or some text and a call,
+    may follow.
 
     Args:
-        names: a regular expression of the arguments that may follow; empty: it is not known.
-        tools: of the tools that may be called.
+        names: a regular expression of the arguments that may follow; empty: they are unknown.
+        tools: a regular expression of the tools that may be called.
     """
     form = calls.each
     assert form is not None
@@ -128,8 +129,8 @@ def ends_of_values(calls: CallFormat, names: str, tools: str) -> str:
 
 
 def ends_of_answers(calls: CallFormat) -> tuple[str, str]:
-    """Two patterns for the end of an answer's last value, if nothing else ends it: its tag, after
-    which the call or the answer ends; and without a tag, the end of the call."""
+    """Return two patterns for the end of an answer's last value, if `ends_of_values` finds none:
+    its tag before the end of the call or of the answer; and without a tag, the end of the call."""
     form = calls.each
     assert form is not None
     line = _LINE if form.begins_at_lines else ""
@@ -143,7 +144,7 @@ def ends_of_answers(calls: CallFormat) -> tuple[str, str]:
 
 
 def last_tags(text: str) -> tuple[str, ...]:
-    """Markup whole, and without its first tag, its first two and so on; none if it is blank."""
+    """Return the markup, then without its first tag, its first two and so on; none if blank."""
     text = text.strip()
     starts = [0, *(found.end() for found in re.finditer(r">\s*(?=<)", text))]
     return tuple(text[at:] for at in starts if text)

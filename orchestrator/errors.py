@@ -11,10 +11,10 @@ BatonError
 │   ├── Spent                 a policy's cap forbids to ask the large model again
 │   └── Unsupported           this worker lacks a capability, which is named: HTTP 400
 ├── DeadlineExceeded          the request's time is up: HTTP 503
-├── StoreError                a store's fault, or something it holds that cannot be used
+├── StoreError                a store's fault, or a value in it that cannot be used
 │   ├── StoreUnavailable      cannot be reached, refuses to write, or cannot be understood: HTTP 503
-│   ├── Unusable              holds something that this release cannot use, which is named
-│   └── Conflict              somebody else changed it first: HTTP 409
+│   ├── Unusable              holds a value that this release cannot use, which is named
+│   └── Conflict              another change came first: HTTP 409
 └── ConfigError               a deployment file or a checkpoint that cannot be used
 """
 
@@ -70,13 +70,13 @@ class WorkerUnavailable(WorkerError):
 
 
 class Contradiction(WorkerError):
-    """What the worker sent contradicts itself or its tokenizer: nothing of it is to be kept."""
+    """The worker's answer contradicts itself or its tokenizer: discard all of it."""
 
 
 class Overloaded(WorkerError):
     """The worker has no room for another sequence now.
 
-    `retry_after_s`: seconds after which the worker wants to be tried again, where it says so.
+    `retry_after_s`: seconds after which the worker asks for a retry, if it says so.
     """
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
@@ -85,14 +85,14 @@ class Overloaded(WorkerError):
 
 
 class Spent(WorkerError):
-    """What the request may spend on the large model is spent: it is not asked."""
+    """The request has spent its cap on the large model, which is not called again."""
 
 
 class Unsupported(WorkerError):
     """The worker lacks a capability that the policy needs.
 
-    The message names the capability, and clients see it: no host, no file, nothing that a server
-    said. `policy` is the policy's name, once that is known.
+    Clients see the message, so it names the capability, but no host, no file and no words of a
+    server. `policy` is the policy's name, once that is known.
     """
 
     policy: str | None = None
@@ -103,7 +103,7 @@ class DeadlineExceeded(BatonError):
 
 
 class StoreError(BatonError):
-    """The store failed, or holds something that cannot be used."""
+    """The store failed, or holds a value that cannot be used."""
 
 
 class StoreUnavailable(StoreError):
@@ -111,11 +111,11 @@ class StoreUnavailable(StoreError):
 
 
 class Unusable(StoreError):
-    """The store holds something that this release cannot use; the message names it and says why."""
+    """The store holds a value that this release cannot use; the message names it and says why."""
 
 
 class Conflict(StoreError):
-    """Somebody else changed it since its author read it; read again, then try again."""
+    """It has changed since the client read it; read it again, then retry."""
 
 
 class ConfigError(BatonError):
@@ -123,9 +123,9 @@ class ConfigError(BatonError):
 
 
 def describe(error: BaseException) -> str:
-    """An error for the log: the message of Baton's own, or the kind and traceback of any other.
+    """Return an error for the log: the message of Baton's own, the type and traceback of others.
 
-    The message of an unknown error stays out, because it may quote a prompt.
+    The message of another error is left out, because it may quote a prompt.
     """
     if isinstance(error, BatonError):
         return f"{type(error).__name__}: {error}"

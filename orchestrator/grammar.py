@@ -1,9 +1,9 @@
-"""What an answer must match, as a grammar in Lark's notation (that of the library llguidance).
+"""An answer's constraint as a grammar in Lark's notation, for the library llguidance.
 
-The white space before an answer is free if no client is shown it: models are trained to begin with
-some. JSON is written on one line, with a blank after commas and colons, and whole numbers without
-bounds stay within those that JSON's readers keep exact (RFC 8259, section 6): a model that may
-write any white space between two values, or any number of digits, may write nothing else any more.
+White space before an answer is free if clients do not see it: models are trained to begin with
+some. JSON is written on one line, with a blank after commas and colons, and integers without bounds
+stay within those that JSON readers keep exact (RFC 8259, section 6). With free white space or
+digits a model may write them without end.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from orchestrator.held_schema import MAX_SOURCE, Held, held
 from orchestrator.json_schema import (
     FORMATS,
     References,
-    inner,
     modern,
     name_of,
     properties_of,
+    subschemas,
     value_form,
 )
 from orchestrator.mended_schema import LIMITS as LIMITS
@@ -39,10 +39,10 @@ MAX_FITTING = 1 << 14  # bytes of a value that is compared with a schema
 _MOST_READ: Final = 1 << 21  # characters of all tools, as `Held.read` counts them
 _ANY_OBJECT: Final = {"type": "object"}
 _SOME_FORM: Final = CallFormat("<call>", " ", "</call>", "</call><call>")
-"""A form of calls, while it is not known which the models have."""
+"""A form of calls to check grammars with, before that of the models is known."""
 _WHITE: Final = "WHITE: /[ \\n]{1,4}/\n"
 _FREE_VALUES: Final = (("value",), ("%json {}",))
-"""The values of an argument in tags that nothing is known of: any text, or any value if marked."""
+"""The values of an argument in tags without a usable schema: any text, or any value if marked."""
 
 
 def lark(
@@ -50,14 +50,14 @@ def lark(
     calls: CallFormat | None = None,
     literal: Callable[[str], str] = json.dumps,
 ) -> str:
-    """The grammar of an answer.
+    """Return the grammar of an answer.
 
     Args:
-        calls: how the model writes calls, where there are tools.
-        literal: the notation of a text that may hold control tokens of the model.
+        calls: how the model writes calls, if there are tools.
+        literal: returns the notation of a text that may hold control tokens of the model.
 
     Raises:
-        InvalidRequest: it is too large, or a schema that no answer can be held to.
+        InvalidRequest: it is too large, or no grammar can enforce the schema.
     """
     source = constraint.source
     if len(source) > MAX_SOURCE:
@@ -80,10 +80,10 @@ def lark(
 
 
 def check(constraint: Constraint, place: str) -> None:
-    """Refuse what is no grammar, or one that an answer cannot be held to.
+    """Refuse a constraint that has no valid grammar.
 
     Raises:
-        InvalidRequest: names `place`, and what is wrong with it.
+        InvalidRequest: names `place` and the fault.
     """
     if fault := _fault_of(constraint):
         raise InvalidRequest(f"{place}: {fault}", param=place, code="invalid_value")
@@ -92,18 +92,18 @@ def check(constraint: Constraint, place: str) -> None:
 def tool_rules(
     tools: Sequence[Mapping[str, Any]], *, required: bool, parallel: bool, answer: str | None
 ) -> Constraint:
-    """The constraint of an answer that may call tools.
+    """Return the constraint of an answer that may call tools.
 
     Args:
         tools: name, JSON Schema of the arguments (`parameters`) and `strict` of each, and its
-            `place` in the request. What of a schema no text can be held to is left out, unless it
-            is `strict`. All that are not stand for any object, where they are too large together.
-        required: whether it must.
+            `place` in the request. Parts of a schema that no grammar can enforce are left out,
+            unless it is `strict`. If all are too large together, the others allow any object.
+        required: whether the answer must call one.
         parallel: whether it may make several calls.
         answer: JSON Schema, as JSON, of an answer without calls; None: any text.
 
     Raises:
-        InvalidRequest: a strict schema cannot be held to, by itself or together with the others.
+        InvalidRequest: a strict schema cannot be enforced, by itself or together with the others.
     """
     found, left = list[Held](), _MOST_READ
     for tool in tools:
@@ -136,20 +136,20 @@ def tool_rules(
 
 
 def _of_an_object(schema: Any) -> Any:
-    """A schema of arguments: they are an object, also where it does not say so."""
+    """Return a schema of arguments that asks for an object, if it did not say so itself."""
     said = {"type", "$ref", "const", "enum", "allOf", "anyOf"}
     return schema if said & schema.keys() else {**_ANY_OBJECT, **schema}
 
 
 def fits(value: Any, schema: Any) -> bool:
-    """Whether a value that was read from JSON is valid by a schema; False where that is none, or
-    where the value is too long to be looked at while other requests wait."""
+    """Return whether a value is valid by a schema; False if the schema is invalid, or the value too
+    long to check while other requests wait."""
     return _is_valid(value, json.dumps(schema), MAX_FITTING)
 
 
 def holds(constraint: Constraint, text: str) -> bool:
-    """Whether a whole answer that something else wrote matches a schema or a regular expression.
-    JSON may be laid out and ordered in any way. Long ones take a while: call it in a thread."""
+    """Return whether an answer written without the grammar matches a schema or a regular
+    expression; JSON may have any layout and order. Call it in a thread: long ones take a while."""
     if constraint.kind == "json_schema":
         try:
             return _is_valid(json.loads(text), constraint.source)
@@ -170,7 +170,7 @@ def _is_valid(value: Any, schema: str, longest: float = inf) -> bool:
 
 @lru_cache(maxsize=64)
 def _validator(schema: str) -> Draft202012Validator:
-    """What says whether a value is valid by a schema, which is given as JSON.
+    """Return the validator of a schema, which is given as JSON.
 
     Raises:
         ValueError: it is no schema.
@@ -185,7 +185,7 @@ def _validator(schema: str) -> Draft202012Validator:
 
 
 def _has_format(name: str, text: str) -> bool:
-    """Whether a text has a format, by the grammars' rules."""
+    """Return whether a text has a format, by the grammars' rules."""
     written = json.dumps(text, ensure_ascii=False)
     return _matches(written, json_rule({"type": "string", "format": name}))
 
@@ -198,7 +198,6 @@ def _matches(text: str, rule: str) -> bool:
 
 @cache
 def _tokenizer() -> LLTokenizer:
-    """A tokenizer of texts as bytes: no model is needed."""
     return LLTokenizer("byte")
 
 
@@ -208,7 +207,7 @@ def _whole(rule: str) -> LLMatcher:
 
 
 def is_free(constraint: Constraint) -> bool:
-    """Whether it lets an answer be any text, beside calls of tools."""
+    """Return whether the constraint lets an answer be any text, beside calls of tools."""
     if constraint.kind != "tools":
         return False
     rules = json.loads(constraint.source)
@@ -216,7 +215,7 @@ def is_free(constraint: Constraint) -> bool:
 
 
 def _tools(rules: Mapping[str, Any], calls: CallFormat, literal: Callable[[str], str]) -> str:
-    """The grammar of an answer by `tool_rules`."""
+    """Return the grammar for the constraint of `tool_rules`."""
     tools = rules["tools"]
     each = [
         f"call{i}: {json.dumps(name)} {_literal(calls.middle, literal)} "
@@ -238,7 +237,7 @@ def _tools(rules: Mapping[str, Any], calls: CallFormat, literal: Callable[[str],
     if rules["required"]:
         lines.append(f"start: WHITE? {_literal(calls.before, literal)} call {more} {end}")
     elif calls.trigger:
-        # Free text, held to nothing, up to what begins a call.
+        # Free text up to the markup that begins a call.
         begun, rest = calls.trigger, calls.before.lstrip().removeprefix(calls.trigger)
         lines.append(f"calls: {_literal(rest, literal)} call {more} {end}")
         head = _up_to("head", begun, literal)
@@ -256,13 +255,13 @@ def _tools(rules: Mapping[str, Any], calls: CallFormat, literal: Callable[[str],
 
 
 def _up_to(rule: str, mark: str, literal: Callable[[str], str]) -> str:
-    """The rule of a free text up to a mark, whose first part may be a control token."""
+    """Return the rule of a free text up to a mark, whose first part may be a control token."""
     end = literal(mark)
     return f"{rule}{'' if end.startswith('<') else '[lazy]'}: TEXT {end}"
 
 
 def _free_parts(calls: CallFormat, literal: Callable[[str], str]) -> list[str]:
-    """The names and values of arguments in tags."""
+    """Return the rules of the names and values of arguments in tags."""
     assert calls.each is not None
     form = calls.each
     key = _escaped(re.escape(form.middle.strip()[:1]))
@@ -274,9 +273,9 @@ def _free_parts(calls: CallFormat, literal: Callable[[str], str]) -> list[str]:
 
 
 def _tagged(schema: Any, form: ArgumentFormat, literal: Callable[[str], str]) -> str:
-    """The arguments of a call, each in tags: a text is held to an enumeration alone, every other
-    value to its schema, unless nothing can be held to that apart from the rest. No text of the
-    schema's stands for a control token."""
+    """Return the rule of a call's arguments, each in tags. A string must match only its schema's
+    enumeration, any other value its whole schema, if a grammar can enforce that by itself. Texts of
+    the schema never become control tokens."""
     begin, rules, room = literal(form.before), [], MAX_SOURCE
     references = References(schema)
     for name, one in properties_of(schema).items():
@@ -291,7 +290,7 @@ def _tagged(schema: Any, form: ArgumentFormat, literal: Callable[[str], str]) ->
 def _valued(
     values: tuple[Sequence[str], Sequence[str]], form: ArgumentFormat, literal: Callable[[str], str]
 ) -> str:
-    """The rule of an argument's value in its tags: texts, and values that are none."""
+    """Return the rule of an argument's value in its tags: strings, and other values."""
     texts, others = values
     end, ways = literal(form.after), list[str]()
     if not form.other:
@@ -310,7 +309,7 @@ def _valued(
 def _values(
     schema: Any, references: References, form: ArgumentFormat
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """What a value in tags may be: texts, of which `value` is any, and others."""
+    """Return the rules of a value in tags: of strings, where `value` is any, and of others."""
     said = value_form(schema, references)
     if said.closed and said.listed:
         texts = [json.dumps(one) for one in said.listed if isinstance(one, str)]
@@ -325,13 +324,12 @@ def _values(
 
 
 def _taken_out(schema: Any, root: Any) -> Any:
-    """A schema by itself, taken out of another that its references point into: with only those
-    definitions that it reaches."""
+    """Return a part of the schema `root` as a schema, with only the definitions that it reaches."""
     known, defs, left = root.get("$defs", {}), dict[str, Any](), [schema]
     while left:
         one = left.pop()
         if isinstance(one, dict):
-            left += [each for _, each in inner(one)]
+            left += [each for _, each in subschemas(one)]
             name = name_of(one)
             if name in known and name not in defs:
                 defs[name] = known[name]
@@ -340,14 +338,14 @@ def _taken_out(schema: Any, root: Any) -> Any:
 
 
 def _literal(text: str, literal: Callable[[str], str]) -> str:
-    """The notation of a text around a call, which may hold an id or a number."""
+    """Return the notation of the markup around a call, which may hold an id or a number."""
     names = {CallFormat.ID: "ID", CallFormat.COUNT: "COUNT"}
     parts = re.split(f"([{''.join(names)}])", text)
     return " ".join(names.get(part) or literal(part) for part in parts if part)
 
 
 def _fault_of(constraint: Constraint, calls: CallFormat | None = None) -> str:
-    """What is wrong with the grammar of a constraint; empty for nothing."""
+    """Return the fault of a constraint's grammar; empty if there is none."""
     try:
         return fault_of(lark(constraint, calls))
     except InvalidRequest as error:
@@ -355,7 +353,7 @@ def _fault_of(constraint: Constraint, calls: CallFormat | None = None) -> str:
 
 
 def _escaped(regex: str) -> str:
-    """A regular expression between slashes, on one line."""
+    """Escape a regular expression for slashes around it, on one line."""
     return re.sub(r"\\(.)|/|\n", _escape, regex, flags=re.DOTALL)
 
 

@@ -1,9 +1,9 @@
-"""The part of a JSON Schema that a grammar can hold an answer to, and what it cannot.
+"""The part of a JSON Schema that a grammar can enforce, and the faults of the rest.
 
-The library llguidance makes a grammar of a schema. It ignores or misreads some of what schemas say,
-and of the rest its messages name no place. So a schema is brought into the form that the library
-reads right: what asks for nothing is left out, what can be said in other words is, and what no
-grammar can hold is left out and named.
+The library llguidance makes a grammar of a schema. It ignores or misreads some keywords, and its
+messages name no place. So a schema is rewritten into a form that the library reads right: keywords
+without effect are left out, others are replaced by equal ones, and those that no grammar can
+enforce are left out and reported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from typing import Any, Final
 
 from jsonschema_rs import Draft202012Validator, ValidationError, meta
 
-from orchestrator.json_schema import MOST_PARTS, TYPES, TooLarge, changed, inner, modern, name_of
+from orchestrator.json_schema import (
+    MOST_PARTS,
+    TYPES,
+    TooLarge,
+    map_subschemas,
+    modern,
+    name_of,
+    subschemas,
+)
 from orchestrator.mended_schema import Mending, joined
 from orchestrator.rust_patterns import rust_pattern
 from orchestrator.schema_overlap import Overlap, parts
@@ -28,27 +36,22 @@ from orchestrator.schema_overlap import Overlap, parts
 MAX_SOURCE: Final = 1 << 17  # characters of a schema without remarks, or of a grammar
 _EXACT: Final = 2**53 - 1
 _LARGEST: Final = 2**63
-_FARTHEST: Final = 10**18  # a bound of fractions
-_MOST_ITEMS: Final = 10_000  # that a bound may name
-_MOST_MULTIPLES: Final = 512  # that are listed
-_MOST_NAMES: Final = 1024  # beside each other: the library compares them
-_MOST_STEPS: Final = 100_000  # to schemas that say more of the same values, and to multiples
+_FARTHEST: Final = 10**18  # the largest bound of a fraction that the library takes
+_MOST_ITEMS: Final = 10_000  # the largest minItems or maxItems
+_MOST_MULTIPLES: Final = 512  # multiples of a number in a list
+_MOST_NAMES: Final = 1024  # entries in a keyword's value: the library compares them all
+_MOST_STEPS: Final = 100_000  # lookups of schemas of the same value, and listed multiples
 _MOST_LEVELS: Final = 400  # the library takes 5 KB of the stack for each
 _NAMES: Final = {
     "uuid": "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
     "date": "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])$",
 }
-"""Formats of names: days that every month has."""
+"""Patterns for the formats of names; a date has only days that every month has."""
 _NUMBER: Final = {
-    "type",
-    "multipleOf",
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
+    *("type", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 }
 _IN_PLACE: Final = ("$ref", "const", "enum", "allOf", "anyOf", "oneOf")
-_MOST_MENDED: Final = 2  # times
+_MOST_MENDED: Final = 2  # tries to mend a schema
 _ANYTHING: Final[tuple[Any, ...]] = (True, {})
 _UNHELD: Final = dict.fromkeys(
     (
@@ -61,12 +64,12 @@ _UNHELD: Final = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What of a JSON Schema an answer can be held to.
+    """The part of a JSON Schema that a grammar can enforce.
 
     Attributes:
         schema: for the grammars' library; its references name entries of `$defs`.
-        faults: what is not in it: its place in the schema, and why.
-        read: how much the library has read to tell, in characters.
+        faults: the parts that were left out, each as its place in the schema and the reason.
+        read: how many characters the library has read to find them.
     """
 
     schema: Any
@@ -76,7 +79,7 @@ class Held:
 
 @lru_cache(maxsize=128)  # agents send their tools with every turn
 def held(source: str) -> Held:
-    """What of a schema, which is given as JSON, an answer can be held to."""
+    """Return the part of a schema, which is given as JSON, that a grammar can enforce."""
     mending = Mending()
     try:
         schema = _Reader(modern(json.loads(source)), mending).whole()
@@ -86,7 +89,7 @@ def held(source: str) -> Held:
 
 
 class _Reader:
-    """A modern schema on its way into what the library reads right."""
+    """Rewrites a modern schema into a form that the library reads right."""
 
     def __init__(self, schema: Any, mending: Mending) -> None:
         self._defs: dict[str, Any] = schema.get("$defs", {}) if isinstance(schema, dict) else {}
@@ -115,7 +118,6 @@ class _Reader:
         return _whole(found, defs)
 
     def _check_size(self) -> None:
-        """Refuse a schema that there is no room for."""
         if (size := len(json.dumps([self._root, self._defs]))) > MAX_SOURCE:
             raise TooLarge(
                 f"it has {size} characters without remarks; at most {MAX_SOURCE} are allowed"
@@ -126,7 +128,7 @@ class _Reader:
             raise TooLarge(f"with what it refers to it has more than {MOST_PARTS} parts")
 
     def _take(self, steps: int) -> None:
-        """Count steps from one schema to others, and multiples that are listed."""
+        """Count lookups of schemas and listed multiples."""
         self._steps -= steps
         if self._steps < 0:
             raise TooLarge(
@@ -135,19 +137,19 @@ class _Reader:
             )
 
     def _parts(self, schema: Any) -> list[dict[str, Any]]:
-        """The schemas each of which a value must match, if it is not that none may be."""
+        """Return the schemas each of which a value must match, except true and false."""
         every = list(parts(schema, self._defs))
         self._take(len(every))
         return [one for one in every if isinstance(one, dict)]
 
     def _levels(self) -> int:
-        """How deep the library goes, which reads what a schema refers to where it first does."""
+        """Return how deep the library recurses: it reads a definition at the first reference."""
         deepest, left, seen = 0, [(self._root, 1)], set[str]()
         while left:
             one, level = left.pop()
             deepest = max(deepest, level)
             if isinstance(one, dict):
-                each = [below for _, below in inner(one)]
+                each = [below for _, below in subschemas(one)]
                 name = name_of(one)
                 if name in self._defs and name not in seen:
                     seen.add(name)
@@ -156,12 +158,12 @@ class _Reader:
         return deepest
 
     def _size(self, schema: Any, sizes: dict[str, int]) -> int:
-        """How many parts it has, if what it refers to stood in each place: a value may be compared
-        with all of them. Known are the `sizes` of definitions."""
+        """Count a schema's parts with every reference replaced by its definition: a value may be
+        compared with all of them. `sizes` caches those of definitions."""
         size = 1
         if not isinstance(schema, dict):
             return size
-        for _, one in inner(schema):
+        for _, one in subschemas(schema):
             size += self._size(one, sizes)
         name = name_of(schema)
         if name in self._defs and name not in sizes:
@@ -175,7 +177,7 @@ class _Reader:
             self._faults.append(f"{joined(place, keyword)}: {why}")
 
     def _valid(self, schema: Any, place: str) -> Any:
-        """A schema without what is no JSON Schema."""
+        """Return a schema without keywords that are invalid."""
         if not isinstance(schema, dict | bool):
             self._faults.append(
                 f"{place or 'schema'}: expected a JSON Schema, got {str(schema)[:40]}"
@@ -189,10 +191,10 @@ class _Reader:
             if keyword == "type":
                 why = f"expected one or more of {', '.join(TYPES.values())}, got {found['type']!r}"
             self._leave_out(found, place, keyword, why)
-        return changed(found, lambda one, at: self._valid(one, joined(place, at)))
+        return map_subschemas(found, lambda one, at: self._valid(one, joined(place, at)))
 
     def _schema(self, schema: Any, place: str) -> Any:
-        """A schema without what no grammar can hold."""
+        """Return a schema without the keywords that no grammar can enforce."""
         if not isinstance(schema, dict):
             return schema
         if schema.get("not") in _ANYTHING:
@@ -212,11 +214,11 @@ class _Reader:
             found["patternProperties"] = {rust_pattern(name): one for name, one in named}
         self._reference(found, place)
         self._one_of(found, place)
-        found = changed(found, lambda one, at: self._schema(one, joined(place, at)))
+        found = map_subschemas(found, lambda one, at: self._schema(one, joined(place, at)))
         return self._numbers(_ordered(_dependents(found)), place)
 
     def _names(self, found: dict[str, Any], place: str) -> None:
-        """Say what the names of an object must match by its properties."""
+        """Replace `propertyNames` by properties or patterns of them, if one can."""
         if "propertyNames" not in found:
             return
         given = found["propertyNames"]
@@ -248,7 +250,7 @@ class _Reader:
             self._leave_out(found, place, "propertyNames", why)
 
     def _evaluated(self, found: dict[str, Any]) -> None:
-        """Say what is no property of any part as what is no property of the whole."""
+        """Replace `unevaluated...` by `additionalProperties` or `items`, if all parts are known."""
         rest = {name: one for name, one in found.items() if not name.startswith("unevaluated")}
         if len(rest) == len(found):
             return
@@ -266,7 +268,7 @@ class _Reader:
             found.setdefault("items", found.pop("unevaluatedItems"))
 
     def _bounds(self, found: dict[str, Any], place: str) -> None:
-        """Leave out bounds that a grammar has no room for, or would not keep."""
+        """Leave out bounds that are too large for a grammar, or that it would not enforce."""
         for name in ("minItems", "maxItems"):
             if found.get(name, 0) > _MOST_ITEMS:
                 why = f"a grammar can count no more than {_MOST_ITEMS} items"
@@ -288,7 +290,7 @@ class _Reader:
             self._leave_out(found, place, "$ref", f"{ref[:80]} refers to itself")
 
     def _reached(self, name: str) -> set[str]:
-        """The definitions that one refers to about the same value, in its turn too."""
+        """Return the definitions that one refers to for the same value, directly or not."""
         found, left = set[str](), [self._defs[name]]
         while left:
             one = left.pop()
@@ -303,12 +305,12 @@ class _Reader:
         return found
 
     def _one_of(self, found: dict[str, Any], place: str) -> None:
-        """Say by `anyOf` what excludes each other."""
+        """Replace `oneOf` by `anyOf` if its branches exclude each other."""
         if "oneOf" not in found:
             return
         choices = found["oneOf"]
         pairs = combinations(enumerate(choices), 2)
-        both = ((i, k) for (i, one), (k, two) in pairs if not self._overlap.apart(one, two))
+        both = ((i, k) for (i, one), (k, two) in pairs if not self._overlap.disjoint(one, two))
         if pair := next(both, None):
             why = "[{}] and [{}] may both match, as far as can be seen: try anyOf".format(*pair)
             self._leave_out(found, place, "oneOf", why)
@@ -319,7 +321,7 @@ class _Reader:
             found["anyOf"] = choices
 
     def _numbers(self, found: dict[str, Any], place: str) -> Any:
-        """Bound whole numbers, whose digits might never end, and list negative multiples."""
+        """Bound integers, whose digits might never end, and list negative multiples."""
         given = found.get("type", sorted(set(TYPES.values()) - {"integer"}))
         kinds = [given] if isinstance(given, str) else list(given)
         if "multipleOf" in found:
@@ -344,7 +346,7 @@ class _Reader:
         return found
 
     def _multiples(self, found: dict[str, Any], kinds: list[str], place: str) -> Any:
-        """Multiples of a number, some below 0: the library has no room for their sign."""
+        """List multiples of which some are below 0: the library supports no sign there."""
         low, high = _limits(found)
         step = Fraction(str(found["multipleOf"]))
         if (
@@ -379,16 +381,16 @@ def _whole(schema: Any, defs: Mapping[str, Any]) -> Any:
 
 
 def _error_of(schema: dict[str, Any]) -> ValidationError | None:
-    """What of a schema, those within it aside, is none; None for nothing."""
+    """Return the first invalid keyword of a schema, apart from its subschemas; None if none is."""
     try:
-        meta.validate(changed(schema, lambda _one, _at: True))
+        meta.validate(map_subschemas(schema, lambda _one, _at: True))
     except ValidationError as error:
         return error
     return None
 
 
 def _idle_logic(found: dict[str, Any]) -> None:
-    """Leave out what asks for nothing."""
+    """Leave out logical keywords without effect."""
     if found.get("not") is False:
         del found["not"]
     if "if" not in found or all(found.get(name, True) in _ANYTHING for name in ("then", "else")):
@@ -403,7 +405,7 @@ def _idle_logic(found: dict[str, Any]) -> None:
 
 
 def _idle_counts(found: dict[str, Any]) -> None:
-    """Leave out what asks for nothing."""
+    """Leave out counts without effect."""
     if not found.get("uniqueItems") or found.get("maxItems", 2) < 2:
         found.pop("uniqueItems", None)
     if found.get("minProperties", 0) <= len(found.get("required", ())):
@@ -411,7 +413,7 @@ def _idle_counts(found: dict[str, Any]) -> None:
 
 
 def _pattern_of(names: Mapping[str, Any]) -> str:
-    """The regular expression that some names must match; empty where one says too little."""
+    """Return the regular expression that names must match; empty if there is not one."""
     if names.keys() == {"pattern"}:
         return str(names["pattern"])
     if names.keys() == {"format"}:
@@ -422,7 +424,7 @@ def _pattern_of(names: Mapping[str, Any]) -> str:
 
 
 def _dependents(found: dict[str, Any]) -> dict[str, Any]:
-    """Say what depends on a property by a choice: it is not there, or the rest holds."""
+    """Replace `dependent...` by a choice: the property is missing, or its schema holds."""
     choices = {name: {"required": one} for name, one in found.pop("dependentRequired", {}).items()}
     every = [*choices.items(), *found.pop("dependentSchemas", {}).items()]
     if every:
@@ -441,7 +443,7 @@ def _ordered(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limits(schema: Mapping[str, Any]) -> tuple[Fraction | None, Fraction | None]:
-    """The least and the largest number that a schema's bounds name."""
+    """Return the least and the largest number that a schema's bounds name."""
     low = [schema[name] for name in ("minimum", "exclusiveMinimum") if name in schema]
     high = [schema[name] for name in ("maximum", "exclusiveMaximum") if name in schema]
     return (
@@ -451,7 +453,7 @@ def _limits(schema: Mapping[str, Any]) -> tuple[Fraction | None, Fraction | None
 
 
 def _bound_digits(found: dict[str, Any], low: Fraction | None, high: Fraction | None) -> None:
-    """Keep whole numbers within those that stay exact, where the bounds leave some of these."""
+    """Bound integers to those that stay exact, unless the given bounds leave none of them."""
     if (low is None or low < -_EXACT) and (high is None or high > -_EXACT):
         found.pop("exclusiveMinimum", None)
         found["minimum"] = -_EXACT
@@ -461,7 +463,7 @@ def _bound_digits(found: dict[str, Any], low: Fraction | None, high: Fraction | 
 
 
 def _bound_doubles(found: dict[str, Any]) -> None:
-    """Leave out bounds that every number keeps, and bring others into the library's reach."""
+    """Leave out bounds that every number meets, and reduce others to what the library takes."""
     for names, sign in (("minimum", "exclusiveMinimum"), -1), (("maximum", "exclusiveMaximum"), 1):
         for name in names:
             if found.get(name, 0) * sign >= sys.float_info.max:
@@ -471,7 +473,7 @@ def _bound_doubles(found: dict[str, Any]) -> None:
 
 
 def _is_exact(value: Any) -> bool:
-    """Whether the library, which reads numbers as doubles, keeps a value as it is."""
+    """Return whether the library, which reads numbers as doubles, keeps a value as it is."""
     if isinstance(value, list):
         return all(_is_exact(one) for one in value)
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""What a JSON Schema says, in one dialect.
+"""JSON Schema in one dialect.
 
-Tools write JSON Schema by its drafts (4 to 2020-12) and by OpenAPI. `modern` puts all of them into
-the draft 2020-12: remarks are left out, tuples are `prefixItems`, `nullable` is a choice, and each
-reference names an entry of `$defs`.
+Tools write JSON Schema by its drafts (4 to 2020-12) and by OpenAPI. `modern` translates them all to
+the draft 2020-12: annotations are left out, tuples are `prefixItems`, `nullable` is a choice, and
+each reference names an entry of `$defs`.
 """
 
 from __future__ import annotations
@@ -34,27 +34,17 @@ _KEYWORDS: Final = {
     *(_NAMED - {"$defs"}),
     *_INNER,
     *_COUNTS,
-    *(
-        "$ref",
-        "$dynamicRef",
-        "$recursiveRef",
-        "type",
-        "enum",
-        "const",
-        "required",
-        "dependentRequired",
-        "uniqueItems",
-    ),
+    *("$ref", "$dynamicRef", "$recursiveRef", "type", "enum", "const"),
+    *("required", "dependentRequired", "uniqueItems", "pattern", "format"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    *("pattern", "format"),
 }
-"""Those that may make a value invalid; every other one is a remark, or points somewhere."""
+"""Keywords that may make a value invalid; the others annotate or are targets of references."""
 FORMATS: Final = (
     *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
 )
-"""Those that ask for something; by the draft 2020-12 every one is a remark."""
-_MOST_BRANCHES: Final = 512  # of a schema, looked at for each property
-MOST_PARTS: Final = 1 << 14  # of a schema
+"""Formats that are enforced here; by the draft 2020-12 every format is an annotation."""
+_MOST_BRANCHES: Final = 512  # branches of a property's schema that are read
+MOST_PARTS: Final = 1 << 14  # parts of a schema
 TYPES: Final[Mapping[type, str]] = {
     str: "string",
     bool: "boolean",
@@ -64,36 +54,36 @@ TYPES: Final[Mapping[type, str]] = {
     dict: "object",
     type(None): "null",
 }
-"""What a JSON Schema calls the type of a value."""
+"""JSON Schema's names of types."""
 
 
 class TooLarge(ValueError):
-    """It takes too long to look at a whole schema; says why."""
+    """A schema is too large to check; the message says why."""
 
 
 def modern(schema: Any) -> Any:
-    """The same schema by the draft 2020-12, without remarks.
+    """Translate a schema to the draft 2020-12, without annotations.
 
     Raises:
-        TooLarge: references into each other's targets make too much of it.
+        TooLarge: with all that it refers to it has too many parts.
     """
     return _Dialect(schema).whole()
 
 
 def name_of(schema: Mapping[str, Any]) -> str:
-    """The definition that a modern schema refers to; empty if it refers to none."""
+    """Return the name of the definition that a modern schema refers to; empty if it is none."""
     return str(schema.get("$ref", "")).removeprefix("#/$defs/")
 
 
-def inner(schema: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The schemas right within a modern one, each with its place."""
+def subschemas(schema: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the direct subschemas of a modern schema, each with its place."""
     found = list[tuple[str, Any]]()
-    changed(schema, lambda one, place: found.append((place, one)))
+    map_subschemas(schema, lambda one, place: found.append((place, one)))
     return found
 
 
-def changed(schema: dict[str, Any], change: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """A modern schema, with `change(schema, place)` for each of those right within it."""
+def map_subschemas(schema: dict[str, Any], change: Callable[[Any, str], Any]) -> dict[str, Any]:
+    """Replace each direct subschema of a modern schema by `change(subschema, place)`."""
     found = dict(schema)
     for name, one in schema.items():
         if name in _LISTS and isinstance(one, list):
@@ -107,12 +97,12 @@ def changed(schema: dict[str, Any], change: Callable[[Any, str], Any]) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class ValueForm:
-    """What a JSON Schema says of a value, whichever of its branches holds.
+    """The values that a JSON Schema allows, over all its branches.
 
     Attributes:
-        types: those that it names; none where it, or one of its branches, names none.
-        listed: the values that it names one by one.
-        closed: whether there are no others.
+        types: the types that it names; empty if it, or one of its branches, names none.
+        listed: the values that it lists.
+        closed: whether it allows no others.
     """
 
     types: frozenset[str]
@@ -121,7 +111,7 @@ class ValueForm:
 
 
 def value_form(schema: Any, references: References) -> ValueForm:
-    """What a JSON Schema says of a value, by the references of the schema that it is part of."""
+    """Return the values that a JSON Schema allows; `references` are those of the whole schema."""
     types, listed, free, closed = set[str](), list[Any](), False, True
     for one in _branches(schema, references):
         named = one.get("type")
@@ -140,8 +130,8 @@ def value_form(schema: Any, references: References) -> ValueForm:
 
 
 def _branches(schema: Any, references: References) -> list[dict[str, Any]]:
-    """The schemas of which a value matches one, each reference followed once; of very many, the
-    first, and one that says nothing."""
+    """Return the schemas of which a value must match one, following each reference once; if there
+    are too many, the first ones and an empty one."""
     found, left, seen = list[dict[str, Any]](), [schema], set[str]()
     for _ in range(_MOST_BRANCHES):
         if not left:
@@ -167,34 +157,33 @@ def _branches(schema: Any, references: References) -> list[dict[str, Any]]:
 
 
 def _names(schema: Any) -> bool:
-    """Whether a schema says of which type a value is."""
+    """Return whether a schema may name the type of a value."""
     return isinstance(schema, dict) and bool(
         schema.keys() & {"type", "enum", "const", "$ref", "allOf", *_UNIONS}
     )
 
 
 def properties_of(schema: Any) -> dict[str, Any]:
-    """The properties that a JSON Schema names."""
     named = schema.get("properties") if isinstance(schema, dict) else None
     return named if isinstance(named, dict) else {}
 
 
 class _Dialect:
-    """A schema on its way into the draft 2020-12."""
+    """Translates one schema to the draft 2020-12."""
 
     def __init__(self, root: Any) -> None:
         self._root, self._references = root, References(root)
         draft = str(root.get("$schema")) if isinstance(root, dict) else ""
-        # Up to the draft 7, a reference hides what is beside it.
+        # Up to the draft 7, a reference hides the keywords beside it.
         self._hides = bool(re.search(r"draft-0[3-7]/", draft))
-        self._names: dict[int, str] = {}  # by the identity of what references point to
+        self._names: dict[int, str] = {}  # of the targets of references, by `id`
         self._targets: list[tuple[str, Any]] = []
-        self._given = Counter[str]()  # how often a name was wanted
+        self._given = Counter[str]()  # how often each name was given
         self._parts = 0
 
     def whole(self) -> Any:
         found, defs = self._schema(self._root), dict[str, Any]()
-        for name, target in self._targets:  # each may refer to more
+        for name, target in self._targets:  # each may add more
             defs[name] = self._schema(target)
         return {**found, "$defs": defs} if defs else found
 
@@ -233,40 +222,40 @@ class _Dialect:
                 found["allOf"] = [*found.get("allOf", ()), *({"pattern": one} for one in ahead)]
         if isinstance(found.get("$ref"), str):
             found["$ref"] = self._named(found["$ref"])
-        found = changed(found, self._schema)
+        found = map_subschemas(found, self._schema)
         if schema.get("nullable") is True:  # OpenAPI 3.0
             return {"anyOf": [found, {"type": "null"}]}
         return found
 
     def _tuple(self, schema: dict[str, Any], found: dict[str, Any]) -> None:
-        """A tuple, up to the draft 2019-09."""
+        """Translate tuples of drafts up to 2019-09."""
         if isinstance(schema.get("items"), list):
             found["prefixItems"] = found.pop("items")
             if "additionalItems" in schema:
                 found["items"] = schema["additionalItems"]
 
     def _dependencies(self, schema: dict[str, Any], found: dict[str, Any]) -> None:
-        """What depends on a property, up to the draft 7."""
+        """Translate `dependencies` of drafts up to 7."""
         if isinstance(named := schema.get("dependencies"), dict):
             for name, one in named.items():
                 kind = "dependentRequired" if isinstance(one, list) else "dependentSchemas"
                 found[kind] = {**found.get(kind, {}), name: one}
 
     def _named(self, ref: str) -> str:
-        """The reference to that entry of `$defs` that stands for what another one points to."""
+        """Return the reference to the entry of `$defs` for the target of `ref`; add it if new."""
         found, target = self._references.target_of(ref)
         if not found:
             return ref
         if id(target) not in self._names:
             path = unquote(ref).rpartition("/")[2]
-            # The library reads names as parts of an address.
+            # The library reads names as parts of a URI.
             name = self._unique(re.sub(r"[^\w.-]+", "_", path, flags=re.ASCII) or "root")
             self._names[id(target)] = name
             self._targets.append((name, target))
         return f"#/$defs/{self._names[id(target)]}"
 
     def _unique(self, name: str) -> str:
-        """A name that no other definition has: this one, or with a number."""
+        """Return this name, with a number if another definition has it."""
         found = name
         while self._given[found]:
             self._given[name] += 1
@@ -276,13 +265,13 @@ class _Dialect:
 
 
 class References:
-    """What references within a schema point to."""
+    """Resolves references within a schema."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
 
     def target_of(self, ref: str) -> tuple[bool, Any]:
-        """Whether a reference points to something (RFC 6901, or by its name), and to what."""
+        """Return whether a reference (RFC 6901, or a name) has a target, and the target."""
         if ref != "#" and not ref.startswith("#/"):
             found = self._called.get(ref, self._called.get(ref.removesuffix("#")))
             return found is not None, found
@@ -299,7 +288,7 @@ class References:
 
     @cached_property
     def _called(self) -> dict[str, Any]:
-        """The objects that have a name, the first one of each name."""
+        """The objects with a name; the first one if several have the same."""
         called = dict[str, Any]()
         for one in _all(self.root):
             anchor = one.get("$anchor")
@@ -315,7 +304,7 @@ class References:
 
 
 def _all(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a value of JSON."""
+    """Yield every object in a JSON value."""
     left = [value]
     while left:
         one = left.pop()

@@ -1,7 +1,7 @@
-"""A JSON Schema without what the grammars' library refuses, wherever in it that is.
+"""Leaves out of a JSON Schema the parts that the grammars' library refuses.
 
-The library names no place. So parts of a schema are tried by themselves, many at once: the halves
-of those that are refused are tried in their turn.
+The library names no place. So parts of a schema are tried many at once, and if it refuses them, in
+halves, down to single ones.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits
 
-from orchestrator.json_schema import TooLarge, changed, inner
+from orchestrator.json_schema import TooLarge, map_subschemas, subschemas
 
 LIMITS: Final = LLParserLimits(max_items_in_row=4000, initial_lexer_fuel=2_000_000)
 _LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_MOST_TRIED: Final = 1 << 19  # characters of all that is tried
-_MOST_OF_LARGE: Final = 1 << 16  # likewise, where the library takes its time to refuse the whole
-_OF_A_TRY: Final = 1 << 11  # characters that one counts for beside its own
+_MOST_TRIED: Final = 1 << 19  # characters of all tries
+_MOST_OF_LARGE: Final = 1 << 16  # likewise, for a schema that the library is slow to refuse
+_OF_A_TRY: Final = 1 << 11  # characters that each try counts for, beside its own
 _SHAPES: Final = {
     *("$ref", "const", "enum", "allOf", "anyOf", "oneOf", "required", "properties"),
     *("patternProperties", "additionalProperties", "prefixItems", "items"),
 }
-"""What says of which parts a value is made."""
+"""Keywords that name a value's parts."""
 _Parts = Sequence[tuple[str, dict[str, Any]]]
 
 
 def json_rule(schema: Any) -> str:
-    """The body of a rule: JSON that matches a schema."""
+    """Return the body of a grammar's rule: JSON that matches a schema."""
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": _LAYOUT}
     return f"%json {json.dumps(schema)}"
@@ -37,7 +37,7 @@ def json_rule(schema: Any) -> str:
 
 @lru_cache(maxsize=64)
 def fault_of(grammar: str) -> str:
-    """What is wrong with a grammar; empty for nothing."""
+    """Return the library's message about a grammar; empty if it is valid."""
     return _fault_of(grammar)
 
 
@@ -47,7 +47,7 @@ def _fault_of(grammar: str) -> str:
 
 
 def reason(text: str) -> str:
-    """The first line of a message of the library; a picture of the grammar follows there."""
+    """Return the first line of the library's message; a picture of the grammar follows it."""
     lines = text.strip().split("\n")
     said = [line for line in lines if line.startswith("error: ")] or lines[:1]
     return said[0].removeprefix("error: ").rpartition("JSON schema: ")[2][:300]
@@ -58,11 +58,11 @@ def joined(place: str, name: str) -> str:
 
 
 class Mending:
-    """Leaves out of the parts of a schema what the library refuses.
+    """Leaves out the parts of a schema that the library refuses.
 
     Attributes:
-        faults: what was left out: its place, and why.
-        read: how much the library has read, in characters.
+        faults: the parts that were left out, each as its place and the reason.
+        read: how many characters the library has read.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Mending:
         self._fault = ""
 
     def fault_of(self, schema: Any) -> str:
-        """What the library finds wrong with a whole schema; empty for nothing."""
+        """Return the library's message about a whole schema; empty if it is valid."""
         rule = f"start: {json_rule(schema)}"
         self._fault = _fault_of(rule)
         self.read += len(rule) + _OF_A_TRY
@@ -80,24 +80,23 @@ class Mending:
         return self._fault
 
     def mended(self, schema: Any, place: str) -> Any:
-        """A schema without what is refused whatever it refers to; what is refused together with
-        that is found once it is gone.
+        """Return a schema without the parts that are refused whatever their references mean.
 
         Raises:
-            TooLarge: so much is that not all of it can be found; names the first place.
+            TooLarge: finding all of them would take too long; names the first place.
         """
         is_refused = isinstance(schema, dict) and bool(self._alone(schema))
         return self._without(schema, place) if is_refused else schema
 
     def _without(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
-        parts = [(at, one) for at, one in inner(schema) if isinstance(one, dict)]
-        is_within = not self._alone(changed(schema, lambda _one, _at: True))
+        parts = [(at, one) for at, one in subschemas(schema) if isinstance(one, dict)]
+        is_within = not self._alone(map_subschemas(schema, lambda _one, _at: True))
         refused = self._refused(parts, is_sure=is_within)
         new = {at: self._without(one, joined(place, at)) for at, one in refused}
-        found = changed(schema, lambda one, at: new.get(at, one))
+        found = map_subschemas(schema, lambda one, at: new.get(at, one))
         if (new and is_within) or not self._alone(found):
             return found
-        # What says most of a value comes last: another one may go in its place.
+        # The keywords of a value's parts come last: leaving out another one may be enough.
         keywords = sorted((name for name in found if name != "type"), key=_SHAPES.__contains__)
         for keyword in keywords:
             part = {name: found[name] for name in found if name in ("type", keyword)}
@@ -110,8 +109,8 @@ class Mending:
         return found
 
     def _refused(self, parts: _Parts, *, is_sure: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Those of some schemas, each with its place, that are refused by themselves; `is_sure`:
-        whether one of them is."""
+        """Yield the schemas, each with its place, that are refused by themselves; `is_sure`: at
+        least one of them is."""
         if not parts or not (is_sure or self._is_refused(parts)):
             return
         if len(parts) == 1:
@@ -123,7 +122,6 @@ class Mending:
         yield from self._refused(second, is_sure=not is_first)
 
     def _is_refused(self, parts: _Parts) -> bool:
-        """Whether one of some schemas is."""
         named = {str(i): one for i, (_, one) in enumerate(parts)}
         return bool(self._alone({"type": "object", "properties": named, "required": list(named)}))
 
@@ -133,7 +131,7 @@ class Mending:
             self.faults.append(f"{joined(place, keyword)}: {why}")
 
     def _alone(self, schema: dict[str, Any]) -> str:
-        """What is wrong with a schema, whatever it refers to."""
+        """Return the library's message about a schema without its references."""
         rule = f"start: {json_rule(_without_references(schema, ''))}"
         self.read += len(rule) + _OF_A_TRY
         if self.read > self._most:
@@ -145,4 +143,4 @@ def _without_references(schema: Any, _place: str) -> Any:
     if not isinstance(schema, dict):
         return schema
     rest = {name: one for name, one in schema.items() if name != "$ref"}
-    return changed(rest, _without_references)
+    return map_subschemas(rest, _without_references)

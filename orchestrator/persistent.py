@@ -1,8 +1,8 @@
-"""A sequence that never changes and whose longer versions share it.
+"""An immutable sequence whose longer versions share the shorter ones.
 
 A request's transcript grows step by step, while the policy, the record and a busy worker keep
-earlier versions. So a step costs what it adds, whatever the length before it. What is derived from
-the items (their tokens, their ids in a prompt) grows the same way, by `fold`.
+earlier versions. A step costs only what it adds, whatever the length before it. Values derived from
+the items (their tokens, their ids in a prompt) grow the same way, by `fold`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class _Node(Generic[T]):
 class PersistentSequence(Sequence[T]):
     """An immutable sequence, a list linked from its end: `plus` takes constant time.
 
-    An index costs its distance from the end. Equal to any other of equal items, and to a tuple of
-    them.
+    An index costs its distance from the end. It equals a sequence or a tuple of equal items.
     """
 
     __slots__ = ("_last",)
@@ -43,18 +42,17 @@ class PersistentSequence(Sequence[T]):
             self._last = _Node(self._last, item)
 
     def plus(self: S, item: Any) -> S:
-        """This sequence with one more item."""
         return self._ending(_Node(self._last, item))
 
     def first(self: S, count: int) -> S:
-        """The first `count` items, shared."""
+        """Return the first `count` items, shared."""
         node = self._last
         while node is not None and node.size > count:
             node = node.before
         return self._ending(node)
 
     def shared(self, other: PersistentSequence[T]) -> int:
-        """How many items both begin with; quick where one has grown out of the other."""
+        """Return the length of the common beginning; quick if one has grown out of the other."""
         least = min(len(self), len(other))
         mine, theirs = self.first(least)._last, other.first(least)._last
         while mine is not theirs:  # of one length, so both end at once
@@ -69,9 +67,9 @@ class PersistentSequence(Sequence[T]):
         return count
 
     def fold(self, function: Callable[[V, T], V], start: V) -> V:
-        """`function(function(start, item 0), item 1)` and so on, remembered for longer versions.
+        """Return `function(function(start, item 0), item 1)` and so on, cached for longer versions.
 
-        `function` is pure, and has one `start`.
+        `function` must be pure, and always come with the same `start`.
         """
         todo, node = [], self._last
         while node is not None and function not in node.folds:
@@ -104,8 +102,8 @@ class PersistentSequence(Sequence[T]):
             start, stop, step = index.indices(size)
             if step != 1:
                 return tuple(self)[index]
-            behind = tuple(islice(reversed(self), size - start))[::-1]
-            return behind[: max(0, stop - start)]
+            tail = tuple(islice(reversed(self), size - start))[::-1]
+            return tail[: max(0, stop - start)]
         from_end = size - 1 - index if index >= 0 else -1 - index
         if not 0 <= from_end < size:
             raise IndexError(f"no item {index} in a sequence of {size}")

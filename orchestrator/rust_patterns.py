@@ -1,4 +1,4 @@
-"""Regular expressions as JSON Schema has them, in the notation of the grammars' library."""
+"""Translates JSON Schema's regular expressions to the notation of the grammars' library."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ _TOKEN: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]?|[()|]", re.DOTALL)
 
 
 def without_bare_classes(pattern: str) -> str:
-    """A pattern in which JavaScript's `[^]` and `[]` (any letter, and none) are written out."""
+    """Replace JavaScript's `[^]` (any character) and `[]` (none) in a pattern."""
     bare = {"[^]": r"[\s\S]", "[]": r"[^\s\S]"}
     return _TOKEN.sub(lambda found: bare.get(found[0], found[0]), pattern)
 
 
 def conjuncts(pattern: str) -> list[str]:
-    """Patterns all of which a text must match, in place of one that begins by looking ahead.
+    """Split a pattern that begins with lookaheads into patterns all of which a text must match.
 
-    `^(?=.*[0-9]).{8,}$` asks for a digit, and for eight characters or more."""
+    `^(?=.*[0-9]).{8,}$` asks for a digit, and for eight characters or more.
+    """
     ahead, begin = list[str](), 0
     while pattern.startswith("^(?=" if begin == 0 else "(?=", begin):
         inside = begin + (4 if begin == 0 else 3)
@@ -35,12 +36,12 @@ def conjuncts(pattern: str) -> list[str]:
 
 
 def _end_of_group(pattern: str, begin: int) -> int:
-    """Where a group ends whose content begins at a place; 0: nowhere."""
+    """Return the index of the end of the group whose content begins at `begin`; 0 if none."""
     return next((at for at, letter, depth in _brackets(pattern, begin) if depth < 0), 0)
 
 
 def _brackets(pattern: str, begin: int) -> Iterator[tuple[int, str, int]]:
-    """Brackets and bars from a place on, and how many groups each is in."""
+    """Yield the brackets and bars from `begin` on, each with its index and depth of groups."""
     depth = 0
     for found in _TOKEN.finditer(pattern, begin):
         letter = found[0]
@@ -51,8 +52,7 @@ def _brackets(pattern: str, begin: int) -> Iterator[tuple[int, str, int]]:
 
 
 def rust_pattern(pattern: str) -> str:
-    """A regular expression of JavaScript (ECMA-262), which is that of JSON Schema, in the notation
-    of Rust's."""
+    """Translate a regular expression of JSON Schema (ECMA-262) to Rust's notation."""
     found, inside, at = list[str](), False, 0
     while at < len(pattern):
         one = pattern[at]
@@ -62,7 +62,7 @@ def rust_pattern(pattern: str) -> str:
             at += one == r"\c" and found[-1].startswith(r"\x")
         elif inside:
             inside = one != "]"
-            # Rust's classes hold others, and operators.
+            # Rust's classes may hold classes and operators, so escape their characters.
             doubled = one == "-" and pattern[at - 1] == "-"
             found.append(f"\\{one}" if one in "[&~" or doubled else one)
         elif one == "[":

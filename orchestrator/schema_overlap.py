@@ -1,6 +1,6 @@
-"""Whether two branches of a JSON Schema exclude each other, so that `oneOf` says what `anyOf` does.
+"""Whether two branches of a JSON Schema exclude each other, so that `oneOf` means `anyOf`.
 
-Schemas are those that `orchestrator.json_schema.modern` makes.
+Schemas are those that `orchestrator.json_schema.modern` returns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from orchestrator.json_schema import TYPES, name_of
 
 _MOST_STEPS: Final = 20_000
 _DEEPEST: Final = 16
-_MOST_ITEMS: Final = 32  # of lists that are compared
+_MOST_ITEMS: Final = 32  # items of a list that are compared
 _KINDS: Final = {kind for kind in TYPES.values() if kind != "integer"}
 _BOUNDS: Final = {
     "number": ("minimum", "maximum"),
@@ -30,8 +30,8 @@ _PLAIN: Final = {
 
 
 def parts(schema: Any, defs: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas each of which a value must match: a schema itself, those in its `allOf`, and what
-    it refers to."""
+    """Yield the schemas each of which a value must match: this one, those of its `allOf`, and the
+    definitions that they refer to."""
     left, seen = [schema], set[str]()
     while left:
         one = left.pop()
@@ -46,22 +46,22 @@ def parts(schema: Any, defs: Mapping[str, Any]) -> Iterator[Any]:
 
 
 class Overlap:
-    """Compares schemas whose references name `defs`, up to a number of pairs and of values."""
+    """Compares schemas whose references name `defs`, up to a number of comparisons."""
 
     def __init__(self, defs: Mapping[str, Any]) -> None:
         self._defs, self._steps, self._depth = defs, _MOST_STEPS, 0
 
-    def apart(self, one: Any, other: Any) -> bool:
-        """Whether plainly no value matches both of two schemas."""
+    def disjoint(self, one: Any, other: Any) -> bool:
+        """Return whether certainly no value matches both schemas."""
         self._steps -= 1
         if self._steps < 0 or self._depth == _DEEPEST:
             return False
         self._depth += 1
-        found = self._apart(one, other)
+        found = self._disjoint(one, other)
         self._depth -= 1
         return found
 
-    def _apart(self, one: Any, other: Any) -> bool:
+    def _disjoint(self, one: Any, other: Any) -> bool:
         whole = [list(parts(each, self._defs)) for each in (one, other)]
         self._steps -= len(whole[0]) * len(whole[1]) + sum(map(_said, [*whole[0], *whole[1]]))
         if self._steps < 0:
@@ -70,29 +70,29 @@ class Overlap:
             return True
         first, second = ([part for part in each if isinstance(part, dict)] for each in whole)
         return (
-            self._choices_apart(first, other)
-            or self._choices_apart(second, one)
-            or any(_listed_apart(*pair) for pair in product(first, second))
-            or any(_listed_apart(*pair) for pair in product(second, first))
+            self._choices_disjoint(first, other)
+            or self._choices_disjoint(second, one)
+            or any(_listed_disjoint(*pair) for pair in product(first, second))
+            or any(_listed_disjoint(*pair) for pair in product(second, first))
             or all(
-                self._apart_as(kind, first, second)
+                self._disjoint_as(kind, first, second)
                 for kind in _KINDS.intersection(*map(_kinds, [*first, *second]))
             )
         )
 
-    def _choices_apart(self, schemas: Sequence[Mapping[str, Any]], other: Any) -> bool:
-        """Whether all that one of them offers is apart from another schema."""
+    def _choices_disjoint(self, schemas: Sequence[Mapping[str, Any]], other: Any) -> bool:
+        """Return whether one of the schemas offers only choices that are disjoint from `other`."""
         return any(
-            all(self.apart(choice, other) for choice in one[union])
+            all(self.disjoint(choice, other) for choice in one[union])
             for one in schemas
             for union in ("anyOf", "oneOf")
             if union in one
         )
 
-    def _apart_as(
+    def _disjoint_as(
         self, kind: str, first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
     ) -> bool:
-        """Whether no value of one type matches the parts of both."""
+        """Return whether no value of the type `kind` matches all these schemas."""
         every = [*first, *second]
         if kind in _BOUNDS:
             low, high = _BOUNDS[kind]
@@ -115,25 +115,25 @@ class Overlap:
             )
         else:
             return False
-        return any(self.apart(one, two) for one, two in pairs if self._steps > 0)
+        return any(self.disjoint(one, two) for one, two in pairs if self._steps > 0)
 
 
 def _said(schema: Any) -> int:
-    """How much there is to read in what a schema says of plain values."""
+    """Return the size of a schema's enumeration and pattern."""
     if not isinstance(schema, dict):
         return 0
     return len(schema.get("enum", ())) + len(schema.get("pattern", ""))
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
-    """The types of a schema's values; whole numbers are numbers."""
+    """Return the types of a schema's values; integers count as numbers."""
     given = schema.get("type", list(_KINDS))
     named = [given] if isinstance(given, str) else given
     return {"number" if one == "integer" else one for one in named}
 
 
-def _listed_apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether one schema lists its values, and none of them matches another."""
+def _listed_disjoint(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether one schema lists its values, and none of them matches the other."""
     values = [one["const"]] if "const" in one else one.get("enum")
     if values is None or not other.keys() & _PLAIN:
         return False
@@ -141,12 +141,12 @@ def _listed_apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     try:
         valid = Draft202012Validator(plain, pattern_options=RegexOptions()).is_valid
         return not any(map(valid, values))
-    except ValueError:  # of a pattern
+    except ValueError:  # an invalid pattern
         return False
 
 
 def _member(name: str, schema: Mapping[str, Any]) -> Any:
-    """What a schema says of a property."""
+    """Return the schema of a property; True if a pattern may name it."""
     named = schema.get("properties", {})
     if name in named:
         return named[name]
@@ -154,6 +154,6 @@ def _member(name: str, schema: Mapping[str, Any]) -> Any:
 
 
 def _item(place: int, schema: Mapping[str, Any]) -> Any:
-    """What a schema says of an item."""
+    """Return the schema of an item."""
     first = schema.get("prefixItems", ())
     return first[place] if place < len(first) else schema.get("items", True)

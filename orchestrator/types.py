@@ -1,10 +1,10 @@
-"""The types the whole system shares: small and frozen, no behaviour beyond themselves.
+"""The types that the whole system shares, small and frozen.
 
 A *transcript* is the chain of thought so far: the question, the accepted *segments* of the thought,
 whether the thought is closed, and the segments of the answer. It never holds drafts. Control
 tokens (chat markup, the opening and closing of the thought) are structure here, never text: only
 a worker turns them into token ids, so no text that a user or a model writes can imitate them. A
-marker that a model names, in the midst of its text, is text.
+marker that a model mentions in its text is text.
 
 If no model of the pair has a thought, the transcript has none either: it is closed from the start,
 and the models write the answer together.
@@ -27,14 +27,13 @@ from orchestrator.validation import refuse_truth
 Number = Annotated[float, BeforeValidator(refuse_truth)]
 Price = Annotated[Number, Field(ge=0)]
 Role = Literal["system", "user", "assistant", "tool", "tools", "prompt"]
-"""Who says a message. "tool" is what a tool gave back; "tools", the first message if there is one,
-lists those that may be called (JSON, as OpenAI has it); "prompt" is a text that is continued as it
-is, with no chat template."""
+"""The author of a message. "tool": a tool's result. "tools", only first: lists the tools that may
+be called (OpenAI's JSON). "prompt": a text that is continued as it is, with no chat template."""
 Author = Literal["small", "large", "policy"]
 Finish = Literal["until", "stop", "length", "think_end", "eos", "doubt"]
-"""Why a generation ended: a delimiter of its criteria (kept in the text), a caller's stop string
-(cut off), the token cap, the model closing its thought (in an answer: a second time, after what it
-still thought), its end of turn, or doubt (low confidence)."""
+"""Why a generation ended: a delimiter of its criteria (kept in the text), a client's stop string
+(cut off), the token cap, the model's end of thought (in an answer: of a thought that continued
+there), its end of turn, or doubt (low confidence)."""
 ENDED: tuple[Finish, ...] = ("think_end", "eos")
 """The finishes by which a model itself ends a text."""
 
@@ -52,9 +51,9 @@ class ToolCall:
 class ArgumentFormat:
     """How a model writes each argument of a call: before NAME middle VALUE after.
 
-    A text is written as it is, every other value as JSON, or perhaps as Python does (`python`).
-    `other` replaces `middle` before a value that is no text, if that is not the same. `quotes` are
-    around a text that holds markup, if the model writes any.
+    A string is written as it is, every other value as JSON, or perhaps as a Python literal
+    (`python`). `other` replaces `middle` before a value that is no string, if the model
+    distinguishes them. `quotes` are around a string that holds markup, if the model writes any.
     """
 
     before: str
@@ -66,7 +65,7 @@ class ArgumentFormat:
 
     @property
     def begins_at_lines(self) -> bool:
-        """Whether each argument is on separate lines."""
+        """Whether each argument begins on a new line."""
         return self.after.endswith("\n")
 
 
@@ -74,10 +73,10 @@ class ArgumentFormat:
 class CallFormat:
     """How a model writes calls of tools: before NAME middle ARGUMENTS after.
 
-    `between` is between the arguments of one call and the name of the next; None: it makes one
-    call a turn. `ID` stands for an id that the model gives the call, nine letters and digits, and
-    `COUNT` for the call's number. `text_arguments`: its chat template wants them as JSON text, not
-    as an object. `each`: they are written one by one; None: as one JSON object.
+    `between` is between the arguments of one call and the name of the next; None: the model makes
+    one call a turn. `ID` marks the call's id, nine letters and digits, and `COUNT` its number.
+    `text_arguments`: the chat template wants arguments as JSON text, not as an object. `each`:
+    arguments are written one by one; None: as one JSON object.
     """
 
     ID: ClassVar[str] = "\0"
@@ -100,17 +99,17 @@ class CallFormat:
 
     @property
     def trigger(self) -> str:
-        """What shows that a call begins; empty where a call is a JSON object and nothing else."""
+        """The markup that begins every call; empty if a call is a JSON object and nothing else."""
         return re.split(rf"[\s{{{self.ID}]", self.before.lstrip(), maxsplit=1)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of the conversation, or a prompt, which may also come as `tokens`: ids of whatever
-    vocabulary the worker has.
+    """One turn of the conversation, or a prompt, which may come as `tokens`: ids of the worker's
+    vocabulary.
 
-    An assistant's turn may have made `calls`, after some `reasoning`; what a tool gave back says
-    which call it answers (`call_id`), and may say the tool's `name`.
+    An assistant's turn may have `calls`, after some `reasoning`; a tool's result has the `call_id`
+    of its call, and maybe the tool's `name`.
     """
 
     role: Role
@@ -124,12 +123,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must match, whichever model writes it; a thought is free.
+    """What an answer must match, by any model; a thought is free.
 
     kind: "json_schema" (a JSON Schema, `source` its JSON), "regex", "grammar" (a grammar in Lark's
     notation), or "tools" (calls of tools in the form of the model that writes them; `source` is the
     JSON of what `orchestrator.grammar.tool_rules` makes).
-    exact: whether no other white space may precede the answer, which is shown as it is.
+    exact: whether the answer is shown as it is, so that no extra white space may precede it.
     """
 
     kind: Literal["json_schema", "regex", "grammar", "tools"]
@@ -141,7 +140,7 @@ class Constraint:
 class Sampling:
     """How tokens are drawn. Temperature 0 is greedy; top_k 0 and top_p 1 mean off.
 
-    `seed` makes a call reproducible whatever batch it lands in; None draws a fresh one.
+    `seed` makes a call reproducible in any batch; None draws a new one.
     """
 
     temperature: float = 0.0
@@ -162,7 +161,7 @@ GREEDY = Sampling()
 class PartialSampling:
     """Sampling of a request or a deployment file; None leaves a field to the next default.
 
-    A request comes before the deployment file, and that before the large model's checkpoint
+    The order is: the request, the deployment file, the large model's checkpoint
     (`generation_config.json`).
     """
 
@@ -175,17 +174,17 @@ class PartialSampling:
         return None not in (self.temperature, self.top_p, self.top_k)
 
     def over(self, default: Sampling) -> Sampling:
-        """Fill what is missing from the default."""
+        """Fill missing fields from the default."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         return replace(default, **given)
 
 
 @dataclass(frozen=True, slots=True)
 class StopCriteria:
-    """How far one generation goes.
+    """When one generation ends.
 
     `until`: delimiters that end it and stay in the text (matched on text, whole tokens are kept);
-    one inside a code block, a formula or a table, or after a colon, does not count.
+    one inside a code block, a formula or a table, or after a colon, does not end it.
     `stop`: strings that end it and are cut off. `min_confidence`: end before the first token whose
     top probability is below it (finish "doubt"). The model's end of thought (while thinking) and
     end of turn always end it, and are in neither text nor tokens; with `ignore_eos` an end of turn
@@ -200,8 +199,8 @@ class StopCriteria:
     ignore_eos: bool = False
     min_tokens: int = 0
 
-    def behind(self, tokens: int) -> StopCriteria:
-        """The criteria for the rest of a generation that has this many tokens."""
+    def after(self, tokens: int) -> StopCriteria:
+        """Return the criteria for the rest of a generation that has this many tokens."""
         left, least = self.max_tokens - tokens, max(0, self.min_tokens - tokens)
         return replace(self, max_tokens=left, min_tokens=least)
 
@@ -223,8 +222,8 @@ class Segment:
     finish: Finish = "until"
 
     def __add__(self, rest: Segment) -> Segment:
-        """Both texts as one segment, which ends as the second does; it has log-probabilities
-        where both have those of all their tokens."""
+        """Join two segments; the finish is the second's, and there are log-probabilities if both
+        have those of all their tokens."""
         tokens, logprobs = self.tokens + rest.tokens, self.logprobs + rest.logprobs
         return replace(
             rest,
@@ -235,7 +234,7 @@ class Segment:
 
 
 class Segments(PersistentSequence[Segment]):
-    """The accepted segments of a phase. What is known of them costs the same however many."""
+    """The accepted segments of a phase; reading its properties costs only what is new."""
 
     __slots__ = ()
 
@@ -250,11 +249,11 @@ class Segments(PersistentSequence[Segment]):
         return self.fold(_stay_blank, True)
 
     def text(self, start: int = 0) -> str:
-        """Their text, from segment `start` on."""
+        """Return their text, from segment `start` on."""
         return "".join(segment.text for segment in self[start:])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle field by field: that takes a fraction of what the objects would."""
+        """Pickle field by field: that costs a fraction of pickling the objects."""
         names = [spec.name for spec in fields(Segment)]
         return _of_fields, tuple([getattr(segment, name) for segment in self] for name in names)
 
@@ -271,8 +270,8 @@ def _stay_blank(blank: bool, segment: Segment) -> bool:
     return blank and not segment.text.strip()
 
 
-def _behind_thought(found: tuple[int, int], segment: Segment) -> tuple[int, int]:
-    """How many segments there are, and how many up to the last that ends with the thought."""
+def _after_thought(found: tuple[int, int], segment: Segment) -> tuple[int, int]:
+    """Count the segments, and those up to the last that ends with the thought."""
     count = found[0] + 1
     return count, count if segment.finish == "think_end" else found[1]
 
@@ -284,7 +283,7 @@ NO_SEGMENTS = Segments()
 class Transcript:
     """A question and the chain of thought accepted so far.
 
-    `chain` is what models share: the thought, or the answer of models that have no thought.
+    The models share its `chain`: the thought, or the answer if they have no thought.
     """
 
     messages: tuple[Message, ...]
@@ -295,13 +294,13 @@ class Transcript:
     forced: bool = False  # no model closed the thought: a budget or a loop did
     done: bool = False  # the answer has ended
     finish: Literal["stop", "length"] = "stop"  # why it ended, in OpenAI's words
-    # How many ends of the thought and the turn a model wrote itself: a token each, in no segment.
-    # A tally, no part of what the transcript says: older recordings lack it.
+    # How many ends of the thought and the turn a model wrote: one token each, in no segment.
+    # Only a count, so it is not compared: older recordings lack it.
     ends: int = field(default=0, compare=False)
 
     @property
     def chain(self) -> Segments:
-        """The accepted segments of what models share."""
+        """The accepted segments that the models share."""
         return self.thought if self.thinking else self.answer
 
     @property
@@ -315,43 +314,43 @@ class Transcript:
         return self.chain.text()
 
     def without_thought(self) -> Transcript:
-        """The beginning of an answer by models that have no thought."""
+        """Return this transcript for models that have no thought: the answer begins at once."""
         return replace(self, thinking=False, closed=True)
 
     @property
     def begins_answer(self) -> bool:
-        """Whether the next text begins an answer: the white space before it is not shown."""
+        """Whether the next text begins an answer, so that white space at its start is not shown."""
         continued = bool(self.messages) and self.messages[0].role == "prompt"
         return self.closed and not continued and not self.reply.strip()
 
     @property
     def reply_start(self) -> int:
-        """The first segment of the answer after what a model still thought in it: those before it
-        end with the thought (`think_end`)."""
-        return self.answer.fold(_behind_thought, (0, 0))[1] if self.thinking else 0
+        """The index of the answer's first segment after a thought that continued in it. That
+        thought's last segment has the finish "think_end"."""
+        return self.answer.fold(_after_thought, (0, 0))[1] if self.thinking else 0
 
     @property
     def reply(self) -> str:
-        """The answer's text, without what a model still thought in it."""
+        """The answer's text, without a thought that continued in it."""
         return self.answer.text(self.reply_start)
 
     @property
     def phase(self) -> Segments:
-        """The accepted segments of the phase it is in."""
+        """The accepted segments of the current phase."""
         return self.answer if self.closed else self.thought
 
     @property
     def last(self) -> Segment | None:
-        """The newest segment of the phase it is in."""
+        """The newest segment of the current phase."""
         return self.phase[-1] if self.phase else None
 
     def continues(self, other: Transcript) -> bool:
-        """Whether this is `other`, or `other` with more segments in the phase it is in."""
+        """Return whether this is `other`, maybe with more segments in the current phase."""
         count = len(other.phase)
         return self.closed == other.closed and self.phase.shared(other.phase) == count
 
     def extend(self, segment: Segment) -> Transcript:
-        """This transcript with one more accepted segment, in the phase it is in."""
+        """Return this transcript with one more accepted segment in the current phase."""
         if self.closed:
             return replace(self, answer=self.answer.plus(segment))
         return replace(self, thought=self.thought.plus(segment))
@@ -359,7 +358,7 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one worker call cost, in tokens of that worker."""
+    """The cost of one worker call, in tokens of that worker."""
 
     prompt: int = 0  # length of the whole prefix
     cached: int = 0  # of these, found in the worker's cache
@@ -369,20 +368,20 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """How speculative decoding came by the tokens of a generation.
+    """The origins of a generation's tokens in speculative decoding.
 
     `origins` is a letter for each token of its segment:
 
         a   accepted: the draft had it
-        r   recovered: the model's own, where it rejected what was drafted
+        r   recovered: the model's own, in place of a rejected draft
         b   bonus: the model's own, after a draft that it accepted whole
         -   plain: nothing was drafted for this place
-        ?   not known: another replica made it, or a stop string cut it
+        ?   unknown: another replica made it, or a stop string cut it
 
-    `lengths` are the characters (code points) that each token adds to the segment's text, and
-    `rejected` the places of recovered tokens, each with what was drafted there (several where the
-    draft is a tree). `drafted_at[i]` is in how many rounds the draft reached position i + 1,
-    `accepted_at[i]` in how many the model accepted it there.
+    `lengths` counts the characters (code points) that each token adds to the segment's text.
+    `rejected` lists the places of recovered tokens, each with the drafts there (several if the
+    draft is a tree). `drafted_at[i]` counts the rounds in which the draft reached position i + 1,
+    `accepted_at[i]` those in which the model accepted it there.
     """
 
     origins: str
@@ -393,12 +392,12 @@ class Provenance:
 
     @classmethod
     def unknown(cls, segment: Segment) -> Provenance:
-        """Where the tokens came from is not known, nor what each of them adds to the text."""
+        """Return a segment's provenance if nothing is known about its tokens."""
         count = len(segment.tokens)
         return cls("?" * count, (*[0] * (count - 1), len(segment.text)) if count else ())
 
     def __add__(self, rest: Provenance) -> Provenance:
-        """That of two segments, one after the other."""
+        """Join the provenances of two consecutive segments."""
         begun = len(self.origins)
         return Provenance(
             self.origins + rest.origins,
@@ -412,14 +411,14 @@ class Provenance:
 def joined_provenance(
     first: Segment, known: Provenance | None, rest: Segment, more: Provenance | None
 ) -> Provenance | None:
-    """That of two segments as one, of which either may not be known."""
+    """Join the provenances of two consecutive segments; None means unknown."""
     if known is None and more is None:
         return None
     return (known or Provenance.unknown(first)) + (more or Provenance.unknown(rest))
 
 
 def added(counts: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
-    """The sums of counts by position; the shorter ones count as 0 beyond their end."""
+    """Add counts by position; the shorter ones count as 0 beyond their end."""
     return tuple(map(sum, zip_longest(counts, more, fillvalue=0)))
 
 
@@ -427,9 +426,8 @@ def added(counts: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
 class Generation:
     """A finished generation.
 
-    `thinks`: whether the worker's model marks a thought. `calls`: how it writes calls of
-    tools, if the transcript has some. `provenance`: None if nothing was drafted, or the worker does
-    not know what was.
+    `thinks`: whether the worker's model marks a thought. `calls`: how it writes calls, if the
+    transcript has tools. `provenance`: None if nothing was drafted, or the worker cannot tell.
     """
 
     segment: Segment
@@ -463,8 +461,8 @@ class Classification:
     """The distribution over a query's labels at one forced position.
 
     `probabilities` sum to 1 over the labels, in their order; `outside` is the probability
-    mass the model put on everything else before normalising. `nll` and `ending` are those of
-    the transcript's last segment, as in `Verification`, where the call wanted them.
+    mass that the model put on everything else before normalising. `nll` and `ending` are those of
+    the transcript's last segment, as in `Verification`, if the query wants them.
     """
 
     labels: tuple[str, ...]
@@ -478,7 +476,7 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class LikelyToken:
-    """One of the likeliest tokens at a position, what it would add to the text, and its
+    """One of the likeliest tokens at a position, with the text that it would add and its
     log-probability (natural log, at temperature 1); `ends`: it would end the text, and add nothing.
     """
 
@@ -495,16 +493,16 @@ class Verification:
     `nll[i]` is the negative log-likelihood (natural log) of token i given what precedes it;
     `choices[i]` the worker's own choice there, k + 1 of them: the last follows all k tokens.
 
-    A worker that writes text also says what the ids mean, for a policy that knows no tokenizer:
-    `pieces[i]` is what token i adds to the text, `options[i]` is choice i as a segment of one
-    token (of none, with the finish "think_end" or "eos", where the choice ends the phase, and with
-    "doubt" where it may begin a marker of several tokens, or is no token of the worker's tokenizer:
-    only a generation shows). A character that lies across tokens, or across segments, belongs to
-    the one that completes it: accepted texts add up to the text of the accepted ids wherever a
-    segment is cut. `ending` is the negative log-likelihood of the end that the segment claims; None
-    where it claims none. `logprobs` are those of the choices. `top`: the likeliest tokens at each
-    of the k + 1 positions, likeliest first, as many as were asked for, less those that are no token
-    of the tokenizer.
+    A worker that writes text also gives the text of the ids, for a policy without a tokenizer:
+    `pieces[i]` is the text that token i adds, `options[i]` is choice i as a segment of one token.
+    That segment has no token, and the finish "think_end" or "eos", if the choice ends the phase;
+    "doubt" if it may begin a marker of several tokens, or is no token of the worker's tokenizer:
+    only a generation shows. A character that lies across tokens, or across segments, belongs to the
+    one that completes it: accepted texts add up to the text of the accepted ids wherever a segment
+    is cut. `ending` is the negative log-likelihood of the end that the segment claims; None if it
+    claims none. `logprobs` are those of the choices. `top`: the likeliest tokens at each of the
+    k + 1 positions, likeliest first, as many as were asked for, without those that are no token of
+    the tokenizer.
     """
 
     nll: tuple[float, ...]
@@ -518,7 +516,7 @@ class Verification:
     top: tuple[tuple[LikelyToken, ...], ...] = ()
 
     def split(self, segment: Segment, count: int) -> tuple[Segment, Segment]:
-        """The verified segment's first `count` tokens, and the rest of it with its ending."""
+        """Split the verified segment after `count` tokens; the second part has its finish."""
         parts = (slice(count), slice(count, None))
         first, rest = (
             replace(
@@ -546,16 +544,16 @@ class Step:
 
 
 def chain_steps(steps: Sequence[Step]) -> list[Step]:
-    """Those of the thought; all of them, which are the answer's, where there is no thought."""
+    """Return the steps of the thought; if there is none, all steps, which are the answer's."""
     return [step for step in steps if step.phase == "thought"] or list(steps)
 
 
 @checked_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class TokenPrices:
-    """Money per million tokens, in any one currency, which a policy's `max_cost` is in too.
+    """Money per million tokens, in the currency of a policy's `max_cost`.
 
     small, large: tokens that the model generates.
-    prompt: prompt tokens that either model computes, those of its cache excluded.
+    prompt: prompt tokens that either model computes, without those in its cache.
     """
 
     small: Price = 0.0
@@ -567,22 +565,20 @@ class TokenPrices:
         return not (self.small or self.large or self.prompt)
 
     def of(self, small_tokens: int, large_tokens: int, prompt_tokens: int) -> float:
-        """The cost of these tokens."""
         generated = small_tokens * self.small + large_tokens * self.large
         return (generated + prompt_tokens * self.prompt) / 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may spend.
+    """The limits of one request.
 
     `max_tokens` caps thought and answer together; `deadline_s` is wall time from the start of the
     request; `stop` are strings that end the answer; without `thinking` there is no thought at all;
     with `ignore_eos` only a cap or a stop string ends the answer, and before `min_tokens` tokens of
-    both only a cap does; the answer matches `constraint`.
-    (The cap on thinking alone is the policy's `budget`, and what the large model's part in it may
-    cost at these `prices` its `max_cost`.) With `complete` a worker's failure ends
-    the request, also where the policy could do without what it asked for.
+    both only a cap does; the answer matches `constraint`. With `complete` a worker's failure ends
+    the request, even if the policy could do without the call. (The policy's `budget` caps the
+    thought alone, its `max_cost` the cost of the large model's part at these `prices`.)
     """
 
     max_tokens: int = 2048

@@ -1,7 +1,7 @@
-"""Validation errors as Baton's own: what pydantic finds wrong, in a user's words.
+"""Pydantic's validation errors as Baton's own, in a user's words.
 
-Deployment files, request bodies, published policies and experiment documents are all checked by
-pydantic. Each error names the place by which a user finds it, what is expected there and what came.
+Pydantic checks deployment files, request bodies, published policies and experiment documents. Each
+error names the place as the user wrote it, what was expected there and what came.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEY: Final = "[key]"
 _BRANCHES: Final = frozenset(
     {"str", "int", "float", "bool", "constrained-str", "constrained-int", "constrained-float"}
 )
-"""Names of a union's branches that pydantic writes into a place; others have a bracket."""
+"""Branches of a union that pydantic adds to a place by these names; others have a bracket."""
 _PLAIN: Final = (
     (r"^Keys should be strings$", "a key must be a string"),
     (r"^(Input|\w+) should ", "must "),
@@ -37,19 +37,19 @@ _PLAIN: Final = (
     (r"greater than or equal to", "at least"),
     (r" after validation|, not more$", ""),
 )
-"""Patterns of pydantic's words, and plainer ones."""
+"""Patterns of pydantic's words, and plainer words for them."""
 _SECRET: Final = re.compile(
     r"(auth|key|password|secret|token_env|headers|url|endpoint)[^.]*|(^|\.)(store|tracing)$"
 )
-"""Places whose value, also a wrong one, may be or hold a secret."""
+"""Places whose value, even a wrong one, may be or hold a secret."""
 _POWER: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]{1,3}")
 _LONGEST: Final = 48  # characters of a value that a message repeats
-_MOST_NAMES: Final = 12  # that a message lists
-_CLOSE: Final = 0.75  # of difflib's ratio: threshold and treshold have 0.94
+_MOST_NAMES: Final = 12  # names that a message lists
+_CLOSE: Final = 0.75  # difflib's ratio from which names are close: threshold, treshold have 0.94
 
 
 class StrictModel(BaseModel):
-    """What users write: an unknown key is an error, and so is true for a number."""
+    """A document that users write: an unknown key is an error, and so is true for a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,14 +62,14 @@ class StrictModel(BaseModel):
 
 
 def refuse_truth(value: Any) -> Any:
-    """Refuse true for a number: YAML reads `yes` and `on` so, and pydantic takes it for 1."""
+    """Refuse true for a number: YAML reads `yes` and `on` as true, and pydantic reads that as 1."""
     if isinstance(value, bool):
         raise PydanticCustomError("invalid_type", f"must be a number, not {str(value).lower()}")
     return value
 
 
 def with_numbers(data: Any) -> Any:
-    """Data with numbers for the texts that YAML 1.1 makes of 1e-3: it wants a dot, 1.0e-3."""
+    """Replace texts such as 1e-3 by numbers: YAML 1.1 reads only 1.0e-3 as one."""
     if isinstance(data, dict):
         return {key: with_numbers(value) for key, value in data.items()}
     if isinstance(data, list):
@@ -80,7 +80,7 @@ def with_numbers(data: Any) -> Any:
 def invalid_request(
     error: ValidationError, prefix: str = "", model: type[BaseModel] | None = None
 ) -> InvalidRequest:
-    """The first of pydantic's errors in OpenAI's terms, its place after `prefix`.
+    """Return the first of pydantic's errors in OpenAI's form, its place after `prefix`.
 
     With the `model` that was validated, the message on an unknown parameter names the known ones.
     """
@@ -103,10 +103,10 @@ def invalid_request(
 def first_error(
     details: Sequence[ErrorDetails], model: type[BaseModel] | None, what: str
 ) -> tuple[str, tuple[int | str, ...], str]:
-    """Type, place and text of the first thing that is wrong.
+    """Return the type, place and text of the first error.
 
-    Where it is a union, every branch says what it would have liked: the one that came furthest
-    counts, and those that came as far are said together.
+    A union has an error for each branch: the one with the deepest place counts, and the texts of
+    errors at the same place are joined.
     """
     first = place_of(details[0]["loc"])
     branches = [one for one in details if place_of(one["loc"])[: len(first)] == first]
@@ -122,7 +122,7 @@ def first_error(
 
 
 def place_of(loc: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Pydantic's place without what it adds: names of a union's branches, marks of keys."""
+    """Return pydantic's place without its additions: names of a union's branches, marks of keys."""
     return tuple(part for part in loc if not (isinstance(part, str) and _is_branch(part)))
 
 
@@ -131,9 +131,9 @@ def _is_branch(part: str) -> bool:
 
 
 def error_text(detail: ErrorDetails, model: type[BaseModel] | None, what: str) -> str:
-    """What is expected and what came: `must be an integer, not 'high'`.
+    """Return what is expected and what came: `must be an integer, not 'high'`.
 
-    Only short values are repeated, and none that may be a secret. `model` is what was
+    Only short values are repeated, and none that may be a secret. `model` is the model that was
     validated, and `what` the word for one of its fields.
     """
     loc, message = detail["loc"], detail["msg"]
@@ -162,7 +162,7 @@ def error_text(detail: ErrorDetails, model: type[BaseModel] | None, what: str) -
 
 
 def unknown(what: str, name: str, known: Collection[str]) -> str:
-    """The message about a name that is not among those known: the closest, or all if few."""
+    """Return the message about an unknown name, with the closest known one, or all if few."""
     if meant := closest(name, known):
         return f"unknown {what}{meant}"
     if 0 < len(known) <= _MOST_NAMES:
@@ -171,14 +171,14 @@ def unknown(what: str, name: str, known: Collection[str]) -> str:
 
 
 def closest(name: str, known: Collection[str]) -> str:
-    """The end of a message about a name that is not known: which one may be meant."""
+    """Return the end of a message about an unknown name: the known one that may be meant."""
     begun = [one for one in known if len(name) > 2 and one.startswith(name)]
     close = begun or difflib.get_close_matches(name[:64], known, n=1, cutoff=_CLOSE)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def fields_at(model: type | None, loc: Sequence[int | str]) -> list[str]:
-    """The fields of the object in which pydantic's place of an error lies; [] where unclear."""
+    """Return the fields of the object in which an error's place is; [] if that is unclear."""
     for part in loc[:-1]:
         if isinstance(part, int) or _is_branch(part):  # an item of a list, a branch of a union
             continue
@@ -192,7 +192,7 @@ def fields_at(model: type | None, loc: Sequence[int | str]) -> list[str]:
 
 
 def body_path(loc: tuple[int | str, ...], prefix: str = "") -> str:
-    """A place in a body as OpenAI writes it: `messages[0].content`."""
+    """Return a place in a body as OpenAI writes it: `messages[0].content`."""
     for part in loc:
         if isinstance(part, int):
             prefix += f"[{part}]"
@@ -202,13 +202,13 @@ def body_path(loc: tuple[int | str, ...], prefix: str = "") -> str:
 
 
 def _fields_of(model: type) -> dict[str, Any]:
-    """Annotations by the names that users write, of a model or a dataclass of pydantic's."""
+    """Map the names that users write to annotations, of a pydantic model or dataclass."""
     fields: dict[str, Any] = getattr(model, _FIELDS)
     return {one.alias or name: one.annotation for name, one in fields.items()}
 
 
 def _said(detail: ErrorDetails) -> str | None:
-    """The wrong value as a message repeats it; None where it does not."""
+    """Return the wrong value as a message repeats it; None if it must not."""
     value, place = detail["input"], ".".join(map(str, place_of(detail["loc"])))
     if _SECRET.search(place) or not isinstance(value, str | int | float | None):
         return None
@@ -221,7 +221,7 @@ def _said(detail: ErrorDetails) -> str | None:
 
 
 def _model_in(annotation: Any) -> type | None:
-    """The only model in `X`, `X | other`, `list[X]` or `tuple[X, ...]`."""
+    """Return the only model in `X`, `X | other`, `list[X]` or `tuple[X, ...]`."""
     if isinstance(annotation, type) and hasattr(annotation, _FIELDS):
         return annotation
     if get_origin(annotation) is Annotated:

@@ -39,15 +39,14 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What every call carries: whose it is, and what it continues.
+    """The common part of every call.
 
     `request` identifies the user's request: calls of one request prefer one replica, for its
-    cache, and so do those of one `family`, or of one `session` where the user names any. `author`
-    is the name under which the worker signs segments. `speculation` names the token-level method by
-    which the worker is to generate; None: its default. `owner` is for whom the call is made: cached
-    prefixes are shared among the calls of one owner, and no others can tell from an answer, or from
-    how soon it comes, what is cached. Only the service names owners. `constraint` is what the whole
-    answer must match, of which the transcript holds the beginning.
+    cache, and so do those of one `family`, or of one `session` if the client names any. `author` is
+    the author of the worker's segments. `speculation` names the token-level method; None: the
+    worker's default. Cached prefixes are shared only among the calls of one `owner`, so that no
+    other client can tell from an answer, or from its latency, what is cached. Only the service
+    names owners. The whole answer must match `constraint`; the transcript holds its beginning.
     """
 
     request: str
@@ -60,24 +59,23 @@ class Call:
 
     @property
     def affinity(self) -> str:
-        """What the calls that prefer one replica have in common."""
+        """The key by which calls prefer one replica."""
         return self.session or family(self.request)
 
 
 def key_of(owner: str) -> str:
-    """What the owners under one API key (`Call.owner`) have in common: before workers they are one,
-    so that naming many users gives no larger share."""
+    """Return the API key's part of a `Call.owner`. Workers share their time between keys, so that
+    naming many users gives no larger share."""
     return owner.partition(".")[0]
 
 
 def family(request: str) -> str:
-    """What requests with one prompt have in common: the further answers of REQUEST are called
-    REQUEST-1, REQUEST-2, ..."""
+    """Return the request of an answer's id: its answers are REQUEST, REQUEST-1, REQUEST-2, ..."""
     return request.partition("-")[0]
 
 
 SERVER_METHOD = "the server's"
-"""What stands for the token-level method of a worker that is a server of somebody else's."""
+"""The name of the token-level method of a worker that is another project's server."""
 
 
 class Worker(Protocol):
@@ -86,8 +84,7 @@ class Worker(Protocol):
     def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncIterator[Delta | Generation]:
-        """Continue the transcript. Yields deltas (none when `stream` is false), then one
-        Generation.
+        """Continue the transcript; yield deltas (if `stream`), then one Generation.
 
         With `max_tokens` 0 the prompt is only read: that fills the cache and reports its length.
 
@@ -95,31 +92,31 @@ class Worker(Protocol):
             ContextLengthExceeded: the prefix does not fit.
             InvalidRequest: the worker does not offer the method that the call names; its
                 constraint is not valid, or the answer so far does not fit it.
-            Unsupported: the worker cannot hold a text to such a constraint.
-            Overloaded, WorkerUnavailable: try again later, or elsewhere.
+            Unsupported: the worker cannot enforce such a constraint.
+            Overloaded, WorkerUnavailable: retry later, or elsewhere.
         """
         ...
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
-        """The distribution over the query's labels after its side conversation.
+        """Return the distribution over the query's labels after its side conversation.
 
         Raises:
             InvalidRequest: a label is not one token of this model's vocabulary.
             Unsupported: the query needs probabilities and the worker knows only the likeliest
-                token; or it needs the log-likelihood of tokens of another vocabulary, or of any
-                tokens where the worker cannot give that.
+                token; or it needs log-likelihoods that the worker cannot give, at all or of tokens
+                of another vocabulary.
         """
         ...
 
     async def verify(
         self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
     ) -> Verification:
-        """The negative log-likelihood of each token of a segment, and k + 1 choices (see
-        `Verification`), each under the constraint of the call; and the `top` likeliest tokens at
-        the place of each choice.
+        """Return the negative log-likelihood of each of a segment's k tokens, k + 1 choices (see
+        `Verification`), each under the call's constraint, and the `top` likeliest tokens at the
+        place of each choice.
 
-        For a segment of no tokens that is the one choice that follows the transcript. A worker that
-        cannot say what its ids mean as text leaves `pieces` and `options` empty.
+        For a segment without tokens it returns the one choice after the transcript. A worker that
+        cannot turn its ids into text leaves `pieces` and `options` empty.
 
         Raises:
             Unsupported: the segment's tokens belong to another vocabulary, or the worker does not
@@ -132,7 +129,7 @@ def check_method(method: str | None, offered: Collection[str], place: str = "spe
     """Refuse a token-level method that a worker does not offer; None is its default.
 
     Raises:
-        InvalidRequest: names `place`, and what there is (nothing, where a server decides).
+        InvalidRequest: names `place` and the methods offered (none, if a server decides).
     """
     if method is not None and method not in offered:
         choices = (
@@ -143,7 +140,7 @@ def check_method(method: str | None, offered: Collection[str], place: str = "spe
 
 @asynccontextmanager
 async def closing(stream: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Close a worker's iterator at the end of the block, which is how a call is cancelled."""
+    """Close a worker's iterator at the end of the block: that cancels an unfinished call."""
     try:
         yield stream
     finally:

@@ -86,7 +86,7 @@ async def resume_generation(
         yield whole(Generation(replace(empty, finish=finish), Usage(len(received.tokens))))
         return
     call = replace(call, transcript=call.transcript.extend(sent))
-    criteria = criteria.behind(len(received.tokens))
+    criteria = criteria.after(len(received.tokens))
     rest: list[Delta] = []
     try:
         async with aclosing(_start(generate, call, criteria, sampling, True)) as items:

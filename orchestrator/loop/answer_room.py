@@ -148,7 +148,7 @@ async def generated(
             yield first
             return
         transcript = transcript.extend(first.segment)
-        criteria = criteria.behind(len(first.segment.tokens))
+        criteria = criteria.after(len(first.segment.tokens))
     async with closing(generate(transcript, criteria, False)) as stream:
         async for item in stream:
             if isinstance(item, Generation):

@@ -98,14 +98,14 @@ def test_a_large_schema_is_accepted_or_refused_by_name_after_a_bounded_number_of
 
         monkeypatch.setattr(module, name, call)
 
-    counted(schema_overlap, "_listed_apart")
+    counted(schema_overlap, "_listed_disjoint")
     counted(mended_schema, "_fault_of")
     found = held(source)
     assert all(found.faults)
     assert found.faults or found.schema
     assert found.read <= MOST_READ
     assert done["_fault_of"] <= 300
-    assert done["_listed_apart"] <= 50_000
+    assert done["_listed_disjoint"] <= 50_000
 
 
 def test_one_part_that_is_refused_is_found_among_many_with_few_calls() -> None:

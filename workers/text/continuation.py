@@ -79,7 +79,7 @@ class Continuation:
         if count:
             extended = self._call.transcript.extend(self.before)
             self.call = replace(self._call, transcript=extended)
-            self.criteria = self._criteria.behind(count)
+            self.criteria = self._criteria.after(count)
         self.max_tokens, self.generated = self._most - count, 0
         transcript, tokenizer = self.call.transcript, self._tokenizer
         stops: list[Stop] = [(stop, "stop") for stop in self.criteria.stop]
