@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 
 from deploy.launch.deployment_file import Deployment
+from deploy.launch.environment import PROCESSES
 from deploy.service.config import Workers
 from orchestrator.errors import BatonError
 
@@ -102,8 +103,8 @@ def serving(
 
     A model may be downloaded for hours, so there is no end to it while Serve says that something is
     still starting, unless `ready_s` names one. `on_ray` is called once Ray runs, which has then put
-    its own handlers of signals in place; `tell` with what Ray Serve says of a deployment that it
-    waits for, once for each cause, and every minute with what is still starting.
+    its own handlers of signals in place; `tell` with what a deployment needs that has no place yet,
+    and every minute with what is still starting.
 
     Nothing that was started outlives the block, not even after an exception. Call
     `deploy.launch.environment.prepare` before anything imports ray.
@@ -167,7 +168,7 @@ def _start_node(folder: Path) -> Any:
 
     return ServingNode(
         RayParams(
-            num_cpus=max(2, os.cpu_count() or 1),
+            num_cpus=max(PROCESSES, os.cpu_count() or 1),  # as many workers start at once
             object_store_memory=OBJECTS_BYTES,
             temp_dir=str(folder),
             include_log_monitor=False,
@@ -263,7 +264,7 @@ def _want_gpus(workers: Workers) -> None:
 def _wait(deployment: Deployment, ready_s: float | None, tell: Callable[[str], object]) -> None:
     from ray import serve
 
-    told: set[tuple[str, bool]] = set()
+    told: set[str] = set()
     began = time.monotonic()
     starting_at = said_at = began  # when something was still starting, and when that was printed
     with httpx.Client(timeout=5.0, trust_env=False) as client:
@@ -282,10 +283,13 @@ def _wait(deployment: Deployment, ready_s: float | None, tell: Callable[[str], o
                     )
                     starting.append(", ".join(waited_for) or name)
                 for deployed, status in app.deployments.items():
-                    cause = deployed, "scheduled" in status.message  # numbers in it change
-                    if "taken more than" in status.message and cause not in told:
-                        told.add(cause)
-                        tell(status.message)
+                    _, waits, resources = status.message.partition(
+                        "Resources required for each replica: "
+                    )
+                    if waits and deployed not in told:
+                        told.add(deployed)
+                        needed = resources.partition(". Use `ray status`")[0]
+                        tell(f"{deployed} waits for a place: a replica needs {needed}")
             now = time.monotonic()
             if starting:
                 starting_at = now

@@ -6,6 +6,10 @@ import os
 import secrets
 from pathlib import Path
 
+PROCESSES = 7
+"""Ray's workers in a service of one replica of each kind: controller, proxy, store, orchestrator,
+two models, and a task of the controller's."""
+
 
 def prepare_torch() -> None:
     """Let torch's threads sleep where they wait; what the user has set stays.
@@ -37,6 +41,11 @@ def prepare() -> None:
         # A busy machine is slow, not broken: Serve's 5 and 10 s would kill its HTTP proxy.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+        # As many workers start at once as are needed, each with what all of them import. By default
+        # one waits for another's end of start on a machine of few cores.
+        "RAY_worker_maximum_startup_concurrency": str(PROCESSES),
+        "RAY_num_workers_soft_limit": str(PROCESSES),
+        "RAY_preload_python_modules": "ray.serve",
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deploy.service.proxy:middlewares",
     }

@@ -3,6 +3,7 @@
 - `options`: what they share.
 - `bench_calls`: the time of a call through several workers.
 - `bench_decode`: token-level methods side by side.
+- `bench_start`: the service's start and memory, beside a bare Ray Serve application's.
 - `bench_weights`: types of weights side by side.
 - `drive`: problems for a running experiment.
 - `reenact`: recorded dialogues through the step loop, at the costs of another pair.
@@ -18,6 +19,7 @@ import typer
 
 from deploy.lab.commands.bench_calls import bench_calls
 from deploy.lab.commands.bench_decode import bench_decode
+from deploy.lab.commands.bench_start import bench_start
 from deploy.lab.commands.bench_weights import bench_weights
 from deploy.lab.commands.drive import drive
 from deploy.lab.commands.reenact import reenact
@@ -32,6 +34,7 @@ lab = typer.Typer(
 )
 lab.command("bench-calls")(bench_calls)
 lab.command("bench-decode")(bench_decode)
+lab.command("bench-start")(bench_start)
 lab.command("bench-weights")(bench_weights)
 lab.command("drive")(drive)
 lab.command("reenact")(reenact)

@@ -74,6 +74,17 @@ class Server:
         """Of the whole process tree; shared pages count once."""
         return sum(map(_memory_kb, self.processes)) / 1024
 
+    def listed(self) -> list[dict[str, Any]]:
+        """Each process: its command, the CPU time it has taken, and its memory."""
+        return [
+            {
+                "command": _command(pid).replace(b"\0", b" ").decode()[-60:].strip(),
+                "cpu_s": _cpu_s(pid),
+                "mb": _memory_kb(pid) / 1024,
+            }
+            for pid in sorted(self.processes)
+        ]
+
 
 def baton(file: Path, folder: Path, edit: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """How to run Baton on a free port: with a deployment file whose arguments `edit` has changed,
@@ -111,6 +122,13 @@ def baton_over(
             args["policy"]["params"] = {}
 
     return baton(ROOT / "deploy" / "local.yaml", folder, edit)
+
+
+def bare_serve() -> dict[str, Any]:
+    """How to run Ray Serve without Baton."""
+    port = free_port()
+    command = [sys.executable, "-m", "deploy.lab.peers.bare_serve", str(port)]
+    return {"command": command, "port": port, "model": "", "ready": "/ready"}
 
 
 def transformers(pair: Pair) -> dict[str, Any]:

@@ -97,12 +97,15 @@ class Starting:
         monkeypatch.setattr(serve, "status", self._status)
         monkeypatch.setattr(httpx.Client, "get", self._get)
 
+    message = ""
+    """What Ray Serve says of the large worker."""
+
     def _sleep(self, _: float) -> None:
         self.now += 5.0
 
     def _status(self) -> Any:
         loaded = self.now >= self.loaded_at
-        large = SimpleNamespace(status="HEALTHY" if loaded else "UPDATING", message="")
+        large = SimpleNamespace(status="HEALTHY" if loaded else "UPDATING", message=self.message)
         small = SimpleNamespace(status="HEALTHY", message="")
         app = SimpleNamespace(
             status="RUNNING" if loaded else "DEPLOYING",
@@ -134,3 +137,21 @@ def test_what_runs_and_is_never_ready_is_given_up(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(NotServing, match="/ready says no"):
         cluster._wait(starting, None, lambda _: None)  # type: ignore[arg-type]
     assert 600 + cluster.READY_S <= starting.now < 700 + cluster.READY_S
+
+
+def test_what_has_no_place_says_once_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting, told = Starting(monkeypatch, loaded_at=50), list[str]()
+    starting.message = (
+        "Deployment 'LargeWorker' in application 'baton' has 1 replicas that have taken more than "
+        '30s to be scheduled. Resources required for each replica: {"GPU": 2.0}, total resources '
+        'available: {"GPU": 1.0}. Use `ray status` for more details.'
+    )
+    cluster._wait(starting, None, told.append)  # type: ignore[arg-type]
+    assert told == [
+        'LargeWorker waits for a place: a replica needs {"GPU": 2.0}, '
+        'total resources available: {"GPU": 1.0}'
+    ]
+    starting = Starting(monkeypatch, loaded_at=50)
+    starting.message = "LargeWorker has 1 replicas that have taken more than 30s to initialize."
+    cluster._wait(starting, None, told.append)  # type: ignore[arg-type]
+    assert len(told) == 1  # "Still starting" says it every minute
