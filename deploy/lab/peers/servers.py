@@ -78,7 +78,7 @@ class Server:
         """Each process: its command, the CPU time it has taken, and its memory."""
         return [
             {
-                "command": _command(pid).replace(b"\0", b" ").decode()[-60:].strip(),
+                "command": _command(pid).replace(b"\0", b" ").decode().strip()[-60:],
                 "cpu_s": _cpu_s(pid),
                 "mb": _memory_kb(pid) / 1024,
             }
