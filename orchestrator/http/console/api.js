@@ -1,11 +1,11 @@
-// The service's API, as every client uses it. Keys live in this module's memory and nowhere else.
+// The service's API, as every client uses it. Keys are kept only in this module's memory.
 
 import { field, h } from "./dom.js";
 
-const ROOT = new URL("./", document.baseURI); // `ui` lies beside `v1`, behind any prefix
+const ROOT = new URL("./", document.baseURI); // `ui` is beside `v1`, after any prefix
 const keys = { user: "", observer: "", admin: "" };
-const refused = new Map(); // reads that lack a key which the person did not give, by path
-const wrong = new Set(); // roles whose key was refused, until the dialog has said so
+const refused = new Map(); // reads whose key the user did not give, by path
+const wrong = new Set(); // roles whose key was refused, until the dialog shows it
 let asking = null;
 
 export const url = (path) => new URL(path, ROOT).href;
@@ -19,7 +19,7 @@ export class ApiError extends Error {
     this.param = error?.param ?? null;
     this.body = body;
     this.retryAfter = Number(headers?.get("retry-after")) || null;
-    this.wants = wanted(status, error); // whose key would help; null where none would
+    this.wants = wanted(status, error); // the role whose key would help; null if none would
   }
 }
 
@@ -29,7 +29,7 @@ const TITLES = {
   admin: ["This needs the admin key", "Admin key"],
 };
 
-/** Whose key may do most of what is wanted: to ask, to read, or to change. */
+/** The role whose key may do most of what is wanted: ask, read, or change. */
 function roleFor(method, path) {
   if (path.startsWith("v1/chat/")) return keys.user || !keys.admin ? "user" : "admin";
   if (keys.admin) return "admin";
@@ -43,8 +43,8 @@ function wanted(status, error) {
 }
 
 /**
- * A response that is not an error; asks for a key where one is needed. A read for which none was
- * given is refused from then on without being sent, until a key is entered.
+ * Return a response that is not an error; ask for a key if one is needed. A read for which the user
+ * gave none is refused without being sent from then on, until a key is entered.
  */
 export async function request(path, { method = "GET", body, signal } = {}) {
   const read = method === "GET" ? path.split("?")[0] : null;
@@ -67,11 +67,11 @@ export async function request(path, { method = "GET", body, signal } = {}) {
     try { answer = await response.json(); } catch { /* no JSON: the status says it */ }
     const error = new ApiError(response.status, answer, response.headers);
     if (!error.wants) throw error;
-    if (keys[roleFor(method, path)] !== key) continue; // given or dropped meanwhile, for another request
+    if (keys[roleFor(method, path)] !== key) continue; // another request has set or dropped it meanwhile
     if (key && (error.status === 401 || role !== "user")) {
       keys[role] = ""; // mistyped, or not a key of this role
       wrong.add(role);
-      if (role !== "user") continue; // the key that is left may do, or its refusal says which is needed
+      if (role !== "user") continue; // the other key may be enough, or its refusal says which is needed
     }
     const declined = read && [...refused.values()].some(({ wants }) => wants === error.wants);
     if (declined || !(await askForKey(error.wants))) {
@@ -81,7 +81,7 @@ export async function request(path, { method = "GET", body, signal } = {}) {
   }
 }
 
-/** Why a request was refused, for people; with a button to give the key that would help, after which `again` runs. */
+/** Why a request was refused; with a button to give the key that would help, then `again` runs. */
 export function refusal(error, again) {
   if (!error.wants) return [error.message];
   const ask = async ({ target }) => {
@@ -95,7 +95,7 @@ export function refusal(error, again) {
 export const get = async (path, options) => (await request(path, options)).json();
 export const send = async (method, path, body) => (await request(path, { method, body })).json();
 
-/** Server-sent events of a POST, each as JSON. Throws what the stream reports as its error. */
+/** Yield the server-sent events of a POST as JSON. Throws the error that the stream reports. */
 export async function* events(path, body, signal) {
   const response = await request(path, { method: "POST", body, signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -119,7 +119,7 @@ export async function* events(path, body, signal) {
   if (!ended) throw new ApiError(0, { error: { message: "The connection broke before the answer ended" } });
 }
 
-/** Ask for a key once, however many requests want one; false where the user declines. */
+/** Ask for a key once for all requests that want one; return false if the user declines. */
 function askForKey(which) {
   asking ??= new Promise((resolve) => {
     const input = h("input", { type: "password", autocomplete: "off", spellcheck: "false", required: true, name: "key" });

@@ -1,4 +1,4 @@
-// Elements from code. Whatever a model or a user wrote becomes text nodes, never markup.
+// Elements from code. Text of a model or a user becomes text nodes, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 let fields = 0;
@@ -43,7 +43,7 @@ export const percent = (share, digits = 0) =>
 
 export const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
 
-/** Seconds since 1970 as a local time; with its day where that is not today. */
+/** Seconds since 1970 as a local time; with its day if that is not today. */
 export function moment(seconds) {
   if (!seconds) return "–";
   const at = new Date(seconds * 1000);
@@ -52,7 +52,7 @@ export function moment(seconds) {
     : `${at.toLocaleDateString("en", { day: "numeric", month: "short" })} ${time}`;
 }
 
-/** What is not in order with a list that the store holds; nothing where all is. */
+/** The faults of a list that the store holds; nothing if there are none. */
 export function inTrouble({ degraded, not_in_effect: aside }) {
   if (!degraded) return "";
   return Object.keys(aside ?? {}).length ? `Not everything is in order: ${degraded}` : `The store is out of reach, and this may be old: ${degraded}`;
@@ -64,12 +64,12 @@ export function saveFile(name, text, type = "application/json") {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-/** Says something to screen readers alone. */
+/** Announce a text to screen readers alone. */
 export function announce(text) {
   document.getElementById("spoken").textContent = text;
 }
 
-/** Says something to everybody, for a moment. */
+/** Show a text for a moment. */
 export function say(text) {
   const place = document.getElementById("toast");
   place.textContent = text;

@@ -1,8 +1,8 @@
-// A form made of a policy's JSON schema. Only what was changed is sent.
+// A form for a policy's JSON schema. Only changed values are sent.
 
 import { field, h } from "./dom.js";
 
-/** The form of a policy; `values()` gives the changed parameters, or throws what is wrong. */
+/** The form of a policy; `values()` returns the changed parameters, or throws the fault. */
 export function parameterForm(schema, given = {}) {
   const controls = Object.entries(schema?.properties ?? {})
     .filter(([name]) => name !== "name")
@@ -16,7 +16,7 @@ export function parameterForm(schema, given = {}) {
   return { element, values };
 }
 
-/** The schema of what is not null; of several kinds, the first. */
+/** The schema of values other than null; if there are several, the first. */
 const kind = (about) => (about.anyOf ?? about.oneOf)?.find((one) => one.type !== "null") ?? about;
 
 function control(name, about, value) {

@@ -1,4 +1,4 @@
-// Questions for a first visit: of the kinds that the embedded pair solves, harder ones last.
+// Questions for a first visit, of kinds that the embedded pair solves, harder ones last.
 
 export const QUESTIONS = [
   "Rosa has 6 bags with 17 marbles each. She gives 25 of the marbles to Ben. How many marbles does she have left?",

@@ -1,4 +1,4 @@
-// Why a policy did what it did, in words and numbers.
+// The reasons of a policy's decisions, in words and numbers.
 
 import { number, plural } from "./dom.js";
 
@@ -15,7 +15,7 @@ export function threshold(run) {
 }
 
 const shown = (value) => number(value, Number.isInteger(value) ? 0 : 1);
-/** Two numbers with as many digits as it takes to tell them apart. */
+/** Two numbers with enough digits to differ. */
 function pair(one, other) {
   const digits = one !== other && one.toFixed(1) === other.toFixed(1) ? 3 : 1;
   return [one, other].map((value) => (Number.isInteger(value) ? number(value) : number(value, digits)));
@@ -30,7 +30,7 @@ export function draftReason(run, draft) {
   return draft.score < limit ? `score ${score} is under ${wanted}` : `score ${score}: a step before it was rejected`;
 }
 
-/** Why this row's text stands, and by whose hand. */
+/** Why this row's text was accepted, and who wrote it. */
 export function rowReason(run, row) {
   const authors = [...new Set(row.spans.map((span) => span.author))];
   const [author] = authors;

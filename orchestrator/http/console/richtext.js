@@ -1,21 +1,21 @@
-// Markdown and LaTeX as models write them, as elements. Every character of the source ends up in a
-// text node: there is no markup, no link and no image in what a model may cause.
+// Markdown and LaTeX of models, as elements. Every character of the source becomes part of a text
+// node, so a model can cause no markup, no link and no image.
 
 import { h } from "./dom.js";
 
 const CONTROL = /[\u202A-\u202E\u2066-\u2069\u200E\u200F\u061C]/g; // they reorder the text around them
 const LONGEST_FORMULA = 5000;
-const LONGEST_LINE = 20_000; // beyond, text is shown as it is
+const LONGEST_LINE = 20_000; // a longer one is shown as it is
 
 let katex = null;
 let loading = null;
-/** Loads the typesetter once a formula is there to be set. */
+/** Load the typesetter at the first formula. */
 async function loadKatex() {
   loading ??= import("./vendor/katex/katex.min.js").then(() => { katex = globalThis.katex; });
   return loading;
 }
 
-/** Plain text, with marks that change the direction of writing shown instead of obeyed. */
+/** Plain text, with visible signs for characters that change the direction of writing. */
 export function plain(text) {
   const parts = [];
   let at = 0;
@@ -36,7 +36,7 @@ function maths(source) {
       try {
         katex.render(inner, node, { displayMode: block, throwOnError: true, trust: false, maxExpand: 200, maxSize: 8, strict: "ignore" });
       } catch {
-        node.replaceChildren(source); // not LaTeX, or a bomb: shown as it was written
+        node.replaceChildren(source); // not LaTeX, or one that would expand without end: shown as it was written
       }
     };
     if (katex) set();
@@ -48,8 +48,8 @@ function maths(source) {
 const BETWEEN = { "$$": "$$", "\\(": "\\)", "\\[": "\\]", "**": "**" };
 
 /**
- * A line or a few as text, code, emphasis and formulas. It reads ahead for one closing mark at a
- * time, and never twice for one that is not there: a hostile text takes no longer than another.
+ * Some lines as text, code, emphasis and formulas. It searches for one closing mark at a time, and
+ * never twice for a missing one, so that a hostile text takes no longer than another.
  */
 export function inline(text, depth = 0) {
   if (text.length > LONGEST_LINE || depth > 3) return plain(text);
@@ -100,7 +100,7 @@ export function inline(text, depth = 0) {
   return nodes;
 }
 
-/** The place behind the brace that closes the one before `from`; -1 where there is none near. */
+/** The index after the brace that closes the one before `from`; -1 if none is near. */
 function braced(text, from) {
   const last = Math.min(text.length, from + LONGEST_FORMULA);
   for (let at = from, open = 1; at < last; at += 1) {
@@ -124,7 +124,7 @@ export function blocks(text) {
   const made = [];
   let index = 0;
   let paragraph = [];
-  const found = {}; // by closing mark, the first line at or behind the last place asked that has it
+  const found = {}; // by closing mark, the first line with it from the last place searched on
   const lineWith = (mark, from) => {
     if (!(found[mark] >= from)) for (found[mark] = from; found[mark] < lines.length && !lines[found[mark]].includes(mark);) found[mark] += 1;
     return found[mark];

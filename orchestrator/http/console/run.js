@@ -1,8 +1,8 @@
-// What is known of one request: grown from a stream's events, or read from a saved trace.
+// The state of one request, from a stream's events or a saved trace.
 //
-// A row is what the page shows as one step: the accepted text between two blank lines. It has spans,
-// each by one author, since a policy may hand over in mid-step, and the drafts that were rejected
-// before it. Where the steps say how their tokens came about, a row has its tokens, too.
+// The page shows a row as one step: the accepted text between two blank lines. It has spans, each by
+// one author, since a policy may change the author within a step, and the drafts that were rejected
+// before it. If the steps have the origins of their tokens, a row has its tokens, too.
 
 import { events as streamed, get } from "./api.js";
 
@@ -21,7 +21,7 @@ export class Run {
     this.finish = null;
     this.forced = false;
     this.error = null;
-    this.place = { row: 0, span: 0, at: 0 }; // in the accepted text: steps have told of what precedes it
+    this.place = { row: 0, span: 0, at: 0 }; // in the accepted text: the tokens before it are in rows
     this.unplaced = []; // tokens of accepted steps whose text no row has yet
     this.version = 0; // grows with every change
     this.waiting = []; // rejected drafts that no row has yet
@@ -95,7 +95,7 @@ export class Run {
     else if (event.type === "step") this.step(event);
   }
 
-  /** The row that text of this phase goes to. */
+  /** The row to which text of this phase is added. */
   row(phase, fresh = false) {
     let last = this.rows.at(-1);
     if (fresh || !last || last.closed || last.phase !== phase) {
@@ -143,8 +143,8 @@ export class Run {
     if (step.score !== null && step.score !== undefined) row.score = step.score;
   }
 
-  /** Give the tokens of accepted steps to the rows whose text they make. Of a token that lies across
-   * two spans each has a piece, the second marked `continues`; one that adds no text has a piece, too. */
+  /** Give the tokens of accepted steps to the rows of their text. If a token lies across two spans,
+   * each has a piece, the second marked `continues`; one that adds no text has a piece, too. */
   placeTokens() {
     const { place, unplaced } = this;
     while (unplaced.length) {
@@ -168,7 +168,7 @@ export class Run {
     }
   }
 
-  /** Move `place` from the end of a span to the next one that is there: more may be added to the last. */
+  /** Move `place` from the end of a span to the next one, if there is one: the last may grow. */
   advance() {
     const { place, rows } = this;
     for (;;) {
@@ -186,7 +186,7 @@ export class Run {
   get policyName() { return this.origin?.policy ?? this.model; }
   get parameters() { return this.origin?.parameters ?? {}; }
 
-  /** Accepted tokens by author, what was thrown away, and how many drafts were judged and kept. */
+  /** Accepted tokens by author, discarded ones, and how many drafts were judged and accepted. */
   get totals() {
     const by = { small: 0, large: 0, policy: 0 };
     let kept = 0;
@@ -200,8 +200,8 @@ export class Run {
     return { ...by, accepted, kept, rejected: rejected + this.waiting.length };
   }
 
-  /** What the large model alone would have taken: reading the prompt, then its own pace here, times
-   * the accepted tokens. */
+  /** The time of the large model alone: reading the prompt, then the accepted tokens at its pace
+   * here. */
   get largeOnly() {
     const wrote = this.calls.filter((call) => call.worker === "large" && ["write", "draft"].includes(call.kind) && !call.error);
     const tokens = wrote.reduce((sum, call) => sum + call.tokens, 0);
@@ -219,7 +219,7 @@ export class Run {
     return run;
   }
 
-  /** A saved record whose events are still to be told; `script` has them in order, with `at_ms`. */
+  /** A saved record before its replay; `script` has its events in order, with `at_ms`. */
   static begin(record) {
     const run = new Run(record.question ?? record.messages?.at(-1)?.content ?? "", record.model ?? record.policy, { body: {} });
     run.record = record;
@@ -247,7 +247,7 @@ export class Run {
     this.end(record.status === "failed" || record.status === "cancelled" ? record.status : "finished");
   }
 
-  /** Tell a saved record again at its own pace, or `speed` times that. */
+  /** Replay a saved record at its own pace, or `speed` times that. */
   async replay(record, changed, speed = 1) {
     this.abort = new AbortController();
     const began = performance.now();
@@ -264,7 +264,7 @@ export class Run {
     changed(this);
   }
 
-  /** The record as the service keeps it; it is there soon after the answer. */
+  /** Fetch the service's record, which is written soon after the answer. */
   async saved() {
     if (this.record) return this.record;
     for (let tries = 0; ; tries += 1) {
@@ -278,8 +278,8 @@ export class Run {
   }
 }
 
-/** A step's tokens with their origins and what was drafted in their places; all of its text as one
- * where they are not known. */
+/** A step's tokens with their origins and the drafts in their places; if they are unknown, all of
+ * its text as one. */
 function tokensOf({ text, provenance }) {
   if (!provenance) return text ? [{ text }] : [];
   const drafted = new Map(provenance.rejected);
@@ -291,7 +291,7 @@ function tokensOf({ text, provenance }) {
   });
 }
 
-/** A text cut behind its blank lines. */
+/** A text split after its blank lines. */
 function paragraphs(text) {
   return text.match(/[\s\S]*?\n[ \t]*\n\s*|[\s\S]+$/g) ?? [];
 }

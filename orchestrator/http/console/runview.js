@@ -70,7 +70,7 @@ export class RunView {
     }
   }
 
-  /** What the letters beside the steps stand for, of those that there are. */
+  /** The meanings of the letters beside the steps. */
   drawAuthors(rows) {
     const found = new Set(rows.filter((row) => row.spans.length).map(writtenBy));
     this.authors.hidden = found.size === 0;
@@ -196,7 +196,7 @@ function against(run, estimate) {
   return `estimate for large-only: ${duration(estimate.ms).replace(" ", "\u00a0")} (${number(ratio, 2)}× as fast)`;
 }
 
-/** How many places of the large model's token drafts it accepted, and how far into a draft. */
+/** How many drafted tokens the large model accepted, and how far into a draft. */
 function tokenDrafts({ acceptance }) {
   const { drafted_at: drafted, accepted_at: accepted } = acceptance.large ?? {};
   if (!drafted?.length) return null;
@@ -205,7 +205,7 @@ function tokenDrafts({ acceptance }) {
   return figure(percent(sum(accepted) / sum(drafted)), "of tokens guessed ahead accepted", `within the large model; by place in the guess: ${places.join(", ")}${drafted.length > 4 ? ", …" : ""}`);
 }
 
-/** What the generated tokens cost at the prices that the reader set; nothing where there are none. */
+/** The cost of the generated tokens at the prices that the user set; nothing if there are none. */
 function money(run, sum) {
   const prices = JSON.parse(localStorage.getItem("baton.prices") ?? "null");
   if (!prices || !run.metrics) return null;
@@ -233,7 +233,7 @@ function share(sum) {
   return bar;
 }
 
-/** A request like the one that a record is of. */
+/** A request like the recorded one. */
 function recorded(record) {
   return { model: record.model ?? record.policy, messages: record.messages ?? [{ role: "user", content: record.question }] };
 }
@@ -257,7 +257,7 @@ for step in reply.baton["steps"]:
 `;
 }
 
-/** A value of JSON in Python's words. */
+/** A JSON value as Python writes it. */
 function literal(value) {
   if (value === null) return "None";
   if (value === true) return "True";

@@ -113,7 +113,7 @@ function enrich({ row, body }) {
   const authors = new Set(row.spans.map((span) => span.author));
   if (authors.size === 1) body.replaceChildren(...blocks(row.spans.map((span) => span.text).join("")));
   else {
-    body.classList.add("spans"); // who wrote which part matters more than how blocks are set
+    body.classList.add("spans"); // the author of each part matters more than the layout of blocks
     if (row.spans.some((span) => span.text.includes("```"))) body.classList.add("fenced");
     row.spans.forEach((_, index) => body.children[index].replaceChildren(...inline(text(row, index))));
   }
@@ -133,7 +133,7 @@ function spans(row) {
 /** A span's text, without the blank line that ends the step. */
 const text = (row, index) => (index === row.spans.length - 1 ? row.spans[index].text.trimEnd() : row.spans[index].text);
 
-/** Whether the large model wrote a step anew whose draft it had rejected. */
+/** Whether the large model rejected a step's draft and wrote the step again. */
 const rewritten = (row) => row.drafts.length > 0 && row.spans.length > 0 && row.spans.every((span) => span.author === "large");
 
 /** Who wrote a row: an author, "both", or "rewritten". */

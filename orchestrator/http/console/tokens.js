@@ -1,5 +1,5 @@
-// How the tokens of a step came about under speculative decoding: each with a mark beside its colour,
-// and what the draft model had written where the large model chose otherwise.
+// The origins of a step's tokens in speculative decoding: each with a mark beside its colour, and the
+// rejected draft if the large model chose another token.
 
 import { h, number, plural } from "./dom.js";
 import { plain } from "./richtext.js";
@@ -10,7 +10,7 @@ const KINDS = {
   b: ["bonus", "the model's own, behind a draft accepted whole"],
 };
 
-/** A folded list of tokens; nothing where nothing is known of them, or nothing was drafted. */
+/** A folded list of tokens; nothing if they are unknown, or none was drafted. */
 export function tokenView(pieces) {
   const tokens = pieces.filter((piece) => !piece.continues);
   const count = (origin) => tokens.filter((piece) => piece.origin === origin).length;
@@ -29,7 +29,7 @@ export function tokenView(pieces) {
 }
 
 function token({ text, origin, drafts }) {
-  if (!text && origin === "?") return []; // its text is told with that of a later token
+  if (!text && origin === "?") return []; // its text is shown with that of a later token
   const shown = text.replaceAll("\n", "↵") || "·"; // the beginning of a character, or white space that is not shown
   const [name, meaning] = KINDS[origin] ?? ["", origin === "-" ? "nothing was drafted here" : "not known"];
   const made = h(origin === "r" ? "ins" : "span", { class: `token ${name || "plain"}`, title: name ? `${name}: ${meaning}` : meaning }, plain(shown));

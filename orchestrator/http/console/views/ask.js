@@ -77,13 +77,13 @@ export class AskView {
     else localStorage.removeItem("baton.prices");
   }
 
-  /** On a first visit the first question is asked at once: there is something to see. */
+  /** On a first visit, ask the first question at once, so that there is something to see. */
   async welcome() {
     localStorage.setItem("baton.visited", "yes");
     this.ask(h("p", { class: "note" }, "Two language models, a small and a large one, write one line of thought, step by step. A policy decides who writes what; below each step stands why. This sample question was asked for you just now: ask your own above."));
   }
 
-  /** The page was loaded again while an answer was on its way: show what is on record of it. */
+  /** The page was loaded again during an answer: show its record. */
   async recover(last) {
     remember({ ...last, running: false });
     const run = new Run(last.question, last.model);

@@ -5,7 +5,7 @@ import { h, inTrouble, moment, number, percent, plural, svg } from "../dom.js";
 import { plain } from "../richtext.js";
 
 const POLL_MS = 5000;
-const WIDEST = 1.5; // of the latest interval's width, beyond it, in the plot over time
+const WIDEST = 1.5; // the plot over time shows this many widths of the latest interval beyond it
 const VERDICTS = { better: "finished", worse: "failed", breaks_bounds: "failed", sample_ratio_mismatch: "failed" };
 
 export class ExperimentsView {
@@ -33,7 +33,7 @@ export class ExperimentsView {
       this.trouble.textContent = inTrouble(overview);
       this.list.replaceChildren(...(data.length ? data.map((run, index) => (run.experiment ? this.card(run, reports[index]) : unreadable(run))) : [empty()]));
     } catch (error) {
-      if (error.wants) this.leave(); // nothing changes before a key is given
+      if (error.wants) this.leave(); // wait until a key is given
       this.trouble.replaceChildren(...refusal(error, () => this.enter()));
     }
   }
@@ -74,7 +74,7 @@ export class ExperimentsView {
   }
 }
 
-/** An experiment of which nothing but its name is known. */
+/** An experiment of which only the name is known. */
 function unreadable(run) {
   return h("section", { class: "card", "aria-label": `Experiment ${run.id}` },
     h("div", { class: "row" }, h("h2", {}, run.id), h("span", { class: "state failed" }, "not in effect")),
@@ -111,7 +111,7 @@ function guardrails({ experiment, state }, report) {
     h("li", {}, h("span", { class: `state ${{ broken: "failed", kept: "finished" }[state] ?? "waiting"}` }, state), " ", what))));
 }
 
-/** Where a ramp is, and from when on it may take its next step. */
+/** The state of a ramp, and the time of its next possible step. */
 function rampWords({ steps, hold_s: hold }, { step, step_since: since }) {
   const now = `step ${Math.min(step, steps.length - 1) + 1} of ${steps.length} (${steps.map((share) => percent(share)).join(" → ")}) since ${moment(since)}`;
   return `ramp: ${now}${step < steps.length - 1 ? `, the next not before ${moment(since + hold)}` : ""}`;
@@ -123,7 +123,7 @@ function rule({ metric, quantile, at_most, at_least, worse_than_control_by }) {
   return at_least !== null ? `${what} at least ${at_least}` : `${what} worse than the control by at most ${worse_than_control_by}`;
 }
 
-/** What the arms come to so far; of a quantile, or against the control, the readout has none. */
+/** The arms' values so far; the readout has none of a quantile, or against the control. */
 function soFar({ metric, quantile, worse_than_control_by: relative }, report) {
   if (quantile || relative !== null) return "";
   const seen = Object.entries(report?.arms ?? {}).filter(([, metrics]) => metrics[metric]);

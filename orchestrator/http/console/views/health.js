@@ -1,4 +1,4 @@
-// One glance says well or ill, and where.
+// Whether the service is healthy, and if not, which part.
 
 import { get, refusal, request } from "../api.js";
 import { h, number, percent, plural } from "../dom.js";
@@ -121,7 +121,7 @@ function parse(text) {
   return series;
 }
 
-/** The sum over the series with these labels; null where there is none. */
+/** The sum over the series with these labels; null if there are none. */
 function total(series, name, labels = {}) {
   const fits = (label, wanted) => (typeof wanted === "function" ? wanted(label) : Array.isArray(wanted) ? wanted.includes(label) : label === wanted);
   const found = series.filter((one) => one.name === name && Object.entries(labels).every(([key, wanted]) => fits(one.labels[key], wanted)));

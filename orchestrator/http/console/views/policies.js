@@ -109,7 +109,7 @@ function values(params, schema) {
   return h("p", { class: "params" }, changed.map(([name, value]) => h("code", {}, `${name}: ${shown(value)}`)));
 }
 
-/** What changed since the version before; for the first, since the defaults. */
+/** The changes since the version before; for the first, since the defaults. */
 function difference(version, before, schema) {
   if (!before) return values(version.params, schema);
   const names = [...new Set([...Object.keys(version.params), ...Object.keys(before.params)])];

@@ -1,4 +1,4 @@
-// The latest requests, and one of them again: from the service, or from a saved file.
+// The latest requests, and the replay of one from the service or a saved file.
 
 import { get, refusal } from "../api.js";
 import { duration, field, h, moment, number, percent, say } from "../dom.js";
