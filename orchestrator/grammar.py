@@ -354,10 +354,5 @@ def _fault_of(constraint: Constraint, calls: CallFormat | None = None) -> str:
 
 def _escaped(regex: str) -> str:
     """Escape a regular expression for slashes around it, on one line."""
-    return re.sub(r"\\(.)|/|\n", _escape, regex, flags=re.DOTALL)
-
-
-def _escape(found: re.Match[str]) -> str:
-    if found[1] is not None:
-        return "\\n" if found[1] == "\n" else found[0]
-    return "\\n" if found[0] == "\n" else "\\/"
+    escapes = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+    return re.sub(r"(?s)\\.|/|\n", lambda found: escapes.get(found[0], found[0]), regex)

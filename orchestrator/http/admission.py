@@ -109,14 +109,10 @@ class Admission:
         self._prompt_tokens = prompt_tokens
         self._prompts: dict[str, list[Place]] = defaultdict(list)  # by owner, in order of arrival
         self._places, self._wait_s, self._clock = places, wait_s, clock
-        self._taken, self._live = 0, 0
+        self._taken = self.live = 0  # places, and requests that have theirs
         self._held: dict[str, int] = defaultdict(int)  # places, by owner
         self._waiting: list[_Waiting] = []  # in the order in which they came
         self._durations = _Durations(places)
-
-    @property
-    def live(self) -> int:
-        return self._live
 
     @asynccontextmanager
     async def place(
@@ -199,7 +195,8 @@ class Admission:
             self._grant()
             await mine.granted
         except asyncio.CancelledError:
-            if _granted(mine):
+            granted = mine.granted
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
                 self._release(owner, cost)
             raise
         finally:
@@ -276,12 +273,12 @@ class Admission:
 
     def _take(self, owner: str, cost: int) -> None:
         self._taken += cost
-        self._live += 1
+        self.live += 1
         self._held[owner] += cost
 
     def _release(self, owner: str, cost: int) -> None:
         self._taken -= cost
-        self._live -= 1
+        self.live -= 1
         self._held[owner] -= cost
         if not self._held[owner]:
             del self._held[owner]
@@ -295,8 +292,3 @@ class Admission:
         place_s = self._durations.place_s * self._places / places
         holds_s = _HELD * min(self._wait_s, place_s * waiting)
         return no_place(self.retry_after_s(refused.cost), holds_s, place_s * refused.cost)
-
-
-def _granted(one: _Waiting) -> bool:
-    done = one.granted.done() and not one.granted.cancelled()
-    return done and one.granted.exception() is None

@@ -58,8 +58,6 @@ class Keys:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Keys) and self._digests == other._digests
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __bool__(self) -> bool:
         return bool(self._digests)
 
