@@ -45,7 +45,7 @@ export function rowReason(run, row) {
   if (policyName === "small-only" || policyName === "large-only") return "";
   if (author === "large") {
     const [draft] = row.drafts.slice(-1);
-    if (draft) return `The draft was rejected: ${draftReason(run, draft)}. The large model wrote the step anew.`;
+    if (draft) return `The draft was rejected: ${draftReason(run, draft)}. The large model wrote the step itself.`;
     if (row.phase === "answer") return "This policy has the large model write the answer.";
     if (parameters.first_n) return `This policy has the large model write the first ${plural(parameters.first_n, "step")}.`;
     if (policyName === "coin") return "The coin fell on the large model.";

@@ -78,8 +78,8 @@ export class RunView {
     if (this.kinds === String(kinds)) return;
     this.kinds = String(kinds);
     this.authors.replaceChildren(...kinds.map((kind) => {
-      const [authors, anew, words] = LEGEND[kind];
-      return h("span", {}, badge(authors, anew), words);
+      const [authors, rewritten, words] = LEGEND[kind];
+      return h("span", {}, badge(authors, rewritten), words);
     }));
   }
 
@@ -138,7 +138,7 @@ export class RunView {
 const LEGEND = {
   small: [["small"], false, "written by the small model"],
   large: [["large"], false, "by the large model"],
-  rewritten: [["large"], true, "drafted by the small model, rejected, and written anew by the large one"],
+  rewritten: [["large"], true, "drafted by the small model, rejected, and written by the large one"],
   both: [["small", "large"], false, "by both, in turn"],
   policy: [["policy"], false, "put in by the policy"],
 };

@@ -143,12 +143,12 @@ export function writtenBy(row) {
   return rewritten(row) ? "rewritten" : first.author;
 }
 
-export function badge(authors, anew = false) {
+export function badge(authors, isRewritten = false) {
   const letters = Object.keys(LETTERS).filter((author) => authors.includes(author)).map((author) => LETTERS[author]);
-  const names = anew ? "drafted by the small model, rewritten by the large model" : `by the ${authors.map((author) => NAMES[author]).join(" and the ")}`;
-  const kind = anew ? "rewritten" : authors.length > 1 ? "both" : authors[0] ?? "small";
+  const names = isRewritten ? "drafted by the small model, rewritten by the large model" : `by the ${authors.map((author) => NAMES[author]).join(" and the ")}`;
+  const kind = isRewritten ? "rewritten" : authors.length > 1 ? "both" : authors[0] ?? "small";
   return h("span", { class: `badge ${kind}`, role: "img", "aria-label": names, title: names },
-    anew ? [h("s", {}, "S"), "L"] : letters.join(""));
+    isRewritten ? [h("s", {}, "S"), "L"] : letters.join(""));
 }
 
 /** A score from 0 to 9 on a bar, with a mark where the threshold is. */

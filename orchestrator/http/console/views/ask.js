@@ -80,7 +80,7 @@ export class AskView {
   /** On a first visit, ask the first question at once, so that there is something to see. */
   async welcome() {
     localStorage.setItem("baton.visited", "yes");
-    this.ask(h("p", { class: "note" }, "Two language models, a small and a large one, write one line of thought, step by step. A policy decides who writes what; below each step stands why. This sample question was asked for you just now: ask your own above."));
+    this.ask(h("p", { class: "note" }, "Two language models, a small and a large one, write one line of thought, step by step. A policy decides who writes what; below each step is the reason. This sample question was just sent for you: ask your own above."));
   }
 
   /** The page was loaded again during an answer: show its record. */
