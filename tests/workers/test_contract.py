@@ -30,6 +30,7 @@ from orchestrator.types import (
     Transcript,
 )
 from orchestrator.worker import Call, Delta, Worker
+from tests.orchestrator.waiting import until
 from tests.workers.conftest import chain_checkpoint, vllm_checkpoint
 from tests.workers.remote.vllm_like import MODEL, VllmLike, serving
 from tests.workers.replica.handles import Handle
@@ -545,14 +546,6 @@ async def test_a_thought_goes_on_behind_a_forced_close_and_is_answered(naming: S
         assert whole.usage.prompt == before.usage.prompt + 2
 
 
-async def gone(subject: Subject) -> bool:
-    for _ in range(200):
-        if subject.live() == 0:
-            return True
-        await asyncio.sleep(0.01)
-    return False
-
-
 @pytest.mark.asyncio
 async def test_closing_a_stream_frees_its_row(subject: Subject) -> None:
     needs(subject, "slow")  # enough for its work to be seen
@@ -560,7 +553,7 @@ async def test_closing_a_stream_frees_its_row(subject: Subject) -> None:
     await anext(stream)
     assert subject.live() == 1
     await stream.aclose()  # type: ignore[attr-defined]
-    assert await gone(subject)
+    await until(lambda: subject.live() == 0)
 
 
 @pytest.mark.asyncio
@@ -570,7 +563,7 @@ async def test_cancelling_a_call_frees_its_row(subject: Subject) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await gone(subject)
+    await until(lambda: subject.live() == 0)
     await run(subject.worker, StopCriteria(2))
 
 
