@@ -41,9 +41,9 @@ class ReplicaRouter(ConsistentHashRouter):  # type: ignore[misc]
         return sorted(ranked, key=lambda replica: replica.unique_id in self.avoided)
 
     async def _choose_replica_for_request(self, pending_request: Any, **more: Any) -> Any:
-        routers.note_taker(pending_request.metadata, None)  # a full replica may have refused it
+        pending_request.metadata.replica = None  # see `routers.taker`; a full one may have refused
         replica = await super()._choose_replica_for_request(pending_request, **more)
-        routers.note_taker(pending_request.metadata, replica.replica_id.unique_id)
+        pending_request.metadata.replica = replica.replica_id.unique_id
         return replica
 
     @property

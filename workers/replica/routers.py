@@ -24,14 +24,10 @@ def avoid_others(deployment: str, answering: Collection[str]) -> bool:
     return silent
 
 
-def note_taker(metadata: Any, replica: str | None) -> None:
-    """Record the replica that a call was sent to, in Serve's metadata of the call.
-
-    Serve itself learns only from the answer whether a unary call was accepted.
-    """
-    metadata.replica = replica
-
-
 def taker(response: Any) -> str | None:
-    """Return the tag of the replica that took a handle's call; None while it waits for one."""
+    """Return the tag of the replica that took a handle's call; None while it waits for one.
+
+    `ReplicaRouter` records it in Serve's metadata of the call, since Serve itself learns only from
+    the answer whether a unary call was accepted.
+    """
     return getattr(response._request_metadata, "replica", None)

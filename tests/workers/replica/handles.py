@@ -11,7 +11,6 @@ from typing import Any
 from orchestrator.types import Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
 from tests.workers.scripted import Scripted
-from workers.replica.routers import note_taker
 from workers.replica.server import ReplicaServer, ReplicaStatus
 
 THOUGHT = "One and two and three.\n\nFour and five.\n\n"
@@ -58,10 +57,8 @@ class Stream:
 
 
 def taken_by(replica: str | None) -> Any:
-    """What Serve knows of a call that was sent to this replica; None: that waits for one."""
-    metadata = SimpleNamespace()
-    note_taker(metadata, replica)
-    return metadata
+    """Serve's metadata of a call that a replica took; None: of one that waits."""
+    return SimpleNamespace(replica=replica)
 
 
 def tag(replica: ReplicaServer) -> str:
