@@ -49,5 +49,5 @@ def _number(file: Path, config: dict[str, Any], name: str, absent: float) -> flo
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{file}: {name} must be a number, not {type(value).__name__}")
     if not 0 <= value < math.inf:
-        raise ConfigError(f"{file}: {name} must not be negative, and finite, not {value:g}")
+        raise ConfigError(f"{file}: {name} must be finite and at least 0, not {value:g}")
     return value

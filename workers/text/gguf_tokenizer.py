@@ -93,7 +93,7 @@ def _encode_as_trained(tokenizer: Any, file: Path) -> None:
         )
     elif name != "gpt-2" and name not in GGUF_PRE_TOKENIZER_SPLITS:
         known = ", ".join(sorted({*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2", "smollm"}))
-        raise ConfigError(f"{file}: tokenizer.ggml.pre is {name}, which is not known; {known} are")
+        raise ConfigError(f"{file}: tokenizer.ggml.pre must be one of {known}, not {name}")
 
 
 def _drop_padding(file: Path) -> None:

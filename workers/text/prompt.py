@@ -68,13 +68,13 @@ class _Form(NamedTuple):
 
     Attributes:
         length: the number of messages.
-        number: index of the arrangement in which the template shows them all.
+        arrangement: index of the first arrangement in which the template shows them all.
         tail: the markup at the end of its output, if no text changes that.
         has_switch: whether the template can switch the thought off; False if a thought is wanted.
     """
 
     length: int
-    number: int
+    arrangement: int
     tail: str
     has_switch: bool
 
@@ -262,7 +262,7 @@ class PromptRenderer:
         if _has_tools(messages):
             raise Unsupported("tools, which a chat server is not sent")
         form = self._form(_shape(messages), self.tokenizer.thinks, None)
-        return arrangements(messages)[form.number]
+        return arrangements(messages)[form.arrangement]
 
     def before_assistant(self, messages: Sequence[Message]) -> str:
         """Return the text of a `conversation` up to the reply's content."""
@@ -288,7 +288,7 @@ class PromptRenderer:
             tools, messages = self._with_tools(messages)
             form, markup = self._find_form, self.tokenizer.encode_markup
         found = form(_shape(messages), thinking, tools)
-        text = self._written(arrangements(messages)[found.number], thinking, tools)
+        text = self._written(arrangements(messages)[found.arrangement], thinking, tools)
         if thinking and self._is_switched_off(text, found):
             return self._render_prompt(given, False, owner, today)
         ids = self._encode(text, self.tokenizer.encode_uncached, markup)
@@ -368,10 +368,10 @@ class PromptRenderer:
     def _render_side(self, turns: tuple[Message, ...]) -> tuple[int, ...]:
         """Return the ids after the assistant's turn of [user, assistant, *turns]."""
         shape = _shape(turns)
-        if missing := [one for one in shape if twins(one.content) not in self._after_answer(shape)]:
-            raise InvalidRequest(
-                f"this model's chat template ignores turn {shape.index(missing[0])}"
-            )
+        shown = self._after_answer(shape)
+        for i, turn in enumerate(shape):
+            if twins(turn.content) not in shown:
+                raise InvalidRequest(f"this model's chat template ignores turn {i}")
         text = self._after_answer(turns)
         family, tail, ended = self.tokenizer.format, _tail(text), ""
         if family is not None and family.opens(tail):

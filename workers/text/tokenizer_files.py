@@ -56,10 +56,10 @@ def load_tokenizer(
         return _load(folder, model, thinking)
     if found := [name for name in SENTENCEPIECE if (folder / name).is_file()]:
         raise ConfigError(
-            f"{model} has {found[0]} and no tokenizer.json, and what transformers makes of that "
-            "encodes white space otherwise than the model was trained with: put the tokenizer.json "
-            "of the same checkpoint beside it (most are on the Hugging Face hub), or name a GGUF "
-            "file of the checkpoint"
+            f"{model} has {found[0]} and no tokenizer.json, and transformers would convert it to a "
+            "tokenizer that encodes white space differently from the training: put the "
+            "tokenizer.json of the same checkpoint beside it (most are on the Hugging Face hub), "
+            "or name a GGUF file of the checkpoint"
         )
     if convert is not None:
         with TemporaryDirectory() as converted:
@@ -80,10 +80,8 @@ def _load(folder: Path, model: str | Path, thinking: ThinkingFormat | str) -> To
     except Exception as error:  # the library raises nothing more specific
         raise ConfigError(f"{file} cannot be read: {first_line(error)}") from error
     try:
-        config, special_map = (
-            read_object(folder / name)
-            for name in ("tokenizer_config.json", "special_tokens_map.json")
-        )
+        config = read_object(folder / "tokenizer_config.json")
+        special_map = read_object(folder / "special_tokens_map.json")
         # As transformers does: with a table of added tokens in the config, the map is not read.
         named = config if "added_tokens_decoder" in config else config | special_map
         special_tokens = _special_tokens(named)
