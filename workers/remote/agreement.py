@@ -64,8 +64,8 @@ class Agreement:
         if not self._spelled and not self._ended:
             raise Gap("ids")
         raise Foreign(
-            "the tokenizer is not the served model's: the server's ids of tokens spell another "
-            "text than the one that it sends beside them; name the served model's as `tokenizer`"
+            "the tokenizer is not the served model's: the server's token ids spell another text "
+            "than the one it sends; name the served model's as `tokenizer`"
         )
 
     @cached_property

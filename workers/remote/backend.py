@@ -103,7 +103,7 @@ class RemoteBackend:
                 if (finish := text.resume()) is not None:
                     segment = text.segment(finish)
                     spent.append(Usage(len(prompt.ids), generated=len(segment.tokens)))
-                    yield Generation(segment, _in_all(spent))
+                    yield Generation(segment, _total(spent))
                     return
                 async with aclosing(self._attempt(prompt, wanted, gap)) as items:
                     async for item in items:
@@ -115,11 +115,11 @@ class RemoteBackend:
                         generation, inside = item
                         spent.append(generation.usage)
                         if not inside:
-                            yield replace(generation, usage=_in_all(spent))
+                            yield replace(generation, usage=_total(spent))
                             return
             except Gap as found:  # continue the text without these
                 if gap is None:
-                    self._seen(found.what)
+                    self._record_gap(found.what)
                 gap = found.what
             except (WorkerUnavailable, Overloaded) as error:
                 await retries.backoff(error)
@@ -169,7 +169,7 @@ class RemoteBackend:
         with checked_answer(self.server.name):
             usage = parser.usage(len(ids), shared=_shared(prompt, able))
         if gap is None and text.count:
-            self._seen(parser.missing)
+            self._record_gap(parser.missing)
         if before := len(text.before.tokens):  # these are not part of the caller's prompt
             read = usage.prompt - before
             cached = min(usage.cached, read)
@@ -326,12 +326,12 @@ class RemoteBackend:
             self._capabilities = await asyncio.shield(probing)
         return self._capabilities
 
-    def _seen(self, missing: Missing) -> None:
+    def _record_gap(self, missing: Missing) -> None:
         """Record what a stream lacked of what the probe saw."""
         known = self._capabilities
         if known is not None and known.lacking(missing) == known:
             missing = None  # the probe found this already
-        if self._gaps.seen(missing):
+        if self._gaps.record(missing):
             name = self.server.name
             if missing is None:
                 log.warning("%s sends ids and log-probabilities of all tokens again", name)
@@ -379,7 +379,7 @@ def _shared(prompt: Prompt, able: ServerCapabilities) -> bool:
     return bool(prompt.call.owner) and not able.dialect.salts
 
 
-def _in_all(spent: Sequence[Usage]) -> Usage:
+def _total(spent: Sequence[Usage]) -> Usage:
     """Sum the cost of attempts that continued one another; prompt and cache are the first one's."""
     passes = sum(one.passes for one in spent)
     return replace(spent[0], generated=spent[-1].generated, passes=passes)

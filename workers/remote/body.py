@@ -86,8 +86,8 @@ async def _pieces(response: httpx.Response, most: int) -> AsyncGenerator[bytes, 
     coding = response.headers.get("content-encoding", "").strip().lower()
     if _COMPRESSED.search(coding):
         raise WorkerUnavailable(
-            f"expected an answer as it is, got one with content-encoding {coding[:20]!r}, which "
-            "nothing asked for: switch it off in the server or the proxy before it"
+            f"expected an uncompressed answer, got content-encoding {coding[:20]!r}: switch it off "
+            "in the server or the proxy before it"
         )
     size = 0
     async for piece in response.aiter_raw():

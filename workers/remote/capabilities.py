@@ -92,7 +92,7 @@ class Gaps:
         self._other: Missing = None
         self._times = 0
 
-    def seen(self, missing: Missing) -> bool:
+    def record(self, missing: Missing) -> bool:
         """Record what a stream lacked; return whether `missing` changes by it."""
         if missing == self.missing:
             self._times = 0

@@ -219,8 +219,8 @@ class _Trial:
                 return text
             seen.add(text)
         raise Unsupported(
-            "the model's server writes other texts each time at temperature 0, so it samples by "
-            "its own settings; start it again, or serve the model by another server"
+            "the model's server writes a different text each time at temperature 0, so it samples "
+            "by its own settings; restart it, or serve the model by another server"
         )
 
     async def _stops(self, greedy: str) -> bool:

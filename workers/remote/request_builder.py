@@ -69,13 +69,13 @@ class RequestBuilder:
             Message("assistant", written.removeprefix(before)),
             *turns,
         ]
-        going_on = not turns or bool(lead_in)
+        continues = not turns or bool(lead_in)
         if turns and lead_in:
             messages.append(Message("assistant", lead_in))
         return {
             "messages": [
                 {"role": message.role, "content": message.content} for message in messages
             ],
-            "continue_final_message": going_on,
-            "add_generation_prompt": not going_on,
+            "continue_final_message": continues,
+            "add_generation_prompt": not continues,
         }

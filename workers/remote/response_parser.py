@@ -63,16 +63,16 @@ class ResponseParser:
             return False
         if self.reason and (chunk.text or chunk.tokens):
             raise Contradiction("text came after the server had ended it")
-        going_on, found = not (self.reason or chunk.finish), self.finish
+        unended, found = not (self.reason or chunk.finish), self.finish
         self.reason = self.reason or chunk.finish
         if found is None:
             self.finish = self.push(chunk)
             if self.finish is None:
                 return self.reason is not None
-            return going_on and not self._able.dialect.token_a_chunk
-        if not going_on:
+            return unended and not self._able.dialect.token_a_chunk
+        if not unended:
             self._ended_unasked(chunk, found)
-        return going_on
+        return unended
 
     def usage(self, prompt: int, *, shared: bool) -> Usage:
         """Return the stream's cost, for a prompt of `prompt` ids; `shared` as for `protocol.usage`.

@@ -145,7 +145,7 @@ class OpenAI:
         rows, given = logprob_rows(choice), choice.get("token_ids")
         made = token_id(given[-1]) if given else vocabulary.id(rows.names[at])
         if made is None:
-            raise ValueError("a token made without a name that the tokenizer has")
+            raise ValueError("the tokenizer does not have the token that was made")
         own = logprob_of(rows.values[at])
         return Token(made, own, {made: own} | vocabulary.logprobs(rows.tops[at]))
 
