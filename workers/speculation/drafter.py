@@ -236,12 +236,12 @@ class ConfidentExpander(TreeExpander):
 
     def __init__(self, rows: Sequence[Row], threshold: float) -> None:
         self.rows, self.threshold = rows, threshold
-        self.goes_on = [True] * len(rows)
+        self.drafting = [True] * len(rows)
 
     def __call__(
         self, level: int, logits: Tensor, parent_index: list[list[int]]
     ) -> tuple[list[list[Child]], Tensor | None]:
-        active = [i for i, goes_on in enumerate(self.goes_on) if goes_on]
+        active = [i for i, drafting in enumerate(self.drafting) if drafting]
         if len(active) < len(self.rows):
             logits = logits[active]
         chosen = [self.rows[i] for i in active]
@@ -252,7 +252,7 @@ class ConfidentExpander(TreeExpander):
             children[i] = drawn[k]
             may_end, (_, token) = self.rows[i].may_end, drawn[k][0]
             ends = may_end is not None and may_end(token)
-            self.goes_on[i] = tops[k] >= self.threshold and not ends
+            self.drafting[i] = tops[k] >= self.threshold and not ends
         if probs is not None and len(active) < len(self.rows):
             padded = probs.new_zeros(len(self.rows), *probs.shape[1:])
             padded[active] = probs
@@ -260,7 +260,7 @@ class ConfidentExpander(TreeExpander):
         return children, probs
 
     def ended(self) -> bool:
-        return not any(self.goes_on)
+        return not any(self.drafting)
 
 
 def confidences(logits: Tensor, probs: Tensor | None) -> list[float]:

@@ -29,7 +29,7 @@ probabilities there and the drafted tokens."""
 
 
 def residual(target: Any, draft: Any) -> Any:
-    """Return norm([target - draft]+), or the target if nothing is left and so nothing is rejected."""
+    """Return norm([target - draft]+), or the target if nothing is left (then no rejection)."""
     rest = (target - draft).clip(min=0)
     mass = rest.sum()
     return rest / mass if mass > 1e-12 else target
