@@ -140,7 +140,7 @@ async def test_sampling_is_seen_as_requests_ask_for_it(
 async def test_a_server_that_samples_greedy_requests_is_refused(local: EngineWorker) -> None:
     with (
         served(local, replace(BATCHING, samples="always")) as worker,
-        pytest.raises(Unsupported, match="other texts each time at temperature 0"),
+        pytest.raises(Unsupported, match="a different text each time at temperature 0"),
     ):
         await worker.backend.capabilities()
 
