@@ -364,6 +364,7 @@ class Usage:
     cached: int = 0  # of these, found in the worker's cache
     generated: int = 0
     passes: int = 0  # forward passes of the worker's model that served this call
+    adopted: int = 0  # of the generated tokens, those that had been run ahead
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class ResponseAccumulator:
         self._given_up: Counter[str] = Counter()  # of these
         self._accepted = self._rejected = self._scored = self._judged = 0
         self._prompts: dict[str, Usage] = {}  # by worker: of the first call, which has no thought
-        self._prefill = self._cached = self._passes = 0
+        self._prefill = self._cached = self._passes = self._adopted = 0
         self._ms = {"small": 0.0, "large": 0.0, "classify": 0.0}
         self._scoring_ms = 0.0  # of passes that the answer's form asked for, not the policy
 
@@ -224,6 +224,7 @@ class ResponseAccumulator:
             discarded_tokens=unused,
             judge_calls=self._judged,
             large_passes=self._passes,
+            adopted_tokens=self._adopted,
             prompt_tokens=self.prompt.prompt,
             prefill_tokens=self._prefill,
             cached_tokens=self._cached,
@@ -259,6 +260,7 @@ class ResponseAccumulator:
             return
         worker, transcript, tokens = action.worker, action.transcript, len(made.segment.tokens)
         self._generated[worker] += max(tokens, made.usage.generated)
+        self._adopted += made.usage.adopted
         if isinstance(action, Generate):
             self._drafted[worker] += tokens
         if made.provenance is not None:

@@ -164,12 +164,16 @@ async def generated(
 
 def _joined(first: Generation, rest: Generation) -> Generation:
     """Join the generations of two calls."""
-    begin, end, usage = first.segment, rest.segment, first.usage
-    generated, passes = usage.generated + rest.usage.generated, usage.passes + rest.usage.passes
+    begin, end, usage, more = first.segment, rest.segment, first.usage, rest.usage
     return replace(
         first,
         segment=begin + end,
-        usage=replace(usage, generated=generated, passes=passes),
+        usage=replace(
+            usage,
+            generated=usage.generated + more.generated,
+            passes=usage.passes + more.passes,
+            adopted=usage.adopted + more.adopted,
+        ),
         ms=first.ms + rest.ms,
         provenance=joined_provenance(begin, first.provenance, end, rest.provenance),
     )

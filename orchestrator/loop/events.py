@@ -60,6 +60,7 @@ class Metrics:
 
     `acceptance_rate`: accepted drafts over judged drafts; None if there were none.
     `large_passes`: forward passes of the large worker's model that served this request.
+    `adopted_tokens`: generated tokens that a model had run ahead; dropped ones are in no count.
     """
 
     small_tokens: int = 0
@@ -67,6 +68,7 @@ class Metrics:
     discarded_tokens: int = 0
     judge_calls: int = 0
     large_passes: int = 0
+    adopted_tokens: int = 0
     prompt_tokens: int = 0
     prefill_tokens: int = 0  # prompt tokens computed, over all calls and workers
     cached_tokens: int = 0  # prompt tokens found in a cache, over all calls and workers

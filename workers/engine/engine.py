@@ -400,7 +400,9 @@ class Engine:
         finally:  # tokens after the end are drafts that came to nothing
             made = request.generated - before
             self._counts["generated_tokens"] += made
-            self._counts["adopted_tokens"] += made if adopted else 0
+            if adopted:
+                self._counts["adopted_tokens"] += made
+                request.adopted = made
         if finish is not None:
             self._end(request, finish, rounds)
         if delta is not None:

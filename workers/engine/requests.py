@@ -121,13 +121,14 @@ class EngineRequest:
     cached: int = 0
     generated: int = 0
     passes: int = 0
+    adopted: int = 0
 
     def __post_init__(self) -> None:
         self.prompt = len(self.ids)
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.prompt, self.cached, self.generated, self.passes)
+        return Usage(self.prompt, self.cached, self.generated, self.passes, self.adopted)
 
     def take(self, result: ModelOutput) -> None:
         """Reduce the next of the logits that are wanted: those of a chunk of the prompt.

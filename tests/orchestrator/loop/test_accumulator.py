@@ -74,6 +74,19 @@ def test_choices_that_are_given_up_stay_in_the_totals() -> None:
         assert (after.large_tokens, after.discarded_tokens) == (4, 4)
 
 
+def test_tokens_that_were_run_ahead_are_counted_once_adopted() -> None:
+    ahead = Usage(10, 10, generated=5, adopted=4)
+    steps = (
+        (Generate("small", TRANSCRIPT, CRITERIA), made("small", 5, ahead)),
+        (
+            Write("large", TRANSCRIPT, CRITERIA),
+            made("large", 3, Usage(10, 10, generated=3, adopted=1)),
+        ),
+    )
+    metrics = totals(*steps)
+    assert (metrics.small_tokens, metrics.large_tokens, metrics.adopted_tokens) == (5, 3, 5)
+
+
 def test_a_request() -> None:
     draft, rewrite = made("small", 5), made("large", 3)
     digits = Classification(("0",), (1.0,), 0.0, Usage(20, 15, 0, 1))

@@ -114,7 +114,7 @@ async def test_an_adopted_step_makes_no_pass(ahead: EngineWorker, method: str) -
     second = await run(ahead, behind(call, first.segment), StopCriteria(5))
     after = ahead.stats()
     assert second.usage.cached == second.usage.prompt
-    assert (second.usage.generated, second.usage.passes) == (5, 0)
+    assert (second.usage.generated, second.usage.passes, second.usage.adopted) == (5, 0, 5)
     assert after["adopted_tokens"] - before["adopted_tokens"] == 5
     assert after["generated_tokens"] - before["generated_tokens"] == 5
 
