@@ -21,7 +21,7 @@ _SERVED = ("spec", "serveConfigV2")
 _GRACE_S = 30  # Kubernetes' default
 _DELAY_S = 60  # KubeRay's default
 _HARD_STOP = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
-_HARD_STOP_S = 120  # Ray's default
+_HARD_STOP_S = "120"  # Ray's default
 _RAY_IN_TAG = re.compile(r"ray[-:]?v?(\d+\.\d+\.\d+)")
 
 
@@ -231,9 +231,12 @@ def _haproxy(service: Document, drain: float) -> Iterator[Finding]:
             message = "RAY_SERVE_ENABLE_HA_PROXY is set in other pods: all or none"
             yield service.finding((*path, "env"), message)
         elif has:
-            stop = float(_value(variables, _HARD_STOP) or _HARD_STOP_S)
-            if stop < drain:
-                message = f"{_HARD_STOP}: {stop:g} s would cut answers that may take {drain:g} s "
+            stop = _value(variables, _HARD_STOP) or _HARD_STOP_S
+            if not stop.isdecimal():
+                message = f"{_HARD_STOP}: {stop!r} must be a whole number of seconds"
+                yield service.finding((*path, "env"), message)
+            elif int(stop) < drain:
+                message = f"{_HARD_STOP}: {stop} s would cut answers that may take {drain:g} s "
                 yield service.finding((*path, "env"), f"{message}when a replica comes or goes")
 
 

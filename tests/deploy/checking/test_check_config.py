@@ -244,6 +244,9 @@ MISTAKES: list[Mistake] = [
      "{name: model, mountPath: /models}", "volumeMounts.2.name: there is no volume 'model'"),
     (GPU, BASE, *HAPROXY, "headGroupSpec.template.spec.containers.0.env: "
      "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S: 120 s would cut answers that may take 600 s"),
+    (GPU, BASE, HAPROXY[0], HAPROXY[1]
+     + "\n                - {name: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S, value: 11m}",
+     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S: '11m' must be a whole number of seconds"),
     (GPU, BASE, *HAPROXY, "workerGroupSpecs.0.template.spec.containers.0.env: "
      "RAY_SERVE_ENABLE_HA_PROXY is set in other pods"),
     # What is reached for against the NetworkPolicies.
