@@ -107,7 +107,15 @@ class Calibrator:
 
     async def point(self, candidate: Candidate, value: float) -> Point:
         """Return a candidate's results on the questions."""
-        return self._point(value, await self._judged(candidate))
+        rows = await self._judged(candidate)
+        large = sum(row.answer.metrics.large_tokens for row in rows)
+        known = [row.right for row in rows if row.right is not None]
+        return Point(
+            value,
+            large / self._large_tokens if self._large_tokens else 0.0,
+            mean([row.agrees for row in rows]),
+            mean(known) if known else None,
+        )
 
     async def judge(self, params: Mapping[str, Any] = MappingProxyType({})) -> JudgeCalibration:
         """Judge the small model's steps by every scoring that the pair supports.
@@ -207,16 +215,6 @@ class Calibrator:
             right = await self._grader.right(answer.text, problem) if known else None
             rows.append(Answered(answer, agrees, right))
         return rows
-
-    def _point(self, value: float, rows: Sequence[Answered]) -> Point:
-        large = sum(row.answer.metrics.large_tokens for row in rows)
-        known = [row.right for row in rows if row.right is not None]
-        return Point(
-            value,
-            large / self._large_tokens if self._large_tokens else 0.0,
-            mean([row.agrees for row in rows]),
-            mean(known) if known else None,
-        )
 
 
 def _curve(answers: Sequence[JudgedAnswer]) -> tuple[float, float] | None:

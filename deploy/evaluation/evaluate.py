@@ -180,19 +180,17 @@ async def _ask(problem: Problem, candidate: Candidate, ask: Ask) -> EvaluationRe
     Raises:
         InvalidRequest: the policy or its parameters are wrong.
     """
-    began = perf_counter()
+    began, answer, transient = perf_counter(), EvaluatedAnswer(""), False
+    error: str | None = None
     try:
         answer = await ask(problem.question, candidate)
-    except InvalidRequest as error:
-        if error.code != "context_length_exceeded":
+    except InvalidRequest as refusal:
+        if refusal.code != "context_length_exceeded":
             raise
-        return EvaluationResult(
-            False, (perf_counter() - began) * 1000, EvaluatedAnswer(""), error.message
-        )
-    except BatonError as error:
-        ms = (perf_counter() - began) * 1000
-        return EvaluationResult(False, ms, EvaluatedAnswer(""), str(error), transient=True)
-    return EvaluationResult(False, (perf_counter() - began) * 1000, answer)
+        error = refusal.message
+    except BatonError as failure:
+        error, transient = str(failure), True
+    return EvaluationResult(False, (perf_counter() - began) * 1000, answer, error, transient)
 
 
 async def _graded(result: EvaluationResult, problem: Problem, grade: Grade) -> EvaluationResult:

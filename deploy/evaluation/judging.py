@@ -79,7 +79,8 @@ def report(scoring: str, answers: Sequence[JudgedAnswer]) -> JudgeReport:
     scores = [score for answer in judged for score in answer.scores]
     auc = low = high = None
     if good and others:
-        auc = _auc(good, others)
+        won = sum((g > o) + 0.5 * (g == o) for g in good for o in others)
+        auc = won / (len(good) * len(others))
         q1, q2 = auc / (2 - auc), 2 * auc * auc / (1 + auc)
         variance = auc * (1 - auc) + (len(good) - 1) * (q1 - auc**2)
         variance += (len(others) - 1) * (q2 - auc**2)
@@ -167,8 +168,3 @@ def _logistic(rows: Sequence[tuple[float, bool]]) -> tuple[float, float]:
             step /= 2
         at = at - step
     return float(at[0]), float(at[1])
-
-
-def _auc(good: Sequence[float], others: Sequence[float]) -> float:
-    won = sum((g > o) + 0.5 * (g == o) for g in good for o in others)
-    return won / (len(good) * len(others))

@@ -54,14 +54,6 @@ class _Refusal(NamedTuple):
     turn_s: float  # between two requests that find a place
 
 
-def _end(key: bytes, refusal: _Refusal, now: float) -> float:
-    return refusal.until
-
-
-def _due(key: bytes, turn: float, now: float) -> float:
-    return turn
-
-
 class RecentRefusals:
     """The latest refusal of each key, by its digest; `clock` in seconds, `chance` spreads retries
     once all turns are given."""
@@ -71,9 +63,12 @@ class RecentRefusals:
     ) -> None:
         self._salt, self._clock = secrets.token_bytes(16), clock
         self._chance = chance or random.Random()
-        self._refusals: TLRUCache[bytes, _Refusal] = TLRUCache(KEYS, _end, clock)
+        self._refusals: TLRUCache[bytes, _Refusal] = TLRUCache(
+            KEYS, lambda _, refusal, __: refusal.until, clock
+        )
         self._paces: LRUCache[bytes, float] = LRUCache(KEYS)  # seconds from one turn to the next
-        self._turns: TLRUCache[bytes, float] = TLRUCache(KEYS, _due, clock)  # the last one given
+        self._turns: TLRUCache[bytes, float] = TLRUCache(KEYS, lambda _, turn, __: turn, clock)
+        """By key: the last turn that was given."""
 
     def note(
         self, scope: Scope, body: Sequence[Message], status: int, answered: Headers

@@ -280,12 +280,9 @@ class Executor:
             text, seed = self._drawn[action.worker]
             if action.transcript.continues(text):
                 return seed
-        return self._next_seed()
-
-    def _next_seed(self) -> int:
         self._calls += 1
-        text = f"{self._seed}:{self._calls}".encode()
-        return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 11  # fits a double
+        name = f"{self._seed}:{self._calls}".encode()
+        return int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 11  # fits a double
 
     def _sampling_of(self, seed: int) -> Sampling:
         sampling = self._request.sampling
