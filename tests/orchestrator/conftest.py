@@ -32,7 +32,7 @@ async def opened(request: pytest.FixtureRequest, redis: RedisServer) -> AsyncIte
     stores: list[RedisStore] = []
 
     def another() -> Store:
-        stores.append(RedisStore(redis.url))
+        stores.append(RedisStore(redis.url, timeout_s=60))
         return stores[-1]
 
     yield another

@@ -295,7 +295,7 @@ async def test_a_user_with_rights_for_the_prefix_alone(redis: RedisServer) -> No
             await shut.state()
         assert "s3cret" not in str(info.value)
         await shut.aclose()
-    store = RedisStore(url, password="s3cret")
+    store = RedisStore(url, password="s3cret", timeout_s=60)
     made = await store.commit(
         create={"d": b"x"}, update=[PointerUpdate("p", None, b"y")], audit=b"z"
     )
@@ -307,14 +307,15 @@ async def test_a_user_with_rights_for_the_prefix_alone(redis: RedisServer) -> No
     assert [entry.event for entry in await store.newest("s", 1)] == [b"1"]
     assert await store.get("v") == b"x"
     await store.aclose()
-    elsewhere = RedisStore(url, password="s3cret", prefix="others:")
+    elsewhere = RedisStore(url, password="s3cret", prefix="others:", timeout_s=60)
     with pytest.raises(StoreUnavailable, match=r"(?i)no permission"):
         await elsewhere.state()
     await elsewhere.aclose()
 
 
 async def test_prefixes_keep_deployments_apart(redis: RedisServer) -> None:
-    one, other = RedisStore(redis.url), RedisStore(redis.url, prefix="staging:")
+    one = RedisStore(redis.url, timeout_s=60)
+    other = RedisStore(redis.url, prefix="staging:", timeout_s=60)
     await one.commit(create={"d": b"x"}, update=[PointerUpdate("p", None, b"y")], audit=b"")
     await one.put("v", b"x", ttl_s=9)
     assert await other.state() == StoreState()
