@@ -19,6 +19,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
+from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import resolve
@@ -28,7 +29,7 @@ from workers.text.generation_config import sampling_defaults
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
 from workers.vllm import is_lossy
-from workers.vllm.arguments import check_engine_args, check_speculation
+from workers.vllm.arguments import capture_sizes, check_engine_args, check_speculation
 from workers.vllm.backend import Capacity, VllmBackend
 from workers.vllm.counter import EngineCounter
 from workers.vllm.lifeline import announce
@@ -82,15 +83,14 @@ def load(model: str | Path, **options: Unpack[VllmOptions]) -> EngineWorker[Vllm
     """
     check_version(vllm_version)
     chosen: VllmOptions = {**VLLM, **options}
-    rows, method = chosen["rows"], dict(chosen["speculation"] or {})
-    device, threads = chosen["device"], chosen["threads"]
+    rows, device, threads = chosen["rows"], chosen["device"], chosen["threads"]
     extra = check_engine_args(chosen["engine_args"])
-    check_speculation(method)
+    speculation = check_speculation(chosen["speculation"])
     path = str(resolve(model))
     tokenizer = load_tokenizer(path, chosen["thinking"])
     sampling = sampling_defaults(path)
     _prepare_environment(device)
-    arguments = _engine_arguments(path, chosen)
+    arguments = _engine_arguments(path, chosen, speculation)
     output = EngineOutput()
     try:
         with _threads(device, threads):
@@ -114,6 +114,12 @@ def load(model: str | Path, **options: Unpack[VllmOptions]) -> EngineWorker[Vllm
                 log_requests=False,
                 stat_loggers=[lambda *_: counter],
             )
+        # vLLM's own metrics, which nothing serves here, are counted before each output is read.
+        engine.logger_manager.stat_loggers = [
+            one
+            for one in engine.logger_manager.stat_loggers
+            if not isinstance(one, PrometheusStatLogger)
+        ]
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         summary = _summary(error)
         if "root cause above" in summary:
@@ -122,8 +128,7 @@ def load(model: str | Path, **options: Unpack[VllmOptions]) -> EngineWorker[Vllm
     tokens = (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size
     vocabulary = config.model_config.get_vocab_size()
     ends = tokenizer.ends | _stop_token_ids(config.model_config, tokenizer)
-    is_plain = method.get("method", "vanilla") == "vanilla"
-    run_ahead = chosen["run_ahead"] if is_plain else 0
+    run_ahead = 0 if speculation else chosen["run_ahead"]
     backend = VllmBackend(
         engine,
         PromptRenderer(tokenizer, vocabulary),
@@ -131,12 +136,14 @@ def load(model: str | Path, **options: Unpack[VllmOptions]) -> EngineWorker[Vllm
         Capacity(rows, chosen["queue"], tokens, context, run_ahead),
         counter,
         sampling=sampling,
-        lossy=is_lossy(method),
+        lossy=is_lossy(speculation),
     )
     return EngineWorker(backend)
 
 
-def _engine_arguments(path: str, options: VllmOptions) -> dict[str, Any]:
+def _engine_arguments(
+    path: str, options: VllmOptions, speculation: Mapping[str, Any]
+) -> dict[str, Any]:
     """The fields of vLLM's `AsyncEngineArgs`, but for those that the deployment file names."""
     device, rows = options["device"], options["rows"]
     tensor, pipeline = options["tensor_parallel"], options["pipeline_parallel"]
@@ -163,8 +170,11 @@ def _engine_arguments(path: str, options: VllmOptions) -> dict[str, Any]:
     if device == "cpu":
         arguments |= {"block_size": CPU_BLOCK, "enforce_eager": True}
         arguments["max_num_batched_tokens"] = max(CPU_CHUNK, 16 * rows)
-    if (method := dict(options["speculation"] or {})) and method.get("method") != "vanilla":
-        arguments["speculative_config"] = method
+    else:
+        drafts = speculation.get("num_speculative_tokens") or 0
+        arguments |= capture_sizes(rows, drafts, options["engine_args"])
+    if speculation:
+        arguments["speculative_config"] = dict(speculation)
     return arguments
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from orchestrator.errors import ConfigError
-from workers.vllm.arguments import check_engine_args, check_speculation
+from workers.vllm.arguments import capture_sizes, check_engine_args, check_speculation
 from workers.vllm.loading import load
 
 
@@ -61,9 +62,59 @@ def test_parameters_of_speculation_are_checked(speculation: dict[str, Any], mess
 
 
 def test_speculation_that_vllm_takes() -> None:
-    check_speculation({})
-    check_speculation({"method": "vanilla"})
+    assert check_speculation(None) == check_speculation({}) == {}
+    assert check_speculation({"method": "vanilla"}) == {}
     check_speculation({"method": "mtp"})
     check_speculation(
         {"method": "eagle3", "model": "m", "num_speculative_tokens": 3, "attention_backend": "FA"}
     )
+
+
+def test_graphs_are_captured_for_what_is_decoded_and_what_is_read() -> None:
+    sizes = capture_sizes(32, 0, {})["cudagraph_capture_sizes"]
+    assert {1, 2, 4, 8, 16, 24, 32, 64, 128, 256, 512} <= set(sizes)
+    assert sizes == sorted(set(sizes))
+    assert all(b - a <= 128 for a, b in pairwise(sizes))
+    drafting = capture_sizes(6, 3, {})["cudagraph_capture_sizes"]
+    assert {4, 8, 16, 24} <= set(drafting)  # 1, 2, 4 and 6 streams of 4 tokens each
+    assert max(capture_sizes(256, 4, {})["cudagraph_capture_sizes"]) == 512
+
+
+@pytest.mark.parametrize(
+    "engine_args",
+    [
+        {"cudagraph_capture_sizes": [1, 2]},
+        {"max_cudagraph_capture_size": 64},
+        {"compilation_config": {"mode": 0}},
+        {"enforce_eager": True},
+    ],
+    ids=lambda one: next(iter(one)),
+)
+def test_a_deployment_file_decides_what_is_captured(engine_args: dict[str, Any]) -> None:
+    assert capture_sizes(32, 0, engine_args) == {}
+
+
+@pytest.mark.parametrize(
+    ("device", "engine_args", "sizes"),
+    [
+        ("cuda", {}, capture_sizes(8, 0, {})["cudagraph_capture_sizes"]),
+        ("cuda", {"cudagraph_capture_sizes": [1, 2]}, [1, 2]),
+        ("cpu", {}, None),
+    ],
+)
+def test_graphs_are_captured_on_gpus_alone(
+    device: str,
+    engine_args: dict[str, Any],
+    sizes: list[int] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+
+    def create(self: Any, _: Any) -> Any:
+        seen.append(self.cudagraph_capture_sizes)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("vllm.AsyncEngineArgs.create_engine_config", create)
+    with pytest.raises(ConfigError, match="enough"):
+        load("embedded:small", device=device, engine_args=engine_args)
+    assert seen == [sizes]
