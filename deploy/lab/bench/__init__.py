@@ -12,6 +12,7 @@ In reading order:
 - `tables`: the tables.
 - `weights`: perplexity and the time of a pass, by the type of the weights.
 - `calls`: workers side by side, by the time of a call.
+- `vllm_calls`: where the time of a call over vLLM goes, beside vLLM's own calls.
 - `instant`: workers that answer at once.
 - `round_trip`: a call to a replica beside Serve's own bare call.
 - `length`: the cost of a step and of a remote delta as a thought grows.

@@ -116,7 +116,7 @@ async def bench_streams(
             tell(f"{count} streams, {turn} of {repeats}")
             for name, worker in workers.items():
                 calls = [
-                    Call(f"bench-{count}-{turn}-{n}", _thought(worker, prefix, f"{turn}.{n}")[0])
+                    Call(f"bench-{count}-{turn}-{n}", thought(worker, prefix, f"{turn}.{n}")[0])
                     for n in range(count)
                 ]
                 await asyncio.gather(*(_generation(worker, call, 0) for call in calls))
@@ -137,7 +137,7 @@ async def bench_streams(
     ]
 
 
-def _thought(worker: Any, size: int, question: str) -> tuple[Transcript, Segment]:
+def thought(worker: Any, size: int, question: str) -> tuple[Transcript, Segment]:
     """A thought of about `size` tokens that no request has read before, and one more step of it."""
     transcript = Transcript((Message("user", f"Question {size}.{question}: what is 1 + 1?"),))
     length = number = 0
@@ -156,7 +156,7 @@ def _step(worker: Any, number: int, question: str, most: int | None = None) -> S
 
 async def _turn(worker: Any, size: int, turn: int) -> dict[str, Timed]:
     """One call of each kind after a thought that no request has read before."""
-    transcript, step = _thought(worker, size, str(turn))
+    transcript, step = thought(worker, size, str(turn))
     call = Call(f"bench-{size}-{turn}", transcript, "large")
     judged = Call(call.request, transcript.extend(step), "large")
     await _generation(worker, call, 0)

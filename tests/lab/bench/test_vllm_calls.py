@@ -1,0 +1,62 @@
+"""`baton lab bench-calls --profile` over vLLM's build for CPUs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.cli import main as cli
+from deploy.lab.bench.vllm_calls import STAGES
+
+if find_spec("vllm") is None:
+    pytest.skip("needs vLLM: make test-vllm", allow_module_level=True)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["baton", "lab", "bench-calls", *args])
+    with pytest.raises(SystemExit) as info:
+        cli.main()
+    return int(info.value.code or 0)
+
+
+def test_a_calls_time_is_that_of_its_stages(
+    tiny_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, str(tiny_file), "--profile") == 2
+    assert "whose large worker has the engine vllm" in capsys.readouterr().err
+    data, file, out = (
+        yaml.safe_load(tiny_file.read_text()),
+        tmp_path / "v.yaml",
+        tmp_path / "o.json",
+    )
+    data["applications"][0]["args"]["workers"]["large"] = {
+        "model": "embedded:large",
+        "engine": "vllm",
+        "device": "cpu",
+        "rows": 2,
+        "max_len": 512,
+        "threads": 1,
+    }
+    file.write_text(yaml.safe_dump(data))
+    options = ["--prefixes", "60", "--repeats", "2", "--json", str(out)]
+    assert run(monkeypatch, str(file), "--profile", *options) == 0
+    rows = json.loads(out.read_text())["rows"]
+    kinds = ["generate 10", "step", "judge", "verify 10"]
+    assert [(row["by"], row["call"]) for row in rows] == [
+        (by, kind) for by in ("worker", "vLLM") for kind in kinds
+    ]
+    for row in rows:
+        assert row["passes"] > 0
+        assert 0 < row["beside_ms"] < row["ms"]
+        assert set(STAGES) <= row.keys()
+        assert 0 < row["read"] < 60  # the thought was read before
