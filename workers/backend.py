@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
-from orchestrator.types import Finish, Generation, LabelQuery, Sampling
+from orchestrator.types import Generation, LabelQuery, Sampling
 from orchestrator.worker import Call, Delta
 from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 from workers.text.verification import Scores
-
-GOES_ON: Final[frozenset[Finish]] = frozenset({"until", "doubt", "length"})
-"""Finishes after which a policy often asks the same model to continue."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import lru_cache, partial
 from math import exp, inf
 from time import perf_counter
 from typing import Generic, TypeVar, cast
@@ -37,6 +38,7 @@ class ModelWorker(Generic[AnyBackend]):
     def __init__(self, backend: AnyBackend) -> None:
         self.backend = backend
         self.prompts, self.tokenizer = backend.prompts, backend.prompts.tokenizer
+        self._labels = lru_cache(maxsize=64)(partial(label_ids, self.tokenizer))
 
     @property
     def context(self) -> int | None:
@@ -78,7 +80,7 @@ class ModelWorker(Generic[AnyBackend]):
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
         """Return the distribution over the query's labels after its side conversation."""
         began = perf_counter()
-        labels = label_ids(self.tokenizer, query.labels)
+        labels = self._labels(query.labels)
         last = call.transcript.last if query.nll else None
         size = len(self.prompts.verified(last))
         prefix = await self._read(call)

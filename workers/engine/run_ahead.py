@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.types import Finish
-from workers.backend import GOES_ON
 from workers.engine.requests import GenerateRequest
 from workers.model.tree import Accepted, Row
 
@@ -76,7 +75,7 @@ class RunAhead:
             rounds: those that made its newest tokens, from the end of its text or before it.
         """
         room = self._context - len(row.ids)
-        if not self.tokens or room <= 0 or finish not in GOES_ON or row.matcher is not None:
+        if not self.tokens or room <= 0 or not request.continuation.goes_on(finish):
             return False
         row.remaining_tokens = min(self.tokens, room)
         first = len(row.ids) - sum(len(one.tokens) for one in rounds)

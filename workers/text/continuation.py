@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Final, cast
 
 from orchestrator.types import Author, Finish, Provenance, Segment, StopCriteria
 from orchestrator.worker import Call, Delta
@@ -14,6 +14,9 @@ from workers.text.detokenizer import Detokenizer, Ends, Stop
 from workers.text.origins import Origins
 from workers.text.prompt import PromptRenderer
 from workers.text.retokenizer import Retokenizer
+
+GOES_ON: Final[frozenset[Finish]] = frozenset({"until", "doubt", "length"})
+"""Finishes after which a policy often asks the same model to continue."""
 
 
 class Continuation:
@@ -143,6 +146,15 @@ class Continuation:
     def push_text(self, text: str) -> Finish | None:
         """Take text without ids; return why the generation ends in it, if it does."""
         return self._retokenizer.push(text)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether some tokens may not be written in it that may be written after it."""
+        return self.call.constraint is not None or bool(self.late_ends)
+
+    def goes_on(self, finish: Finish) -> bool:
+        """Whether the text is often continued if it ends so, by what it might have been itself."""
+        return finish in GOES_ON and not self.is_bound
 
     def end_of_turn(self) -> Finish:
         """Take the end of the turn, which came without a token; return its finish."""

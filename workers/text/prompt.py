@@ -91,11 +91,14 @@ class PromptRenderer:
 
     Args:
         vocabulary: the number of the model's ids, if it may be smaller than the tokenizer's.
+
+    Attributes:
+        vocabulary: the number of the tokenizer's ids that the model has.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int | None = None) -> None:
         self.tokenizer = tokenizer
-        self._vocabulary = min(vocabulary or len(tokenizer.pieces), len(tokenizer.pieces))
+        self.vocabulary = min(vocabulary or len(tokenizer.pieces), len(tokenizer.pieces))
         self._form = remembered(self._find_form, _MARKUP_BYTES, lambda form: 512 * form.length)
         self._markup = remembered(tokenizer.encode_markup, _MARKUP_BYTES, _bytes_of_ids)
         self._side = remembered(self._render_side, _MARKUP_BYTES, _bytes_of_ids)
@@ -233,7 +236,7 @@ class PromptRenderer:
         with the marker that ends a thought, and without the markup of calls in an answer."""
         ends, closing = frozenset(stop_token_ids), self.tokenizer.close_id
         if not transcript.closed:
-            return ends | {i for i in (closing,) if i is not None and i < self._vocabulary}
+            return ends | {i for i in (closing,) if i is not None and i < self.vocabulary}
         calls = self.calls_of(transcript)
         return ends if calls is None else ends - set(self.tokenizer.encode_markup(calls.markup))
 
@@ -509,7 +512,7 @@ class PromptRenderer:
         return message.tokens
 
     def _is_known(self, ids: Sequence[int]) -> bool:
-        return min(ids) >= 0 and max(ids) < self._vocabulary
+        return min(ids) >= 0 and max(ids) < self.vocabulary
 
     def _ids(self, segments: Segments, added: Callable[[_Ids | None, Segment], _Ids]) -> list[int]:
         """Return the ids of segments. Each segment's are kept with it (`fold`); joined lists are

@@ -43,9 +43,9 @@ from orchestrator.errors import (
     WorkerUnavailable,
 )
 from orchestrator.grammar import is_free, lark
-from orchestrator.types import GREEDY, Finish, Generation, Sampling, Usage
+from orchestrator.types import GREEDY, Finish, Generation, Sampling
 from orchestrator.worker import Call, Delta
-from workers.backend import GOES_ON, Decoding, Prompt, Scoring
+from workers.backend import Decoding, Prompt, Scoring
 from workers.reporting import first_line
 from workers.rng import reseeded
 from workers.text.checks import check_length
@@ -54,6 +54,7 @@ from workers.text.prompt import PromptRenderer
 from workers.text.verification import Scores
 from workers.top_logprobs import Known, estimate, probability
 from workers.vllm.counter import EngineCounter
+from workers.vllm.ends import TokenEnds
 from workers.vllm.requests import (
     SHOWN,
     made_tokens,
@@ -61,7 +62,8 @@ from workers.vllm.requests import (
     prompt_scores,
     request_parameters,
 )
-from workers.vllm.run_ahead import Output, RequestsAhead, Running
+from workers.vllm.run_ahead import RequestsAhead
+from workers.vllm.running import Cost, Output, Running
 from workers.vllm.scheduler import Drafts
 
 log = logging.getLogger(__name__)
@@ -115,6 +117,7 @@ class VllmBackend:
         self._capacity, self._counter = capacity, counter
         self._live, self._closed = 0, False
         self._ahead = RequestsAhead(capacity.run_ahead)
+        self._token_ends = TokenEnds(prompts)
         counted = ("prompt_tokens", "cached_tokens", "generated_tokens", "adopted_tokens")
         self._counts = dict.fromkeys(counted, 0)
         self._resetting: asyncio.Task[Any] | None = None
@@ -136,19 +139,16 @@ class VllmBackend:
     ) -> AsyncGenerator[Delta | Generation, None]:
         ids, text = prompt.ids, wanted.text
         finish: Finish | None = None
-        cost = _Cost(len(ids), prompt.call.owner)
+        cost = Cost(len(ids), prompt.call.owner)
+        found = 0
         if text.max_tokens > 0:
-            running = await self._adopted(prompt, wanted, cost)
-            running = running or self._begun(prompt, wanted, cost, ids)
+            running = await self._adopted(prompt, wanted, cost) or self._begun(prompt, wanted, cost)
             try:
                 while finish is None:
                     made = await running.take()
                     if not made:
-                        if not running.adopted:
-                            raise WorkerUnavailable(
-                                "vLLM ended a generation that was not at its end"
-                            )
-                        running = self._begun(prompt, wanted, cost, running.ids)
+                        found = running.found
+                        running = self._begun(prompt, wanted, cost, running)
                     for place, (token, logprobs) in enumerate(made):
                         finish = self._push(text, token, logprobs)
                         if finish is not None:  # a token in doubt is none of the text
@@ -157,13 +157,14 @@ class VllmBackend:
                     if wanted.stream and (delta := text.delta(ended=finish is not None)):
                         yield delta
             finally:
-                if finish in GOES_ON and self._may_run_ahead(wanted, prompt):
+                found = found or running.found
+                if finish is not None and self._may_go_on(running, text, finish):
                     self._ahead.keep(prompt, running)
                 else:
                     await running.outputs.aclose()
         elif text.criteria.max_tokens == 0 and len(ids) < self.context:
             await self._answer(ids, request_parameters(Sampling(), max_tokens=1), WRITER, cost)
-        self._counts["adopted_tokens"] += text.generated if cost.adopted else 0
+        self._counts["adopted_tokens"] += min(found, text.generated)
         drafts = cost.drafts
         yield Generation(
             text.segment(finish or "length"),
@@ -182,37 +183,55 @@ class VllmBackend:
             )
         return text.push(token, logprobs[token], probability(max(logprobs.values())))
 
-    async def _adopted(self, prompt: Prompt, wanted: Decoding, cost: _Cost) -> Running | None:
+    async def _adopted(self, prompt: Prompt, wanted: Decoding, cost: Cost) -> Running | None:
         """The request that ran ahead for a call, if there is one."""
         running = await self._ahead.adopt(prompt, wanted.sampling, wanted.text.thinking)
         if running is not None:
-            running.meter, cost.cached, cost.adopted = cost, len(prompt.ids), True
+            running.adopt(cost)
+            cost.cached, cost.adopted = len(prompt.ids), True
         return running
 
-    def _begun(self, prompt: Prompt, wanted: Decoding, cost: _Cost, ids: Sequence[int]) -> Running:
-        """A new request that continues `ids`."""
-        parameters = self._parameters(prompt, wanted, len(ids))
-        outputs = self._outputs(ids, parameters, WRITER, prompt.call.owner)
-        return Running(list(ids), wanted.sampling, wanted.text.thinking, outputs, cost)
+    def _begun(
+        self, prompt: Prompt, wanted: Decoding, cost: Cost, before: Running | None = None
+    ) -> Running:
+        """A new request for a call, or for the rest of its text if vLLM has ended the one before.
 
-    def _may_run_ahead(self, wanted: Decoding, prompt: Prompt) -> bool:
-        """Whether a request may run after its call: no other is live, and nothing binds it."""
-        bound = prompt.call.constraint is not None or wanted.text.late_ends
-        return bool(self._ahead.tokens) and not bound and self._live == 1
-
-    def _parameters(self, prompt: Prompt, wanted: Decoding, length: int) -> SamplingParams:
-        """vLLM's parameters of a generation behind `length` ids."""
-        text, criteria = wanted.text, wanted.text.criteria
-        left = text.max_tokens - text.generated
-        ahead = min(self._ahead.tokens, self.context - length - left)
-        limits: dict[str, Any] = {"max_tokens": left + max(0, ahead)}
+        vLLM ends the first with a token that ends a step, so that no pass runs on: unless the
+        request may run ahead, which it then does from that token on. A token that ends no step (in
+        code, after a colon) costs one more request, which ends with the text alone.
+        """
+        if before is not None and not before.may_fall_short:
+            raise WorkerUnavailable("vLLM ended a generation that was not at its end")
+        ids, text = prompt.ids if before is None else before.ids, wanted.text
+        limits: dict[str, Any] = {"max_tokens": text.max_tokens - text.generated}
+        ends, may_fall_short = text.ends, False
         if text.late_ends:  # the end of a thought, which may come, is found here
-            limits["stop_token_ids"] = sorted(text.late_ends)
-            limits["min_tokens"] = min(criteria.min_tokens, text.max_tokens)
-        else:
-            limits["stop_token_ids"] = sorted(text.ends)
-        drawn = reseeded(wanted.sampling, length)
-        return request_parameters(drawn, logprobs=1, **limits, **self._held(prompt.call))
+            ends = text.late_ends
+            limits["min_tokens"] = min(text.criteria.min_tokens, text.max_tokens)
+        elif self._may_run_ahead(text, live=0):
+            ahead = min(self._ahead.tokens, self.context - len(ids) - limits["max_tokens"])
+            limits["max_tokens"] += max(0, ahead)
+        elif before is None and prompt.call.constraint is None:
+            steps = self._token_ends.of(text.criteria)
+            ends, may_fall_short = ends | steps, bool(steps)
+        parameters = request_parameters(
+            reseeded(wanted.sampling, len(ids)),
+            logprobs=1,
+            stop_token_ids=sorted(ends),
+            **limits,
+            **self._held(prompt.call),
+        )
+        outputs = self._outputs(ids, parameters, WRITER, prompt.call.owner)
+        return Running(list(ids), wanted.sampling, text.thinking, outputs, cost, may_fall_short)
+
+    def _may_run_ahead(self, text: Continuation, live: int) -> bool:
+        """Whether a request of a text may run after its call, if no more than `live` are there."""
+        return bool(self._ahead.tokens) and not text.is_bound and self._live == live
+
+    def _may_go_on(self, running: Running, text: Continuation, finish: Finish) -> bool:
+        """Whether the request of a text that has ended may run ahead."""
+        is_spent = running.finished and not running.unread
+        return text.goes_on(finish) and not is_spent and self._may_run_ahead(text, live=1)
 
     async def score(self, prompt: Prompt, wanted: Scoring) -> Scores:
         """One request, and one for each id that it does not show; see `Backend.score`."""
@@ -222,7 +241,7 @@ class VllmBackend:
         if sampling is not None and prompt.call.constraint is not None:
             raise Unsupported("choices at the places of a text that is held to a grammar")
         check_length(len(ids) + 1, self.context)
-        cost = _Cost(len(ids), prompt.call.owner)
+        cost = Cost(len(ids), prompt.call.owner)
         fields: dict[str, Any] = {}
         if part is not None and part.start < len(ids):
             if sampling is None:
@@ -231,16 +250,17 @@ class VllmBackend:
                 most = max(1, wanted.top) if sampling.is_greedy else SHOWN
             fields = prompt_scores(part.start, most)
         drawn = Sampling() if sampling is None else reseeded(sampling, len(ids))
-        parameters = request_parameters(drawn, max_tokens=1, logprobs=SHOWN, **fields)
+        shown = SHOWN if wanted.labels or wanted.ends else max(1, wanted.top)
+        parameters = request_parameters(drawn, max_tokens=1, logprobs=shown, **fields)
         output = await self._answer(ids, parameters, JUDGE, cost)
         ((made, after),) = made_tokens(output)
         scores = Scores()
         if part is not None:
             rows = prompt_logprobs(output, ids, slice(part.start, min(part.stop + 1, len(ids))))
-            shown = [*(here for _, here in rows), after][: len(part) + 1]
+            places = [*(here for _, here in rows), after][: len(part) + 1]
             own = [logprob for logprob, _ in rows[: len(part)]]
             lookup = partial(self._logprob, cost, ids[: part.stop])
-            scores = await estimate(Known(own, shown, made), wanted, lookup)
+            scores = await estimate(Known(own, places, made), wanted, lookup)
         labels = {token: after[token] for token in wanted.labels if token in after}
         for token in wanted.labels:
             if token not in labels:
@@ -320,6 +340,8 @@ class VllmBackend:
             outputs = self.engine.generate(prompt, parameters, name, priority=priority)
             async with aclosing(outputs):
                 async for output in outputs:
+                    if output.finished:  # closed before its own end, vLLM would abort it
+                        await anext(outputs, None)
                     made = len(output.outputs[0].token_ids)
                     cached = output.num_cached_tokens or 0
                     self._counts["generated_tokens"] += made
@@ -370,7 +392,7 @@ class VllmBackend:
         log.warning("vLLM's prefix cache was not reset: calls are still running")
 
     async def _answer(
-        self, ids: Sequence[int], parameters: SamplingParams, priority: int, cost: _Cost
+        self, ids: Sequence[int], parameters: SamplingParams, priority: int, cost: Cost
     ) -> RequestOutput:
         """The one output of a request of one token."""
         await self._ahead.end()
@@ -381,7 +403,7 @@ class VllmBackend:
         raise WorkerUnavailable("vLLM gave no answer")
 
     async def _logprob(
-        self, cost: _Cost, ids: Sequence[int], allowed: Iterable[int]
+        self, cost: Cost, ids: Sequence[int], allowed: Iterable[int]
     ) -> tuple[int, float]:
         """The likeliest of the `allowed` tokens after a prompt, and its log-probability, for
         tokens that are not among those shown."""
@@ -390,26 +412,3 @@ class VllmBackend:
         )
         ((made, logprobs),) = made_tokens(await self._answer(ids, parameters, JUDGE, cost))
         return made, logprobs[made]
-
-
-class _Cost:
-    """What one call of ours costs in vLLM, over all its requests, and for whom it is made.
-
-    What was cached is what its first request found: look-ups after it find what that has read.
-    """
-
-    def __init__(self, prompt: int, owner: str = "") -> None:
-        self.prompt, self.cached, self.generated, self.passes = prompt, 0, 0, 0
-        self.owner, self.adopted = owner, False
-        self.drafts: Drafts | None = None
-
-    def record(self, output: RequestOutput, drafts: Drafts | None) -> None:
-        """Count an output."""
-        if not (self.passes or self.adopted):
-            self.cached = output.num_cached_tokens or 0
-        self.generated += len(output.outputs[0].token_ids)
-        self.passes += 1
-        self.drafts = drafts or self.drafts
-
-    def usage(self) -> Usage:
-        return Usage(self.prompt, self.cached, self.generated, self.passes)

@@ -41,6 +41,7 @@ def request_parameters(sampling: Sampling, **fields: Any) -> SamplingParams:
         detokenize=False,
         ignore_eos=True,  # the ids that end a text are ours to know
         output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,  # these are made for one request
         **fields,
     )
 
@@ -72,8 +73,8 @@ def prompt_logprobs(
 ) -> list[tuple[float, Mapping[int, float]]]:
     """The log-probability of each id in `part` of the prompt, and those shown at its position.
 
-    vLLM's first runner gives a row for every id, its second only for those that it read, after one
-    empty row each.
+    The first rows may be missing: those of ids that vLLM did not read, or that the scheduler left
+    out. One empty row precedes the others.
 
     Raises:
         WorkerError: vLLM took some of them from its cache, and so does not know them.

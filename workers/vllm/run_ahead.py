@@ -7,74 +7,14 @@ other call ends them first, so no live request shares its passes with them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
-from typing import Final, Protocol
-
-from vllm.outputs import RequestOutput
+from typing import Final
 
 from orchestrator.types import Sampling
 from workers.backend import Prompt
-from workers.vllm.requests import made_tokens
-from workers.vllm.scheduler import Drafts
+from workers.vllm.running import Running
 
 SECONDS: Final = 5.0
 """How long a request waits for the call that continues its text."""
-
-Output = tuple[RequestOutput, Drafts | None]
-
-
-class Meter(Protocol):
-    """Counts the outputs that a call reads."""
-
-    def record(self, output: RequestOutput, drafts: Drafts | None) -> None:
-        """Count one."""
-        ...
-
-
-@dataclass(eq=False, slots=True)
-class Running:
-    """A request of vLLM's, and what is known of it.
-
-    ids: its prompt, and the tokens that were read. meter: of the call that it decodes for. unread:
-    those of the tokens that no call has taken, each with the log-probabilities at its place.
-    adopted: whether another call began it.
-    """
-
-    ids: list[int]
-    sampling: Sampling
-    thinking: bool
-    outputs: AsyncGenerator[Output, None]
-    meter: Meter
-    unread: list[tuple[int, Mapping[int, float]]] = field(default_factory=list)
-    adopted: bool = False
-
-    async def take(self) -> list[tuple[int, Mapping[int, float]]]:
-        """The next tokens; none at the request's end."""
-        if not self.unread:
-            await self._read()
-        taken, self.unread = self.unread, []
-        return taken
-
-    async def leads_to(self, ids: list[int]) -> bool:
-        """Whether the request continues a prompt; its first unread token then follows that."""
-        while len(self.ids) < len(ids) and self.ids == ids[: len(self.ids)]:
-            if not await self._read():
-                return False
-        known = len(self.ids) - len(ids)
-        if not 0 <= known <= len(self.unread) or self.ids[: len(ids)] != ids:
-            return False
-        self.unread = self.unread[len(self.unread) - known :]
-        return True
-
-    async def _read(self) -> bool:
-        async for output, drafts in self.outputs:
-            self.meter.record(output, drafts)
-            made = made_tokens(output)
-            self.unread += made
-            self.ids += [token for token, _ in made]
-            return True
-        return False
 
 
 class RequestsAhead:
@@ -105,15 +45,15 @@ class RequestsAhead:
         await self.end()
         if found is None:
             return None
-        found.adopted = False
         alike = found.sampling == sampling and found.thinking == thinking
+        is_adopted = False
         try:
             if alike and prompt.call.constraint is None:
-                found.adopted = await found.leads_to(prompt.ids)
+                is_adopted = await found.leads_to(prompt.ids)
         finally:  # also if the caller leaves meanwhile
-            if not found.adopted:
+            if not is_adopted:
                 await found.outputs.aclose()
-        return found if found.adopted else None
+        return found if is_adopted else None
 
     async def end(self) -> None:
         """End all of them."""

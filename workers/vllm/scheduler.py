@@ -20,6 +20,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
+from vllm.v1.outputs import LogprobsTensors
 
 from workers.vllm.lifeline import follow_parent, follow_parent_from_the_start
 
@@ -71,7 +72,7 @@ class _JudgesAndDrafts:
         whole = manager.get_computed_blocks
 
         def get_computed_blocks(request: Any) -> Any:
-            most = (request.sampling_params.extra_args or {}).get(MOST_CACHED)
+            most = _most_cached(request)
             if most is None or not manager.prefix_cache_lookup_enabled(request):
                 return whole(request)
             blocks, count, _ = manager.coordinator.find_longest_cache_hit(
@@ -82,11 +83,24 @@ class _JudgesAndDrafts:
         manager.get_computed_blocks = get_computed_blocks
 
     def update_from_output(self, scheduled: Any, made: Any) -> Any:
-        """vLLM's, with each request's drafts in its output."""
-        if not self.num_spec_tokens:
-            return super().update_from_output(scheduled, made)  # type: ignore[misc]
-        drafted, invalid = scheduled.scheduled_spec_decode_tokens, scheduled.num_invalid_spec_tokens
+        """vLLM's, with each request's drafts in its output, and without what it did not ask for."""
         requests = {name: self.requests.get(name) for name in scheduled.num_scheduled_tokens}
+        if self.num_spec_tokens:
+            self._count_drafts(scheduled, made, requests)
+        outputs = super().update_from_output(scheduled, made)  # type: ignore[misc]
+        for core in outputs.values():
+            for output in core.outputs:
+                if (request := requests.get(output.request_id)) is None:
+                    continue
+                if (so_far := getattr(request, "baton_drafts", None)) is not None:
+                    output.spec_decode_metrics = so_far.carried()
+                if (rows := output.new_prompt_logprobs_tensors) is not None:
+                    output.new_prompt_logprobs_tensors = _wanted_rows(rows, request)
+        return outputs
+
+    def _count_drafts(self, scheduled: Any, made: Any, requests: dict[str, Any]) -> None:
+        """Count the drafts of a pass, each with its request."""
+        drafted, invalid = scheduled.scheduled_spec_decode_tokens, scheduled.num_invalid_spec_tokens
         for name, tokens in drafted.items():
             sampled = made.sampled_token_ids[made.req_id_to_index[name]]
             if (request := requests[name]) is not None and len(sampled):
@@ -94,13 +108,26 @@ class _JudgesAndDrafts:
                 before = getattr(request, "baton_drafts", Drafts(none, none))
                 depth = len(tokens) - (invalid or {}).get(name, 0)
                 request.baton_drafts = before.plus(depth, len(sampled) - 1)
-        outputs = super().update_from_output(scheduled, made)  # type: ignore[misc]
-        for core in outputs.values():
-            for output in core.outputs:
-                so_far = getattr(requests.get(output.request_id), "baton_drafts", None)
-                if so_far is not None:
-                    output.spec_decode_metrics = so_far.carried()
-        return outputs
+
+
+def _most_cached(request: Any) -> int | None:
+    """The most tokens of its prompt that a request takes from the cache; None: all there are."""
+    most: int | None = (request.sampling_params.extra_args or {}).get(MOST_CACHED)
+    return most
+
+
+def _wanted_rows(rows: LogprobsTensors, request: Any) -> LogprobsTensors:
+    """The log-probabilities of what a judge reads.
+
+    vLLM's first runner gives a row for each id of a prompt, read or not: to send and unpack those
+    of a long thought takes longer than the judge's pass.
+    """
+    most = _most_cached(request)
+    if most is None or len(rows.logprobs) != request.num_prompt_tokens - 1:
+        return rows
+    return LogprobsTensors(
+        rows.logprob_token_ids[most:], rows.logprobs[most:], rows.selected_token_ranks[most:]
+    )
 
 
 class JudgeScheduler(_JudgesAndDrafts, Scheduler):  # type: ignore[misc]

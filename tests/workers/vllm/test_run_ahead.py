@@ -40,6 +40,13 @@ def requests(ahead: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
+async def all_made(worker: Any) -> None:
+    """Wait until vLLM has made every token that it may."""
+    async with asyncio.timeout(60):
+        while worker.backend.engine.get_num_unfinished_requests():
+            await asyncio.sleep(0.01)
+
+
 def behind(call: Call, segment: Segment) -> Call:
     return replace(call, transcript=call.transcript.extend(segment))
 
@@ -68,6 +75,7 @@ async def test_texts_are_those_without(ahead: Any, builtin_small: Any) -> None:
 async def test_a_step_that_goes_on_makes_no_request(ahead: Any, requests: list[Any]) -> None:
     before = ahead.stats()["adopted_tokens"]
     first = await run(ahead, QUESTION, StopCriteria(6))
+    await all_made(ahead)
     second = await run(ahead, behind(QUESTION, first.segment), StopCriteria(6))
     assert len(requests) == 1
     assert second.usage.cached == second.usage.prompt
@@ -121,11 +129,19 @@ async def test_another_call_ends_what_runs_ahead(ahead: Any) -> None:
     assert ahead.backend._live == 0
 
 
-async def test_nothing_runs_ahead_beside_a_live_call(ahead: Any) -> None:
+async def test_nothing_runs_ahead_beside_a_live_call(
+    ahead: Any, requests: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step's end then ends its request, and none of its passes runs on."""
     stream = ahead.generate(replace(QUESTION, request="r2"), StopCriteria(60), Sampling())
     await anext(stream)
+    aborted: list[Any] = []
+    monkeypatch.setattr(ahead.backend.engine, "abort", aborted.append)
     await run(ahead, QUESTION, StopCriteria(4))
-    assert len(ahead.backend._ahead) == 0
+    step = await run(ahead, QUESTION, StopCriteria(60, ("\n\n",)))
+    assert step.segment.finish == "until"
+    assert (len(ahead.backend._ahead), len(requests), aborted) == (0, 3, [])
+    monkeypatch.undo()
     await stream.aclose()
 
 

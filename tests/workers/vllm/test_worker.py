@@ -26,9 +26,9 @@ from orchestrator.types import (
     Transcript,
 )
 from orchestrator.worker import Call
-from workers.vllm.backend import _Cost
 from workers.vllm.loading import CPU_CHUNK, load
 from workers.vllm.requests import made_tokens, prompt_logprobs
+from workers.vllm.running import Cost
 
 QUESTION = Transcript((Message("user", "What is 12 + 34?"),))
 GREEDY = Sampling()
@@ -44,6 +44,27 @@ async def written(
 ) -> Generation:
     items = [item async for item in worker.generate(call(transcript), criteria, sampling)]
     return items[-1]
+
+
+@pytest.fixture
+def asked(large: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[Any]]:
+    """The outputs of requests that vLLM gets, and the requests that it is to abort."""
+    engine, requests, aborted = large.backend.engine, list[Any](), list[Any]()
+    generate, abort = engine.generate, engine.engine_core.abort_requests_async
+
+    async def noted(*args: Any, **kwargs: Any) -> Any:
+        requests.append([])
+        async for output in generate(*args, **kwargs):
+            requests[-1].append(output)
+            yield output
+
+    async def ended(names: list[str]) -> None:
+        aborted.extend(names)
+        await abort(names)
+
+    monkeypatch.setattr(engine, "generate", noted)
+    monkeypatch.setattr(engine.engine_core, "abort_requests_async", ended)
+    return requests, aborted
 
 
 def long_thought(worker: Any, steps: int = 30) -> Transcript:
@@ -85,6 +106,64 @@ async def test_greedy_texts_and_scores_are_those_of_the_builtin_engine(
             a.pieces,
             [o.text for o in a.options],
         )
+
+
+@pytest.mark.parametrize(
+    ("criteria", "finish"),
+    [
+        (StopCriteria(60, ("\n\n",)), "until"),
+        (StopCriteria(60, stop=("4",)), "stop"),
+        (StopCriteria(7), "length"),
+        (StopCriteria(200), "think_end"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+async def test_an_end_that_is_a_token_is_vllms_and_no_pass_runs_on(
+    large: Any,
+    builtin: Any,
+    asked: tuple[list[Any], list[Any]],
+    criteria: StopCriteria,
+    finish: str,
+) -> None:
+    ours = await written(builtin, QUESTION, criteria)
+    theirs = await written(large, QUESTION, criteria)
+    assert (theirs.segment.text, theirs.segment.tokens) == (ours.segment.text, ours.segment.tokens)
+    assert theirs.segment.finish == ours.segment.finish == finish
+    requests, aborted = asked
+    assert (len(requests), aborted) == (1, [])
+
+
+async def test_a_delimiter_that_ends_no_step_is_written_on_from(
+    large: Any, builtin: Any, asked: tuple[list[Any], list[Any]]
+) -> None:
+    fence = "```\n"
+    ids = large.tokenizer.encode(fence)
+    code = Segment("large", fence, ids, (), large.tokenizer.hash, "length")
+    transcript, criteria = QUESTION.extend(code), StopCriteria(60, ("\n\n",))
+    ours = await written(builtin, transcript, criteria)
+    theirs = await written(large, transcript, criteria)
+    assert "\n\n" in theirs.segment.text[:-2]
+    assert (theirs.segment.text, theirs.segment.finish) == (ours.segment.text, ours.segment.finish)
+    assert theirs.usage.generated == ours.usage.generated
+    assert len(asked[0]) == 2
+
+
+async def test_a_confidence_that_is_too_low_ends_a_text_as_before(large: Any, builtin: Any) -> None:
+    doubtful = StopCriteria(40, ("\n\n",), min_confidence=0.999)
+    ours, theirs = [await written(one, QUESTION, doubtful) for one in (builtin, large)]
+    assert (theirs.segment.text, theirs.segment.finish) == (ours.segment.text, "doubt")
+
+
+async def test_a_judges_log_probabilities_are_sent_of_its_step_alone(
+    large: Any, asked: tuple[list[Any], list[Any]]
+) -> None:
+    transcript = long_thought(large)
+    *before, last = transcript.thought
+    shorter = Transcript(transcript.messages, Segments(before))
+    await large.verify(call(shorter), last, GREEDY)
+    ((output,),) = asked[0]
+    rows = len(output.prompt_token_ids) - len(output.prompt_logprobs)
+    assert rows == len(output.prompt_token_ids) - len(last.tokens) - 1
 
 
 async def test_a_judge_reads_the_step_and_not_the_thought_before_it(large: Any) -> None:
@@ -249,7 +328,7 @@ async def test_a_temperature_that_vllm_does_not_take_is_refused(large: Any) -> N
 async def test_what_vllm_refuses_of_the_workers_own_is_not_the_callers_fault(large: Any) -> None:
     parameters = SamplingParams(max_tokens=1, stop_token_ids=[10**6])
     with pytest.raises(WorkerError, match=r"what the worker asks of it: .*; look at engine_args"):
-        await large.backend._answer([1, 2, 3], parameters, 0, _Cost(3))
+        await large.backend._answer([1, 2, 3], parameters, 0, Cost(3))
 
 
 @pytest.mark.parametrize(
@@ -322,9 +401,7 @@ def test_a_log_probability_that_is_nan_is_an_error() -> None:
 async def test_an_id_that_the_tokenizer_does_not_have_is_an_error(
     large: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "workers.vllm.run_ahead.made_tokens", lambda output: [(10**6, {10**6: 0.0})]
-    )
+    monkeypatch.setattr("workers.vllm.running.made_tokens", lambda output: [(10**6, {10**6: 0.0})])
     with pytest.raises(WorkerError, match="the model wrote id 1000000"):
         await written(large, QUESTION, StopCriteria(4))
 

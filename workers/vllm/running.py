@@ -1,0 +1,106 @@
+"""A request of vLLM's while it runs, and what a call costs in requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+
+from vllm.outputs import RequestOutput
+
+from orchestrator.types import Sampling, Usage
+from workers.vllm.requests import made_tokens
+from workers.vllm.scheduler import Drafts
+
+Output = tuple[RequestOutput, Drafts | None]
+
+
+class Cost:
+    """What one call of ours costs in vLLM, over all its requests, and for whom it is made.
+
+    What was cached is what its first request found: look-ups after it find what that has read.
+    """
+
+    def __init__(self, prompt: int, owner: str = "") -> None:
+        self.prompt, self.cached, self.generated, self.passes = prompt, 0, 0, 0
+        self.owner, self.adopted = owner, False
+        self.drafts: Drafts | None = None
+
+    def record(self, output: RequestOutput, drafts: Drafts | None) -> None:
+        """Count an output."""
+        if not (self.passes or self.adopted):
+            self.cached = output.num_cached_tokens or 0
+        self.generated += len(output.outputs[0].token_ids)
+        self.passes += 1
+        self.drafts = drafts or self.drafts
+
+    def usage(self) -> Usage:
+        return Usage(self.prompt, self.cached, self.generated, self.passes)
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """A request of vLLM's, and what is known of it.
+
+    Attributes:
+        ids: its prompt, and the tokens that were read.
+        cost: of the call that it decodes for.
+        may_fall_short: whether it may end before its text does.
+        unread: those of the tokens that no call has taken, each with the log-probabilities at its
+            place.
+        found: tokens that were made before the call came that adopted the request.
+        finished: whether it has ended by itself.
+    """
+
+    ids: list[int]
+    sampling: Sampling
+    thinking: bool
+    outputs: AsyncGenerator[Output, None]
+    cost: Cost
+    may_fall_short: bool = False
+    unread: list[tuple[int, Mapping[int, float]]] = field(default_factory=list)
+    found: int = 0
+    finished: bool = False
+    _is_new: bool = False
+
+    def adopt(self, cost: Cost) -> None:
+        """Go on for another call."""
+        self.cost, self.found, self._is_new, self.may_fall_short = (
+            cost,
+            len(self.unread),
+            True,
+            True,
+        )
+
+    async def take(self) -> list[tuple[int, Mapping[int, float]]]:
+        """The next tokens; none at the request's end."""
+        if not self.unread:
+            await self._read()
+        taken, self.unread = self.unread, []
+        return taken
+
+    async def leads_to(self, ids: list[int]) -> bool:
+        """Whether the request continues a prompt; its first unread token then follows that."""
+        while len(self.ids) < len(ids) and self.ids == ids[: len(self.ids)]:
+            if not await self._read():
+                return False
+        known = len(self.ids) - len(ids)
+        if not 0 <= known <= len(self.unread) or self.ids[: len(ids)] != ids:
+            return False
+        self.unread = self.unread[len(self.unread) - known :]
+        return True
+
+    async def _read(self) -> bool:
+        """Read the next output; vLLM gathers in one what was made since the last was read."""
+        waited: list[bool] = []
+        asyncio.get_running_loop().call_soon(waited.append, True)
+        async for output, drafts in self.outputs:
+            self.cost.record(output, drafts)
+            made = made_tokens(output)
+            self.unread += made
+            self.ids += [token for token, _ in made]
+            if self._is_new and not waited:
+                self.found += len(made)
+            self._is_new, self.finished = False, output.finished
+            return True
+        return False
