@@ -2,6 +2,8 @@
 
 - `backend`: calls as requests to the engine.
 - `requests`: parameters of vLLM's requests, and its outputs.
+- `running`: a request while it runs, and what a call costs in requests.
+- `ends`: tokens that end a step by themselves.
 - `run_ahead`: requests that decode on after their call, for the call that continues there.
 - `counter`: what its engine reports.
 - `arguments`: `engine_args` and parameters of speculation, checked.

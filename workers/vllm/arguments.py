@@ -126,9 +126,9 @@ def check_speculation(method: Mapping[str, Any] | None) -> dict[str, Any]:
 def capture_sizes(rows: int, drafts: int, engine_args: Mapping[str, Any]) -> dict[str, Any]:
     """The field for the passes, in tokens, of which vLLM captures CUDA graphs.
 
-    Left to itself vLLM captures up to twice the rows. Here it captures what decoding takes, at up
-    to so many `rows` with so many `drafts` each, and what verifications and prompts do. Nothing is
-    said if `engine_args` say anything of graphs.
+    By default vLLM captures up to twice the rows. Here it captures what decoding takes, for up to
+    `rows` sequences with `drafts` drafted tokens each, and what verifications and prompts take.
+    The field is left out if `engine_args` say what is captured.
     """
     if not engine_args.keys().isdisjoint(_GRAPHS):
         return {}

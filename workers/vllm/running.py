@@ -64,7 +64,7 @@ class Running:
     _is_new: bool = False
 
     def adopt(self, cost: Cost) -> None:
-        """Go on for another call."""
+        """Continue for another call."""
         self.cost, self.found, self._is_new, self.may_fall_short = (
             cost,
             len(self.unread),

@@ -22,7 +22,7 @@ async def test_tokens_that_an_adopter_waits_for_are_not_found() -> None:
 
     async def outputs() -> AsyncGenerator[Output, None]:
         yield output(5, 6, 7)
-        yield output(8, 9)  # gathered while nobody read
+        yield output(8, 9)  # gathered while no call read
         await more.wait()
         yield output(10, finished=True)
 
