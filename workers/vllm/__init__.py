@@ -1,4 +1,4 @@
-"""vLLM's engine, run in the worker's own process; the only room that imports vllm.
+"""vLLM's engine, run in the worker's own process; the only room of workers that imports vllm.
 
 - `backend`: calls as requests to the engine.
 - `requests`: parameters of vLLM's requests, and its outputs.
