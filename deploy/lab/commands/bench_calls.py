@@ -72,7 +72,7 @@ def bench_calls(
                 if profile:
                     (worker,) = workers.values()
                     return await vllm_calls.bench_vllm(
-                        worker, sizes, repeats=repeats, tell=shown.tell
+                        worker, sizes, repeats=repeats, tell=shown.set_label
                     )
                 if at_once:
                     return await calls.bench_streams(
