@@ -156,6 +156,8 @@ def open_target(model: str | Path, **options: Unpack[BuiltinOptions]) -> LoadedT
     if torch.device(device).type == "cuda":
         need = memory_need(config, dtype=stored, slots=slots, max_len=length)
         reserve(need, device=device, share=share)
+        # cuDNN plans its attention for each new length, 50 ms and more at a time.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     network = load_model(path, device=device, dtype=dtype)
     try:
         target = Target(

@@ -79,6 +79,38 @@ def test_a_shortage_has_the_numbers() -> None:
     assert "only 30.0 GB are free" in reason
 
 
+@pytest.mark.parametrize(("device", "index"), [("cuda", 3), ("cuda:1", 1)])
+def test_the_capped_gpu_has_a_number(
+    device: str, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch refuses to cap the memory of a GPU without an index."""
+    capped: list[tuple[float, int | None]] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda place: (70_000, 80_000))
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_per_process_memory_fraction",
+        lambda share, place: capped.append((share, place.index)),
+    )
+    reserve(MemoryNeed(10_000, 10_000), device=device, share=0.5)
+    assert capped == [(0.5, index)]
+
+
+def test_attention_on_a_gpu_is_not_cudnns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It plans for each new length. A model on a CPU stands in for one on a GPU."""
+    tokenizer = make_tokenizer()
+    save(tmp_path, tokenizer, make_model(vocabulary=len(tokenizer)))
+    enabled: list[bool] = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", enabled.append)
+    open_target(tmp_path, slots=1, max_len=64)
+    assert not enabled
+    network = loading.load_model(str(tmp_path))
+    monkeypatch.setattr(loading, "load_model", lambda path, **_: network)
+    monkeypatch.setattr(loading, "reserve", lambda need, **_: None)
+    open_target(tmp_path, device="cuda", slots=1, max_len=64)
+    assert enabled == [False]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_process_keeps_to_its_share() -> None:
     free, total = torch.cuda.mem_get_info()
