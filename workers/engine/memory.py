@@ -102,9 +102,9 @@ def reserve(need: MemoryNeed, *, device: str, share: float) -> None:
     Raises:
         ConfigError: weights and cache do not fit the share, or what is free of it.
     """
-    place = torch.device(device)
-    if place.index is None:  # torch caps the memory of a numbered device alone
-        place = torch.device(place.type, torch.cuda.current_device())
+    # Torch caps the memory of a numbered device alone.
+    numbered = device if ":" in device else f"{device}:{torch.cuda.current_device()}"
+    place = torch.device(numbered)
     torch.cuda.set_per_process_memory_fraction(share, place)
     free, total = torch.cuda.mem_get_info(place)
     reason = shortage(need, share=share, total=total, free=free)

@@ -5,6 +5,7 @@
 - `target`: a transformers model with a cache: passes over trees, and prefill.
 - `placement`: positions, and which cached tokens each token of a pass sees.
 - `cache`: the preallocated key/value cache and its slots.
+- `transfer`: host values on the device.
 - `families`: which families are computed, and what each does beyond Llama's layer.
 - `layer`: the decoder layer of Llama and Qwen in few operations.
 - `linear`: how a weight lies in memory and is multiplied.

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workers.model.transfer import on_device
+
 SLICE = 512  # tokens that are compared at once
 ALIGNED = 64  # bytes, as torch's own memory
 
@@ -118,7 +120,7 @@ class KVCache:
             self._read = row.narrow(3, 0, self._end).unbind(0)
             return
         assert positions is not None
-        chosen = torch.tensor(slots, device=self.data.device)
+        chosen = on_device(slots, self.data.device)
         self._index = (chosen[:, None], positions)
         neighbours = list(slots) == list(range(first, first + rows))
         if self._reads_apart(starts, n, neighbours=neighbours):
@@ -175,7 +177,7 @@ class KVCache:
         """
         start, length = self.lengths[slot], len(path)
         if path[-1] != length - 1:  # a branch: gather its entries (out of place, then back)
-            source = torch.tensor(path, device=self.data.device) + start
+            source = on_device(path, self.data.device) + start
             self.data[:, slot, :, start : start + length] = self.data[:, slot].index_select(
                 2, source
             )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from workers.model.families import FAMILIES, FULL, AttentionKind, rope_limit
+from workers.model.transfer import on_device
 from workers.model.tree import Tree
 
 CHUNK = 512  # most tokens of one row in one pass
@@ -125,24 +126,24 @@ class Placement:
         """Entries and positions [rows, n], and masks [rows, 1, n, end] by window, of any trees."""
         end = max(starts) + n
         near = {window for window in self._causal if window is None or end <= window}
-        start = torch.tensor(starts, device=self.device)[:, None]
+        start = on_device(starts, self.device)[:, None]
         entries, columns = start + self._columns[:n], self._columns[:end]
         if chains:
             positions, seen = entries, columns[None]
             visible = columns <= entries[:, :, None]
         else:
-            base = start - torch.tensor(skips, device=self.device)[:, None]  # committed prefix
+            base = start - on_device(skips, self.device)[:, None]  # committed prefix
             node = columns - base  # of each column; negative in the prefix
             nodes = max(skips) + n
             depths, ancestors = _depths_and_ancestors(trees, skips, n)
             fresh = [depth[done : done + n] for depth, done in zip(depths, skips, strict=True)]
-            positions = base + torch.tensor(fresh, device=self.device)
+            positions = base + on_device(fresh, self.device)
             inside = node.clamp(0, 8 * ((nodes + 7) // 8) - 1)
-            in_tree = ancestors.to(self.device).gather(2, inside[:, None].expand(-1, n, -1))
+            in_tree = on_device(ancestors, self.device).gather(2, inside[:, None].expand(-1, n, -1))
             visible = (in_tree > 0) & (node < nodes)[:, None] | (node < 0)[:, None]
             seen = columns[None]
             if len(near) < len(self._causal):  # a window looks at positions
-                depth = torch.tensor(depths, device=self.device).gather(1, node.clamp(0, nodes - 1))
+                depth = on_device(depths, self.device).gather(1, node.clamp(0, nodes - 1))
                 seen = torch.where(node < 0, columns, base + depth)
         whole = self._additive(visible)[:, None] if near else None
         masks: dict[int | None, Tensor | None] = dict.fromkeys(near, whole)

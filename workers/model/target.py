@@ -24,6 +24,7 @@ from workers.model.linear import FusedLinear
 from workers.model.packed import by_fbgemm
 from workers.model.placement import CHUNK, Placement, View
 from workers.model.sampling import is_nan
+from workers.model.transfer import on_device
 from workers.model.tree import Tree
 
 FREE, FREE_BY_FBGEMM = 32, 4
@@ -235,7 +236,7 @@ class Target:
 
     def embed(self, tokens: list[list[int]]) -> Tensor:
         """Embeddings [rows, n, width] of token ids."""
-        x = embedding(torch.tensor(tokens, device=self.device), self.embedding).to(self.dtype)
+        x = embedding(on_device(tokens, self.device), self.embedding).to(self.dtype)
         return x if self._embedding_scale == 1 else x * self._embedding_scale
 
     def _logits(self, x: Tensor) -> Tensor:
