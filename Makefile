@@ -8,7 +8,7 @@ SERVES := $(VENV)/.serves
 STAMP := $(VENV)/.tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu serve check test test-vllm test-real real-pair bench clients redis-server chromium
+.PHONY: help setup setup-gpu serve check test test-vllm test-real real-pair bench gpu clients redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -92,6 +92,10 @@ $(AGENTS_STAMP): requirements-agents.lock
 bench: $(STAMP) $(VLLM_STAMP) ## Baton beside transformers, vLLM and llama.cpp, in build/bench.json (half an hour)
 	@$(BIN)/python -m deploy.lab.peers.run $(if $(REAL),--real) $(if $(QUICK),--quick) $(if $(ROWS),--rows $(ROWS)) \
 	  $(if $(FRESH),--fresh)
+
+# Rows are kept in build/gpu, so an interrupted run continues. ARGS="--device cpu" tries all of it over tiny models.
+gpu: $(GPU)/.installed ## one GPU in 15 minutes: our engine, costs of calls, and recorded dialogues, in build/gpu
+	@$(GPU)/bin/python -m deploy.cli.main lab gpu $(ARGS)
 
 # Each client's environment is of its own. URL= names a running service instead of the embedded pair, ARGS= says more:
 # make clients URL=http://127.0.0.1:8000 ARGS="--model large-only --checks tools --timeout 300 --out build/clients/tools.md"

@@ -7,6 +7,7 @@
 - `torture`: attacks on a running service.
 - `call_costs`: what calls cost on another pair of models (`costs/*.yaml`).
 - `reenact`: recorded dialogues through the step loop, at such costs.
+- `gpu`: one GPU in a quarter of an hour (`make gpu`).
 - `load`: requests a second by policy.
 - `tally`: what policies did over several recorded evaluations, each beside a coin.
 - `fetch`: downloads the pretrained pair (`make real-pair`).

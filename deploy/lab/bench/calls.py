@@ -119,9 +119,9 @@ async def bench_streams(
                     Call(f"bench-{count}-{turn}-{n}", thought(worker, prefix, f"{turn}.{n}")[0])
                     for n in range(count)
                 ]
-                await asyncio.gather(*(_generation(worker, call, 0) for call in calls))
+                await asyncio.gather(*(generation(worker, call, 0) for call in calls))
                 began = perf_counter()
-                made = await asyncio.gather(*(_generation(worker, call, tokens) for call in calls))
+                made = await asyncio.gather(*(generation(worker, call, tokens) for call in calls))
                 per_s = sum(one.usage.generated for one in made) / (perf_counter() - began)
                 if turn:
                     taken.setdefault((name, count), []).append(per_s)
@@ -142,13 +142,14 @@ def thought(worker: Any, size: int, question: str) -> tuple[Transcript, Segment]
     transcript = Transcript((Message("user", f"Question {size}.{question}: what is 1 + 1?"),))
     length = number = 0
     while length < size:
-        step = _step(worker, number, question)
-        transcript = transcript.extend(step)
-        length, number = length + len(step.tokens), number + 1
-    return transcript, _step(worker, number, question, WRITTEN)
+        part = step(worker, number, question)
+        transcript = transcript.extend(part)
+        length, number = length + len(part.tokens), number + 1
+    return transcript, step(worker, number, question, WRITTEN)
 
 
-def _step(worker: Any, number: int, question: str, most: int | None = None) -> Segment:
+def step(worker: Any, number: int, question: str, most: int | None = None) -> Segment:
+    """A step about a question, or the beginning of one."""
     ids = worker.tokenizer.encode(STEP.format(number, question, f"{number} and {question}"))[:most]
     text = worker.tokenizer.decode(ids)
     return Segment("small", text, ids, (0.0,) * len(ids), worker.tokenizer.hash)
@@ -156,32 +157,34 @@ def _step(worker: Any, number: int, question: str, most: int | None = None) -> S
 
 async def _turn(worker: Any, size: int, turn: int) -> dict[str, Timed]:
     """One call of each kind after a thought that no request has read before."""
-    transcript, step = thought(worker, size, str(turn))
+    transcript, part = thought(worker, size, str(turn))
     call = Call(f"bench-{size}-{turn}", transcript, "large")
-    judged = Call(call.request, transcript.extend(step), "large")
-    await _generation(worker, call, 0)
+    judged = Call(call.request, transcript.extend(part), "large")
+    await generation(worker, call, 0)
 
     async def generate() -> Usage:
-        return (await _generation(worker, call, WRITTEN)).usage
+        return (await generation(worker, call, WRITTEN)).usage
 
     async def verify() -> Usage:
-        return (await worker.verify(call, step, Sampling())).usage  # type: ignore[no-any-return]
+        return (await worker.verify(call, part, Sampling())).usage  # type: ignore[no-any-return]
 
     async def classify() -> Usage:
         return (await worker.classify(judged, QUERY)).usage  # type: ignore[no-any-return]
 
     kinds = {f"generate {WRITTEN}": generate, f"verify {WRITTEN}": verify, "classify": classify}
-    return {kind: await _timed(made) for kind, made in kinds.items()}
+    return {kind: await timed(made) for kind, made in kinds.items()}
 
 
-async def _generation(worker: Any, call: Call, tokens: int) -> Generation:
-    criteria = StopCriteria(tokens)
+async def generation(worker: Any, call: Call, tokens: int, ignore_eos: bool = False) -> Generation:
+    """Make at most this many tokens; exactly, if no end of turn counts."""
+    criteria = StopCriteria(tokens, ignore_eos=ignore_eos)
     last = [item async for item in worker.generate(call, criteria, Sampling(), stream=False)][-1]
     assert isinstance(last, Generation)
     return last
 
 
-async def _timed(made: Callable[[], Awaitable[Usage]]) -> Timed:
+async def timed(made: Callable[[], Awaitable[Usage]]) -> Timed:
+    """Await a call with a clock."""
     began = perf_counter()
     usage = await made()
     return Timed((perf_counter() - began) * 1e3, usage)

@@ -6,6 +6,7 @@
 - `bench_start`: the service's start and memory, beside a bare Ray Serve application's.
 - `bench_weights`: types of weights side by side.
 - `drive`: problems for a running experiment.
+- `gpu`: one GPU in a quarter of an hour.
 - `reenact`: recorded dialogues through the step loop, at the costs of another pair.
 - `run`: the commands of an experiment file.
 - `tally`: policies over several recorded evaluations, each beside a coin.
@@ -22,6 +23,7 @@ from deploy.lab.commands.bench_decode import bench_decode
 from deploy.lab.commands.bench_start import bench_start
 from deploy.lab.commands.bench_weights import bench_weights
 from deploy.lab.commands.drive import drive
+from deploy.lab.commands.gpu import gpu
 from deploy.lab.commands.reenact import reenact
 from deploy.lab.commands.run import run
 from deploy.lab.commands.tally import tally
@@ -37,6 +39,7 @@ lab.command("bench-decode")(bench_decode)
 lab.command("bench-start")(bench_start)
 lab.command("bench-weights")(bench_weights)
 lab.command("drive")(drive)
+lab.command("gpu")(gpu)
 lab.command("reenact")(reenact)
 lab.command("run")(run)
 lab.command("tally")(tally)

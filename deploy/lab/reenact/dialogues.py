@@ -71,6 +71,12 @@ class Answers:
             key = _key(action.worker, action.transcript, about)
             self._known.setdefault(key, deque()).append(called.answer)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the question has, with its template."""
+        first: Any = next(iter(answered_calls(self.recording.events)))
+        return int(first.answer.usage.prompt)
+
     def take(self, worker: WorkerName, transcript: Transcript, about: About) -> Any:
         """The answer to a call.
 

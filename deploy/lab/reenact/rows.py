@@ -18,6 +18,7 @@ from deploy.lab.reenact.virtual_worker import VirtualWorker
 from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.solve import solve
+from orchestrator.worker import Worker
 
 REQUESTS_A_CLIENT: Final = 4
 """At least: the end of a row, when clients run out of questions, is a small part of it."""
@@ -92,16 +93,20 @@ def against_measured(dialogues: Sequence[Dialogue], costs: Costs) -> list[Row]:
     """
     rows = []
     for one in costs.measured:
-        mine = [
-            dialogue
-            for dialogue in dialogues
-            if dialogue.policy == one.policy
-            and int(str(dialogue.question).rpartition("-")[2]) < one.questions_a_set
-        ]
+        mine = of_policy(dialogues, one.policy, one.questions_a_set)
         played = clock.run(play(mine, costs, one.clients))
         ours = mean(played.seconds) if one.unit == "seconds" else played.per_s
         rows.append({**one.model_dump(), "ours": ours, "error": ours / one.measured - 1})
     return rows
+
+
+def of_policy(dialogues: Sequence[Dialogue], policy: str, questions_a_set: int) -> list[Dialogue]:
+    """A policy's first questions of each set."""
+    return [
+        one
+        for one in dialogues
+        if one.policy == policy and int(str(one.question).rpartition("-")[2]) < questions_a_set
+    ]
 
 
 async def play(
@@ -111,12 +116,26 @@ async def play(
     speculates: bool = False,
     run_ahead: int = 0,
 ) -> Played:
-    """`clients` take the dialogues in their order, each one after the other."""
+    """Play dialogues at the costs of a pair."""
     answers: dict[str, Answers] = {}
     pair = virtual_pair(costs, answers, speculates, run_ahead)
+    return await play_over(pair, answers, dialogues, clients)
+
+
+async def play_over(
+    pair: Mapping[WorkerName, Worker],
+    answers: dict[str, Answers],
+    dialogues: Sequence[Dialogue],
+    clients: int,
+) -> Played:
+    """`clients` take the dialogues in their order, each one after the other.
+
+    The pair answers from `answers`, which are put there by request.
+    """
     seconds: list[float] = []
     waiting = enumerate(dialogues)
     time = asyncio.get_running_loop().time
+    start = time()
 
     async def client() -> None:
         for number, dialogue in waiting:
@@ -128,7 +147,7 @@ async def play(
             seconds.append(time() - began)
 
     await asyncio.gather(*(client() for _ in range(clients)))
-    return Played(seconds, time())
+    return Played(seconds, time() - start)
 
 
 def virtual_pair(

@@ -1,0 +1,63 @@
+"""`baton lab gpu`: one GPU measured in a quarter of an hour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from deploy.cli.common import write
+from deploy.lab.commands.options import Device
+from orchestrator.errors import ConfigError
+
+
+def gpu(
+    out: Annotated[Path, typer.Option(help="A folder for rows, page and costs.")] = Path(
+        "build/gpu"
+    ),
+    device: Device = "cuda",
+    only: Annotated[
+        str | None, typer.Option(help="Stages to run, comma-separated; none: all.")
+    ] = None,
+) -> None:
+    """Measure one GPU in 15 minutes: our engine, costs of calls, and recorded dialogues.
+
+    Weights are random, in the shapes of Qwen2.5 1.5B and 32B: nothing is downloaded. Rows are kept
+    as they come, and a run that was interrupted continues. With [bold]--device cpu[/] all stages
+    run over tiny models, which shows that they work.
+
+    [bold]Examples[/]
+
+      baton lab gpu
+
+      baton lab gpu --device cpu --out build/gpu-trial
+    """
+    from deploy.lab.gpu import plan, report
+
+    chosen = [stage for stage in plan.STAGES if only is None or stage.name in only.split(",")]
+    name = _device_name(device)
+    results = plan.Results(out / "rows.jsonl")
+    plan.run_stages(results, device, chosen)
+    text = report.page(results.rows(), name)
+    write(out / "page.md", text)
+    if (costs := report.costs(results.rows(), name)) is not None:
+        data = costs.model_dump(mode="json", exclude_defaults=True)
+        write(out / "costs.yaml", yaml.safe_dump(data, sort_keys=False))
+    print(text)
+
+
+def _device_name(device: str) -> str:
+    """The device in words.
+
+    Raises:
+        ConfigError: there is no GPU.
+    """
+    import torch
+
+    if device == "cpu":
+        return "a CPU, tiny models"
+    if not torch.cuda.is_available():
+        raise ConfigError("no GPU: run it on a machine with one, or try it with --device cpu")
+    return str(torch.cuda.get_device_name())
