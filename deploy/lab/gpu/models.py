@@ -12,6 +12,7 @@ TEMPLATE: Final = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+TEMPLATE_TOKENS: Final = 20  # of a question and a space; a character is a token
 ENDS: Final = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 SHAPES: Final = {  # width, inner width, layers, heads, heads of keys, tied
     "tiny": (64, 128, 2, 2, 1, True),

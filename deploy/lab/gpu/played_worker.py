@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deploy.lab.bench.calls import generation
-from deploy.lab.gpu.models import piece
+from deploy.lab.gpu.models import TEMPLATE_TOKENS, piece
 from deploy.lab.reenact.dialogues import Answers
 from orchestrator.loop.actions import WorkerName
 from orchestrator.types import (
@@ -106,7 +106,7 @@ class PlayedWorker:
         """The call over a prompt as long as the recorded one, and over what was written here."""
         name = f"{self._tag}-{call.request}"
         recorded = self._answers[call.request].prompt_tokens
-        message = Message("user", f"{name} {piece(max(1, recorded - len(name) - 30))}")
+        message = Message("user", f"{name} {piece(max(1, recorded - len(name) - TEMPLATE_TOKENS))}")
         ids = self._texts.setdefault(call.request, Texts()).real(_ids(call.transcript))
         answer = NO_SEGMENTS.plus(self._segment(ids)) if ids else NO_SEGMENTS
         transcript = Transcript((message,), answer=answer, thinking=False, closed=True)
