@@ -34,30 +34,19 @@ def gpu(
 
       baton lab gpu --device cpu --out build/gpu-trial
     """
+    import torch
+
     from deploy.lab.gpu import plan, report
 
     chosen = [stage for stage in plan.STAGES if only is None or stage.name in only.split(",")]
-    name = _device_name(device)
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError("no GPU: run it on a machine with one, or try it with --device cpu")
     results = plan.Results(out / "rows.jsonl")
     plan.run_stages(results, device, chosen)
+    name = "a CPU, tiny models" if device == "cpu" else torch.cuda.get_device_name()
     text = report.page(results.rows(), name)
     write(out / "page.md", text)
     if (costs := report.costs(results.rows(), name)) is not None:
         data = costs.model_dump(mode="json", exclude_defaults=True)
         write(out / "costs.yaml", yaml.safe_dump(data, sort_keys=False))
     print(text)
-
-
-def _device_name(device: str) -> str:
-    """The device in words.
-
-    Raises:
-        ConfigError: there is no GPU.
-    """
-    import torch
-
-    if device == "cpu":
-        return "a CPU, tiny models"
-    if not torch.cuda.is_available():
-        raise ConfigError("no GPU: run it on a machine with one, or try it with --device cpu")
-    return str(torch.cuda.get_device_name())

@@ -137,7 +137,7 @@ class Measuring:
                 text, _ = thought(worker, PREFIX, f"{row}.{new}.{turn}")
                 name = f"{row}-{new}-{turn}"
                 await generation(worker, Call(name, text), 0)
-                part = step(worker, turn, row * 40, new)
+                part = step(worker, turn, row * 128, new)
                 call = Call(name, text.extend(part))
                 taken.append((await timed(partial(_usage, worker, call))).ms)
                 if new == 16:
