@@ -99,6 +99,8 @@ def test_the_page_and_the_costs_say_what_was_measured() -> None:
         {"stage": "correct", "row": "tiny", "dtype": "float32", "of": 24, "as_on_cpu": 24,
          "as_transformers": 24},
         {"stage": "n-gram", "row": "failed", "status": 3},
+        {"stage": "correct", "row": "failed", "status": 1},
+        {"stage": "correct", "row": "ended"},
         *(
             {"stage": "sharing", "row": f"vllm {shape}", "token_ms": {"1": 2.0, "32": 6.0},
              "read_ms": {"1": 10.0, "16": 10.5, "64": 11.0, "256": 30.0, "1024": 60.0},
@@ -111,6 +113,7 @@ def test_the_page_and_the_costs_say_what_was_measured() -> None:
     assert "| large-only, draft-model | 8 | 2.00 | 2.00 | 2.00x | 1.00x |" in text
     assert "| tiny | float32 | 24 | 24 | 24 |" in text
     assert "- n-gram: failed, 3" in text
+    assert "correct: failed" not in text
     pair = costs(rows, "one GPU")
     assert pair is not None
     small = pair.small

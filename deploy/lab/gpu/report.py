@@ -72,7 +72,12 @@ def page(rows: Sequence[Row], device: str) -> str:
             if "as_on_cpu" in row
         ],
     )
-    parts += [f"- {row['stage']}: {row['row']}, {row['status']}" for row in rows if "status" in row]
+    ended = {row["stage"] for row in rows if row["row"] == "ended"}
+    parts += [
+        f"- {row['stage']}: {row['row']}, {row['status']}"
+        for row in rows
+        if "status" in row and row["stage"] not in ended
+    ]
     return "\n".join([*parts, *(f"- {note}" for note in NOTES)]) + "\n"
 
 

@@ -104,6 +104,7 @@ class Measuring:
                 if self.results.has(stage=self.stage, row=policy, clients=clients):
                     continue
                 tag = f"{policy}-{clients}"
+                before = _adopted(workers)
                 played = await self._play(workers, policy, clients, questions, tag)
                 self._put(
                     policy,
@@ -111,6 +112,7 @@ class Measuring:
                     questions_a_set=questions,
                     seconds=mean(played.seconds),
                     requests_per_s=played.per_s,
+                    adopted_tokens=_adopted(workers) - before,
                 )
 
     async def _play(
@@ -175,6 +177,11 @@ class Measuring:
                 self._put(model, dtype=dtype, **values)
                 ours.close()
             exact.close()
+
+
+def _adopted(workers: Mapping[Any, Any]) -> int:
+    """Tokens that were run ahead and taken."""
+    return sum(worker.stats()["adopted_tokens"] for worker in workers.values())
 
 
 async def _usage(worker: Any, call: Call) -> Any:
