@@ -164,11 +164,11 @@ class VllmBackend:
                     await running.outputs.aclose()
         elif text.criteria.max_tokens == 0 and len(ids) < self.context:
             await self._answer(ids, request_parameters(Sampling(), max_tokens=1), WRITER, cost)
-        self._counts["adopted_tokens"] += min(found, text.generated)
-        drafts = cost.drafts
+        adopted, drafts = min(found, text.generated), cost.drafts
+        self._counts["adopted_tokens"] += adopted
         yield Generation(
             text.segment(finish or "length"),
-            replace(cost.usage(), generated=text.generated),
+            replace(cost.usage(), generated=text.generated, adopted=adopted),
             provenance=None
             if drafts is None
             else text.counted(drafts.drafted_at, drafts.accepted_at),
