@@ -164,8 +164,8 @@ def test_on_the_console(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "endpoint: an http"),
-        ({"endpoint": "collector:4317"}, "endpoint: an http"),
+        ({}, "endpoint: expected an http"),
+        ({"endpoint": "collector:4317"}, "endpoint: expected an http"),
         ({"exporter": "jaeger"}, "exporter: "),
         ({"exporter": "console", "endpoint": "http://x"}, "endpoint: goes with exporter otlp"),
         ({"endpoint": "http://x", "sample": 2}, "sample: "),
