@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import logging
 import os
@@ -29,6 +30,7 @@ TOLD_S = 60.0  # between two words on what is still starting
 SHUTDOWN_S = 5.0  # for replicas to shut down before they are killed
 ASK_S, CUT_S = 5.0, 0.5  # for replicas to answer, and for what they send last to arrive
 DAEMONS = ("gcs_server", "raylet")
+PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl.h
 OBJECTS_BYTES = 100 << 20  # nothing of ours travels through the object store
 
 
@@ -116,6 +118,7 @@ def serving(
     options = deployment.serve.http_options
     _want_port(options.host, options.port)
     with own_ray() as before:
+        daemons = {pid for pid in descendants(os.getpid()) - before if _is_daemon(pid)}
         on_ray()
         if not deployment.serve.applications[0].deployments:  # which may ask for other GPUs
             _want_gpus(deployment.args.workers)
@@ -123,7 +126,6 @@ def serving(
         # As `serve run FILE` does it: the whole file counts, with its `deployments` overrides.
         client.deploy_apps(deployment.serve, _blocking=False)
         _wait(deployment, ready_s, tell)
-        daemons = {pid for pid in descendants(os.getpid()) - before if _is_daemon(pid)}
         yield RunningService(deployment.url, deployment.serve.applications[0].name, daemons)
 
 
@@ -138,6 +140,7 @@ def own_ray() -> Iterator[set[int]]:
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     before = descendants(os.getpid())
+    _adopt_orphans()
     folder = _own_folder()
     node = None
     try:
@@ -151,6 +154,12 @@ def own_ray() -> Iterator[set[int]]:
         yield before
     finally:
         _stop(before, node)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of the workers that a dead raylet leaves, so that they are stopped, too."""
+    with suppress(AttributeError, OSError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _start_node(folder: Path) -> Any:
