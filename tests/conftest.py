@@ -16,7 +16,7 @@ from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
 from deploy.cli import main as cli
-from tests.virtual_time import VirtualTime
+from deploy.lab.reenact.clock import VirtualLoop
 
 # Drawn tests draw the same each time, and do not go by the clock of a busy machine.
 settings.register_profile(
@@ -30,7 +30,7 @@ for _wait in ("connect", "read", "write", "pool"):
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], Any]]:
     virtual = item.get_closest_marker("virtual_time")
-    return {"loop": VirtualTime if virtual else asyncio.new_event_loop}
+    return {"loop": VirtualLoop if virtual else asyncio.new_event_loop}
 
 
 SERVICES = "tests/deploy/service/"  # which start Ray: one process has them all

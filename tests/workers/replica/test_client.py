@@ -15,6 +15,7 @@ from ray import ActorID
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
+from deploy.lab.reenact.clock import VirtualLoop
 from orchestrator.errors import (
     ContextLengthExceeded,
     Overloaded,
@@ -24,7 +25,6 @@ from orchestrator.errors import (
 from orchestrator.types import Generation, LabelQuery, Message, StopCriteria, Transcript
 from orchestrator.worker import Call, Delta
 from tests.orchestrator.waiting import until
-from tests.virtual_time import virtual_time
 from tests.workers.replica.handles import (
     CRITERIA,
     GREEDY,
@@ -307,7 +307,9 @@ async def test_who_was_stopped_itself_calls_nobody_silent(router: Any) -> None:
     await anext(items)
     rest = asyncio.create_task(_all(items))
     await asyncio.sleep(0)
-    virtual_time().skip(0.5)
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.jump(0.5)
     *_, whole = await rest
     assert isinstance(whole, Generation)
     assert handle.sessions == ["r1/0"]
