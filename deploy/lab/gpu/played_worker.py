@@ -8,7 +8,7 @@ from typing import Any
 
 from deploy.lab.bench.calls import generation
 from deploy.lab.gpu.models import TEMPLATE_TOKENS, piece
-from deploy.lab.reenact.dialogues import Answers
+from deploy.lab.reenact.dialogues import Answers, token_ids
 from orchestrator.loop.actions import WorkerName
 from orchestrator.types import (
     NO_SEGMENTS,
@@ -77,7 +77,7 @@ class PlayedWorker:
         made = await generation(self._worker, self._real(call), answer.usage.generated, True)
         if answer.usage.generated:
             texts = self._texts[call.request]
-            texts.learn(_ids(call.transcript), answer.segment, made.segment.tokens)
+            texts.learn(token_ids(call.transcript), answer.segment, made.segment.tokens)
         yield answer
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
@@ -92,10 +92,10 @@ class PlayedWorker:
         """Let the engine read the segment."""
         answer: Verification = self._take(call, segment)
         before = self._real(call)
-        whole = _ids(
+        whole = token_ids(
             self._real(replace(call, transcript=call.transcript.extend(segment))).transcript
         )
-        part = self._segment(whole[len(_ids(before.transcript)) :])
+        part = self._segment(whole[len(token_ids(before.transcript)) :])
         await self._worker.verify(before, part, Sampling(), top)
         return answer
 
@@ -107,7 +107,7 @@ class PlayedWorker:
         name = f"{self._tag}-{call.request}"
         recorded = self._answers[call.request].prompt_tokens
         message = Message("user", f"{name} {piece(max(1, recorded - len(name) - TEMPLATE_TOKENS))}")
-        ids = self._texts.setdefault(call.request, Texts()).real(_ids(call.transcript))
+        ids = self._texts.setdefault(call.request, Texts()).real(token_ids(call.transcript))
         answer = NO_SEGMENTS.plus(self._segment(ids)) if ids else NO_SEGMENTS
         transcript = Transcript((message,), answer=answer, thinking=False, closed=True)
         return replace(call, request=name, owner=name, transcript=transcript)
@@ -115,7 +115,3 @@ class PlayedWorker:
     def _segment(self, ids: tuple[int, ...]) -> Segment:
         author = self._name
         return Segment(author, piece(len(ids)), ids, (0.0,) * len(ids), self._worker.tokenizer.hash)
-
-
-def _ids(transcript: Transcript) -> tuple[int, ...]:
-    return tuple(token for segment in transcript.phase for token in segment.tokens)

@@ -95,6 +95,11 @@ class Answers:
         return answer
 
 
+def token_ids(transcript: Transcript) -> tuple[int, ...]:
+    """The ids of the phase that is being written."""
+    return tuple(token for segment in transcript.phase for token in segment.tokens)
+
+
 def _key(worker: WorkerName, transcript: Transcript, about: About) -> Any:
     """A generation is the same under every cap that leaves it room."""
     if isinstance(about, StopCriteria):

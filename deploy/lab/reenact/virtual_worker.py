@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from deploy.lab.reenact.dialogues import Answers
+from deploy.lab.reenact.dialogues import Answers, token_ids
 from deploy.lab.reenact.engine import VirtualEngine, VirtualRow
 from orchestrator.loop.actions import WorkerName
 from orchestrator.types import (
@@ -40,14 +40,10 @@ class AheadRow:
 
         Behind its own text others may have put tokens: they are taken to be its own.
         """
-        tokens = _ids(transcript)
+        tokens = token_ids(transcript)
         if tokens[: len(self.text)] != self.text:
             return None
         return len(tokens) - len(self.text) - self.spare
-
-
-def _ids(transcript: Transcript) -> tuple[int, ...]:
-    return tuple(token for segment in transcript.phase for token in segment.tokens)
 
 
 class VirtualWorker:
@@ -87,7 +83,7 @@ class VirtualWorker:
         await self._engine.write(row, tokens)
         if self._run_ahead and criteria.max_tokens and segment.finish in GOES_ON:
             self._engine.run_ahead(row, self._run_ahead, GOES_ON[segment.finish])
-            text = _ids(call.transcript) + segment.tokens
+            text = token_ids(call.transcript) + segment.tokens
             spare = answer.usage.generated - len(segment.tokens)
             self._ahead[call.request] = AheadRow(row, text, spare)
         else:
