@@ -140,14 +140,12 @@ class VllmBackend:
         ids, text = prompt.ids, wanted.text
         finish: Finish | None = None
         cost = Cost(len(ids), prompt.call.owner)
-        found = 0
         if text.max_tokens > 0:
             running = await self._adopted(prompt, wanted, cost) or self._begun(prompt, wanted, cost)
             try:
                 while finish is None:
                     made = await running.take()
                     if not made:
-                        found = running.found
                         running = self._begun(prompt, wanted, cost, running)
                     for place, (token, logprobs) in enumerate(made):
                         finish = self._push(text, token, logprobs)
@@ -157,14 +155,13 @@ class VllmBackend:
                     if wanted.stream and (delta := text.delta(ended=finish is not None)):
                         yield delta
             finally:
-                found = found or running.found
                 if finish is not None and self._may_go_on(running, text, finish):
                     self._ahead.keep(prompt, running)
                 else:
                     await running.outputs.aclose()
         elif text.criteria.max_tokens == 0 and len(ids) < self.context:
             await self._answer(ids, request_parameters(Sampling(), max_tokens=1), WRITER, cost)
-        adopted, drafts = min(found, text.generated), cost.drafts
+        adopted, drafts = min(cost.found, text.generated), cost.drafts
         self._counts["adopted_tokens"] += adopted
         yield Generation(
             text.segment(finish or "length"),
@@ -188,7 +185,6 @@ class VllmBackend:
         running = await self._ahead.adopt(prompt, wanted.sampling, wanted.text.thinking)
         if running is not None:
             running.adopt(cost)
-            cost.cached, cost.adopted = len(prompt.ids), True
         return running
 
     def _begun(

@@ -18,17 +18,18 @@ Output = tuple[RequestOutput, Drafts | None]
 class Cost:
     """What one call of ours costs in vLLM, over all its requests, and for whom it is made.
 
-    What was cached is what its first request found: look-ups after it find what that has read.
+    What was cached is what its first request found: look-ups after it find what that has read. A
+    call may adopt its first request; `found` are the tokens that were made before it came.
     """
 
     def __init__(self, prompt: int, owner: str = "") -> None:
         self.prompt, self.cached, self.generated, self.passes = prompt, 0, 0, 0
-        self.owner, self.adopted = owner, False
+        self.owner, self.adopts, self.found = owner, False, 0
         self.drafts: Drafts | None = None
 
     def record(self, output: RequestOutput, drafts: Drafts | None) -> None:
         """Count an output."""
-        if not (self.passes or self.adopted):
+        if not (self.passes or self.adopts):
             self.cached = output.num_cached_tokens or 0
         self.generated += len(output.outputs[0].token_ids)
         self.passes += 1
@@ -48,7 +49,6 @@ class Running:
         may_fall_short: whether it may end before its text does.
         unread: those of the tokens that no call has taken, each with the log-probabilities at its
             place.
-        found: tokens that were made before the call came that adopted the request.
         finished: whether it has ended by itself.
     """
 
@@ -59,18 +59,14 @@ class Running:
     cost: Cost
     may_fall_short: bool = False
     unread: list[tuple[int, Mapping[int, float]]] = field(default_factory=list)
-    found: int = 0
     finished: bool = False
     _is_new: bool = False
 
     def adopt(self, cost: Cost) -> None:
         """Continue for another call."""
-        self.cost, self.found, self._is_new, self.may_fall_short = (
-            cost,
-            len(self.unread),
-            True,
-            True,
-        )
+        cost.adopts, cost.cached, cost.found = True, cost.prompt, len(self.unread)
+        self.cost = cost
+        self._is_new = self.may_fall_short = True
 
     async def take(self) -> list[tuple[int, Mapping[int, float]]]:
         """The next tokens; none at the request's end."""
@@ -100,7 +96,7 @@ class Running:
             self.unread += made
             self.ids += [token for token, _ in made]
             if self._is_new and not waited:
-                self.found += len(made)
+                self.cost.found += len(made)
             self._is_new, self.finished = False, output.finished
             return True
         return False

@@ -33,7 +33,7 @@ async def test_tokens_that_an_adopter_waits_for_are_not_found() -> None:
     assert [token for token, _ in await running.take()] == [8, 9]
     asyncio.get_running_loop().call_soon(more.set)
     assert [token for token, _ in await running.take()] == [10]
-    assert (running.found, running.finished, running.cost.generated) == (2, True, 3)
+    assert (running.cost.found, running.finished, running.cost.generated) == (2, True, 3)
 
 
 async def test_what_was_read_and_not_taken_is_found() -> None:
@@ -51,4 +51,4 @@ async def test_what_was_read_and_not_taken_is_found() -> None:
     asyncio.get_running_loop().call_soon(more.set)
     taken += await running.take()
     assert [token for token, _ in taken] == [6, 7, 8]
-    assert running.found == 2
+    assert running.cost.found == 2
