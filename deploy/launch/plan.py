@@ -168,6 +168,10 @@ class ModelSize:
         """The weights, as users read it."""
         return f"{_gb(self.weights)} in {round(self.bits)} bits"
 
+    def has_vocabulary_of(self, other: ModelSize) -> bool:
+        """Whether both are known to have the same vocabulary."""
+        return self.vocabulary != "" and self.vocabulary == other.vocabulary
+
     def can_spread(self, gpus: int) -> bool:
         """Whether vLLM can spread its layers over `gpus` GPUs."""
         most, least = max(gpus, self.kv_heads), min(gpus, self.kv_heads)
@@ -241,7 +245,7 @@ def plan(small: ModelSize, large: ModelSize, machine: Machine) -> DeploymentPlan
 
 def _policy(small: ModelSize, large: ModelSize) -> tuple[dict[str, Any], str]:
     """What the model name `baton` means, and why."""
-    if small.vocabulary and small.vocabulary == large.vocabulary:
+    if small.has_vocabulary_of(large):
         return (
             {"default": "bild", "params": {"bild": {"rollback": ROLLBACK}}},
             "One vocabulary: the large model corrects single tokens of the small one (bild).",
@@ -258,11 +262,14 @@ def _on_gpus(
     context = min(small.context, large.context, LONGEST)
     while True:
         try:
-            return _placed(small, large, machine, context)
+            workers, reasons = _placed(small, large, machine, context)
         except ConfigError:
             if context <= LEAST:
                 raise
             context = max(LEAST, context // 2)
+        else:
+            workers["large"]["speculation"] = NGRAM
+            return workers, reasons
 
 
 def _placed(
@@ -278,7 +285,6 @@ def _placed(
         workers = {
             name: _on_gpu(model, context, machine, shares[name]) for name, model in pair.items()
         }
-        workers["large"]["speculation"] = NGRAM
         reasons = [
             f"Both fit on one {first.name}: weights of {small.size} and {large.size} leave a cache "
             f"of about {tokens:,} tokens each.",
@@ -306,7 +312,6 @@ def _placed(
     ]
     if spread > 1:
         workers["large"]["tensor_parallel"] = spread
-    workers["large"]["speculation"] = NGRAM
     return workers, reasons + _remarks(machine, used=1 + spread)
 
 
@@ -394,7 +399,7 @@ def _on_cpu(
         f"They take about {_gb(need())}, with {2 * rows} cached sequences of {context:,} tokens.",
     ]
     draft = taken(small, *types[0])
-    if small.vocabulary and small.vocabulary == large.vocabulary and need() + draft <= usable:
+    if small.has_vocabulary_of(large) and need() + draft <= usable:
         workers["large"]["speculation"] = {
             "method": "chain",
             "params": CHAIN | {"draft": small.name},
