@@ -48,8 +48,8 @@ _NAMES: Final = {
 }
 """Patterns for the formats of names; a date has only days that every month has."""
 _NUMBER: Final = {
-    *("type", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-}
+    "type", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+}  # fmt: skip
 _IN_PLACE: Final = ("$ref", "const", "enum", "allOf", "anyOf", "oneOf")
 _MOST_MENDED: Final = 2  # tries to mend a schema
 _ANYTHING: Final[tuple[Any, ...]] = (True, {})
