@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from deploy.cli import main as cli
 from deploy.lab.bench.vllm_calls import STAGES
 
 if find_spec("vllm") is None:
@@ -19,26 +18,12 @@ if find_spec("vllm") is None:
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["baton", "lab", "bench-calls", *args])
-    with pytest.raises(SystemExit) as info:
-        cli.main()
-    return int(info.value.code or 0)
-
-
-def test_a_calls_time_is_that_of_its_stages(
-    tiny_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(monkeypatch, str(tiny_file), "--profile") == 2
-    assert "whose large worker has the engine vllm" in capsys.readouterr().err
-    data, file, out = (
-        yaml.safe_load(tiny_file.read_text()),
-        tmp_path / "v.yaml",
-        tmp_path / "o.json",
-    )
+def test_a_calls_time_is_that_of_its_stages(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
+    ran = baton("lab", "bench-calls", str(tiny_file), "--profile")
+    assert ran.status == 2
+    assert "whose large worker has the engine vllm" in ran.err
+    data = yaml.safe_load(tiny_file.read_text())
+    file, out = tmp_path / "v.yaml", tmp_path / "o.json"
     data["applications"][0]["args"]["workers"]["large"] = {
         "model": "embedded:large",
         "engine": "vllm",
@@ -49,7 +34,7 @@ def test_a_calls_time_is_that_of_its_stages(
     }
     file.write_text(yaml.safe_dump(data))
     options = ["--prefixes", "60", "--repeats", "2", "--json", str(out)]
-    assert run(monkeypatch, str(file), "--profile", *options) == 0
+    assert baton("lab", "bench-calls", str(file), "--profile", *options).status == 0
     rows = json.loads(out.read_text())["rows"]
     kinds = ["generate 10", "step", "judge", "verify 10"]
     assert [(row["by"], row["call"]) for row in rows] == [
