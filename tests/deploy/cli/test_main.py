@@ -553,8 +553,8 @@ def test_rows_over_vllm_and_over_our_engine_share_no_file(tmp_path: Path) -> Non
     large = data["applications"][0]["args"]["workers"]["large"]
     del large["speculation"]  # vLLM has methods of its own
     for engine in ("builtin", "vllm"):
+        large["engine"] = engine
         (tmp_path / engine).write_text(yaml.safe_dump(data))
-        large["engine"] = "vllm"
     (_, ours), (_, theirs) = (
         _served_by(Pair(config=tmp_path / engine), [], None) for engine in ("builtin", "vllm")
     )
