@@ -70,6 +70,8 @@ log = logging.getLogger(__name__)
 
 ASKED = ("temperature", "top_p", "top_k", "seed", "max_tokens", "min_tokens")
 """Parameters of vLLM's that say what a client asked for; the others are the worker's own."""
+LIKELY = 3
+"""The tokens at a doubtful place whose continuations run ahead."""
 JUDGE, WRITER = 0, 1
 """Priorities: a judge's call is short, and a whole request waits for it."""
 
@@ -156,9 +158,10 @@ class VllmBackend:
                         yield delta
             finally:
                 if finish is not None and self._may_go_on(running, text, finish):
-                    self._ahead.keep(prompt, running)
+                    others = self._others(prompt, wanted, running) if finish == "doubt" else ()
+                    self._ahead.keep(prompt, [running, *others])
                 else:
-                    await running.outputs.aclose()
+                    await running.close()
         elif text.criteria.max_tokens == 0 and len(ids) < self.context:
             await self._answer(ids, request_parameters(Sampling(), max_tokens=1), WRITER, cost)
         adopted, drafts = min(cost.found, text.generated), cost.drafts
@@ -210,15 +213,52 @@ class VllmBackend:
         elif before is None and prompt.call.constraint is None:
             steps = self._token_ends.of(text.criteria)
             ends, may_fall_short = ends | steps, bool(steps)
+        running = self._request(
+            prompt, wanted, ids, cost, {"stop_token_ids": sorted(ends), **limits}
+        )
+        running.may_fall_short = may_fall_short
+        return running
+
+    def _others(self, prompt: Prompt, wanted: Decoding, running: Running) -> list[Running]:
+        """Requests for the other likely tokens at a doubtful place: another model may choose one.
+
+        The text that ran into doubt goes on with the token that it drew there.
+        """
+        token, logprobs = running.unread[0]
+        ids = running.ids[: len(running.ids) - len(running.unread)]
+        room = min(LIKELY - 1, self._capacity.rows - self._live)
+        ahead = min(self._ahead.tokens, self.context - len(ids) - 1)
+        ends = wanted.text.ends
+        likely = sorted(logprobs, key=logprobs.__getitem__, reverse=True)
+        others = [one for one in likely if one != token and one not in ends][:room]
+        if ahead <= 0:
+            return []
+        limits = {"stop_token_ids": sorted(ends), "max_tokens": ahead}
+        begun = []
+        for other in others:
+            cost = Cost(len(ids) + 1, prompt.call.owner)
+            begun.append(self._request(prompt, wanted, [*ids, other], cost, limits))
+            begun[-1].begin()
+        return begun
+
+    def _request(
+        self,
+        prompt: Prompt,
+        wanted: Decoding,
+        ids: Sequence[int],
+        cost: Cost,
+        limits: Mapping[str, Any],
+    ) -> Running:
+        """A request of vLLM's that continues `ids`; it is sent once it is read, or begun."""
+        may_doubt = bool(self._ahead.tokens) and wanted.text.criteria.min_confidence > 0
         parameters = request_parameters(
             reseeded(wanted.sampling, len(ids)),
-            logprobs=1,
-            stop_token_ids=sorted(ends),
+            logprobs=LIKELY if may_doubt else 1,
             **limits,
             **self._held(prompt.call),
         )
         outputs = self._outputs(ids, parameters, WRITER, prompt.call.owner)
-        return Running(list(ids), wanted.sampling, text.thinking, outputs, cost, may_fall_short)
+        return Running(list(ids), wanted.sampling, wanted.text.thinking, outputs, cost)
 
     def _may_run_ahead(self, text: Continuation, live: int) -> bool:
         """Whether a request of a text may run after its call, if no more than `live` are there."""

@@ -7,6 +7,7 @@ other call ends them first, so no live request shares its passes with them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from orchestrator.types import Sampling
@@ -18,7 +19,7 @@ SECONDS: Final = 5.0
 
 
 class RequestsAhead:
-    """The requests of an engine that run ahead, each for one request of ours.
+    """The requests of an engine that run ahead: one for each text that a call may continue.
 
     Args:
         tokens: most that are decoded for no call; 0: none are.
@@ -26,14 +27,14 @@ class RequestsAhead:
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
-        self._running: dict[tuple[str, str], Running] = {}
+        self._running: dict[tuple[str, str], Sequence[Running]] = {}
         self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
-        return len(self._running)
+        return sum(map(len, self._running.values()))
 
-    def keep(self, prompt: Prompt, running: Running) -> None:
-        """Let a request run after its call has ended."""
+    def keep(self, prompt: Prompt, running: Sequence[Running]) -> None:
+        """Let requests run after their call has ended."""
         name = _name(prompt)
         self._running[name] = running
         loop = asyncio.get_running_loop()
@@ -41,35 +42,36 @@ class RequestsAhead:
 
     async def adopt(self, prompt: Prompt, sampling: Sampling, thinking: bool) -> Running | None:
         """Take the request that continues a prompt, if there is one; end all others."""
-        found = self._take(_name(prompt))
+        mine = self._take(_name(prompt))
         await self.end()
-        if found is None:
-            return None
-        alike = found.sampling == sampling and found.thinking == thinking
-        is_adopted = False
+        adopted = None
         try:
-            if alike and prompt.call.constraint is None:
-                is_adopted = await found.leads_to(prompt.ids)
+            for one in mine:
+                alike = one.sampling == sampling and one.thinking == thinking
+                if alike and prompt.call.constraint is None and await one.leads_to(prompt.ids):
+                    adopted = one
+                    break
         finally:  # also if the caller leaves meanwhile
-            if not is_adopted:
-                await found.outputs.aclose()
-        return found if is_adopted else None
+            await _close(one for one in mine if one is not adopted)
+        return adopted
 
     async def end(self) -> None:
         """End all of them."""
         while self._running:
-            running = self._take(next(iter(self._running)))
-            assert running is not None
-            await running.outputs.aclose()
+            await _close(self._take(next(iter(self._running))))
 
-    def _take(self, name: tuple[str, str]) -> Running | None:
+    def _take(self, name: tuple[str, str]) -> Sequence[Running]:
         if name in self._timers:
             self._timers.pop(name).cancel()
-        return self._running.pop(name, None)
+        return self._running.pop(name, ())
 
     def _expire(self, name: tuple[str, str]) -> None:
-        if running := self._take(name):
-            self._closing = asyncio.ensure_future(running.outputs.aclose())
+        self._closing = asyncio.ensure_future(_close(self._take(name)))
+
+
+async def _close(requests: Iterable[Running]) -> None:
+    for one in requests:
+        await one.close()
 
 
 def _name(prompt: Prompt) -> tuple[str, str]:

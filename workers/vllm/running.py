@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from vllm.outputs import RequestOutput
@@ -61,6 +62,20 @@ class Running:
     unread: list[tuple[int, Mapping[int, float]]] = field(default_factory=list)
     finished: bool = False
     _is_new: bool = False
+    _next: asyncio.Task[Output] | None = None
+
+    def begin(self) -> None:
+        """Send the request to vLLM now, not when its first output is read."""
+        self._next = asyncio.ensure_future(anext(self.outputs))
+
+    async def close(self) -> None:
+        """End the request."""
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.wait([self._next])
+            with suppress(asyncio.CancelledError, Exception):  # no call waits for it
+                self._next.result()
+        await self.outputs.aclose()
 
     def adopt(self, cost: Cost) -> None:
         """Continue for another call."""
@@ -90,13 +105,17 @@ class Running:
         """Read the next output; vLLM gathers in one what was made since the last was read."""
         waited: list[bool] = []
         asyncio.get_running_loop().call_soon(waited.append, True)
-        async for output, drafts in self.outputs:
-            self.cost.record(output, drafts)
-            made = made_tokens(output)
-            self.unread += made
-            self.ids += [token for token, _ in made]
-            if self._is_new and not waited:
-                self.cost.found += len(made)
-            self._is_new, self.finished = False, output.finished
-            return True
-        return False
+        reading, self._next = self._next or anext(self.outputs), None
+        try:
+            output, drafts = await reading
+        except StopAsyncIteration:
+            return False
+        self.cost.record(output, drafts)
+        made = made_tokens(output)
+        self.unread += made
+        self.ids += [token for token, _ in made]
+        self._is_new = self._is_new and not waited
+        if self._is_new:
+            self.cost.found += len(made)
+        self.finished = output.finished
+        return True

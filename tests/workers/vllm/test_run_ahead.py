@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.types import Message, Sampling, Segment, StopCriteria, Transcript
+from orchestrator.types import GREEDY, Message, Sampling, Segment, StopCriteria, Transcript
 from orchestrator.worker import Call
 from tests.workers.engine.local import run
 from workers.vllm import run_ahead
@@ -106,6 +106,44 @@ async def test_the_models_own_choice_is_adopted_where_another_made_it(
     answer = await run(ahead, call, StopCriteria(7))
     assert answer.segment.tokens == whole.segment.tokens[5:]
     assert len(requests) == 2
+
+
+DOUBTS = StopCriteria(40, min_confidence=0.9)
+
+
+async def doubtful(ahead: Any) -> tuple[Segment, list[int]]:
+    """A text up to a doubtful token, and the likeliest tokens there, its own first."""
+    draft = await run(ahead, replace(QUESTION, request="draft"), DOUBTS)
+    assert draft.segment.finish == "doubt"
+    place = await ahead.verify(behind(QUESTION, draft.segment), Segment("large", ""), GREEDY, 3)
+    return draft.segment, [choice.token for choice in place.top[0]]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+async def test_each_likely_token_in_doubt_is_continued(
+    ahead: Any, builtin_small: Any, requests: list[Any], rank: int
+) -> None:
+    """As in BiLD: the other model chooses one, and its continuation is there already."""
+    _, likely = await doubtful(ahead)
+    token = likely[rank]
+    first = await run(ahead, QUESTION, DOUBTS)
+    assert len(ahead.backend._ahead) == 3
+    await all_made(ahead)
+    requests.clear()
+    text = ahead.tokenizer.pieces[token].decode()
+    choice = Segment("large", text, (token,), (), ahead.tokenizer.hash)
+    call = behind(behind(QUESTION, first.segment), choice)
+    answer = await run(ahead, call, StopCriteria(7))
+    assert not requests
+    assert (answer.usage.adopted, answer.usage.cached) == (7, answer.usage.prompt)
+    assert answer.segment.tokens == (await run(builtin_small, call, StopCriteria(7))).segment.tokens
+
+
+async def test_what_runs_ahead_leaves_nothing(ahead: Any) -> None:
+    await run(ahead, QUESTION, DOUBTS)
+    await ahead.backend._ahead.end()
+    assert ahead.backend._live == 0
+    await all_made(ahead)
 
 
 async def test_another_text_is_a_request_of_its_own(ahead: Any, requests: list[Any]) -> None:
