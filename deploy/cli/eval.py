@@ -79,6 +79,9 @@ def evaluate(
         int, typer.Option(min=1, help="Requests at once; speedups are meant at 1.")
     ] = 1,
     max_tokens: MaxTokens = None,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="How tokens are drawn; 0: greedy.")
+    ] = 0.0,
     small: Annotated[
         str | None, typer.Option(help="Another small model: a folder or a Hugging Face id.")
     ] = None,
@@ -172,6 +175,8 @@ def evaluate(
         "speculation": method,
         "transport": "in-process" if url is None else "http",
     }
+    if temperature:
+        about["temperature"] = temperature
     settings = {**about, "pair": served_by}
     known = _beside(beside, settings, chosen, candidates)
     file = recordings / "rows.jsonl" if recordings is not None else rows
@@ -179,7 +184,7 @@ def evaluate(
         pair,
         chosen,
         candidates,
-        RequestOptions(max_tokens, seed=seed),  # of what a policy draws
+        RequestOptions(max_tokens, temperature, seed),
         concurrency,
         recording=recordings is not None,
         feedback=feedback,

@@ -225,6 +225,25 @@ def test_eval_in_process(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_an_evaluation_at_a_temperature(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
+    """Its rows are of that temperature alone, and the seed repeats its draws."""
+
+    def answers(*more: str) -> list[str]:
+        rows = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+        ran = baton(
+            *("eval", "--problems", "builtin:dev", "--limit", "1", "--config", str(tiny_file)),
+            *("--max-tokens", "20", "--policies", "small-only", "--rows", str(rows), *more),
+        )
+        assert ran.status == 0, ran.err
+        (head, *lines) = rows.read_text().splitlines()
+        assert ("temperature" in head) == bool(more)
+        return [json.loads(line)["text"] for line in lines]
+
+    drawn = answers("--temperature", "1.5", "--seed", "1")
+    assert drawn == answers("--temperature", "1.5", "--seed", "1")
+    assert drawn != answers()
+
+
 def test_lossy_speculation_shows_wherever_it_serves(
     baton: Any, tiny_file: Path, tmp_path: Path
 ) -> None:
