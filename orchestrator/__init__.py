@@ -18,6 +18,7 @@ Modules and packages in reading order:
 - `loop`: the step loop: a policy yields actions, workers carry them out.
 - `http`: the OpenAI-compatible service.
 - `state`: the state that replicas share: the store, published policies, the configuration.
+- `answers`: whether two answers are equal.
 - `experiments`: comparing policies on live requests.
 - `telemetry`: metrics, spans and log fields of requests.
 """

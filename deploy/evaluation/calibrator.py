@@ -33,8 +33,8 @@ from deploy.evaluation.threshold_search import (
     Range,
     search,
 )
+from orchestrator.answers.text import final
 from orchestrator.errors import BatonError, Unsupported
-from orchestrator.experiments.answer_text import final
 from policies import POLICIES
 from policies.judge import Judging
 

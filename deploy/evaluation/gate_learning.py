@@ -25,8 +25,8 @@ from pydantic import PrivateAttr
 
 from deploy.evaluation.concurrency import map_concurrently
 from deploy.evaluation.recording import Recording
+from orchestrator.answers.text import final
 from orchestrator.errors import BatonError, ContextLengthExceeded, Unsupported, WorkerError
-from orchestrator.experiments.answer_text import final
 from orchestrator.loop.actions import Accept, Generate, Script, WorkerName, Write
 from orchestrator.loop.events import ActionCompleted, RequestCompleted
 from orchestrator.loop.policy import Policy

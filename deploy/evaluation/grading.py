@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from deploy.service.extras import want
-from orchestrator.experiments.answer_equality import compare, equal
-from orchestrator.experiments.answer_text import expected, final
+from orchestrator.answers.equality import compare, equal
+from orchestrator.answers.text import expected, final
 
 if TYPE_CHECKING:
     from pebble import ProcessPool

@@ -15,10 +15,10 @@ from fractions import Fraction
 from functools import cache, partial
 from typing import Any, Final
 
-from orchestrator.experiments.answer_equality import equal
-from orchestrator.experiments.answer_numbers import Number
-from orchestrator.experiments.answer_spelling import plain
-from orchestrator.experiments.answer_values import Sequence, Value, read
+from orchestrator.answers.equality import equal
+from orchestrator.answers.numbers import Number
+from orchestrator.answers.spelling import plain
+from orchestrator.answers.values import Sequence, Value, read
 
 Check = Callable[[str, Mapping[str, Any]], bool]
 """Returns whether an answer, without its box, is right for an entry of reasoning-gym."""

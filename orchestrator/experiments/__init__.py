@@ -24,11 +24,4 @@ Decisions:
 - `guardrails`: limits that stop an arm.
 - `decisions`: when a decision is due, and the state that follows.
 - `experimenter`: a replica's task that reads the log, decides and keeps readouts.
-
-Answers, in the order of a comparison:
-- `answer_text`: finds the answer in a text.
-- `answer_spelling`: replaces equal spellings of LaTeX and Unicode by one.
-- `answer_numbers`: parses numbers, with units, in any base, times and dates.
-- `answer_values`: parses the other values: sequences, words, expressions.
-- `answer_equality`: compares two values.
 """

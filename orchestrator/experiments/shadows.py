@@ -20,10 +20,10 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter
 
+from orchestrator.answers.equality import compare
+from orchestrator.answers.text import final
 from orchestrator.background import stop
 from orchestrator.errors import BatonError, describe
-from orchestrator.experiments.answer_equality import compare
-from orchestrator.experiments.answer_text import final
 from orchestrator.experiments.outcome_log import Outcome
 from orchestrator.loop.events import Event, RequestCompleted, StepCompleted
 from orchestrator.loop.policy import Policy

@@ -17,8 +17,8 @@ from deploy.lab.bench.divergence import divergences
 from deploy.lab.bench.rounds import right, rows, take_turns
 from deploy.lab.bench.turn_log import TurnLog
 from deploy.service.calibration import fingerprint
+from orchestrator.answers.equality import compare
 from orchestrator.errors import InvalidRequest
-from orchestrator.experiments.answer_equality import compare
 from orchestrator.types import Message, Transcript
 from workers.embedded.checkpoints import place_of
 from workers.engine.loading import LoadedTarget, open_target

@@ -18,8 +18,8 @@ from deploy.evaluation.evaluate import (
     Turn,
     run,
 )
+from orchestrator.answers.equality import compare
 from orchestrator.errors import DeadlineExceeded, InvalidRequest
-from orchestrator.experiments.answer_equality import compare
 
 
 async def same(text: str, problem: Problem) -> bool:

@@ -26,13 +26,13 @@ from deploy.evaluation.gate_learning import (
 from deploy.evaluation.recording import Recording
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.launch.workers import load_pair
+from orchestrator.answers.equality import compare
 from orchestrator.errors import (
     BatonError,
     ContextLengthExceeded,
     Unsupported,
     WorkerUnavailable,
 )
-from orchestrator.experiments.answer_equality import compare
 from policies.gate import DraftSignal, LogisticModel, ReadingSignal, probability
 from workers.worker import EngineWorker
 

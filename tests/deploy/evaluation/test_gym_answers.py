@@ -11,9 +11,9 @@ import pytest
 from deploy.evaluation import gym
 from deploy.evaluation.grading import Grader
 from deploy.evaluation.gym_answers import SCORED, check_of
-from orchestrator.experiments.answer_equality import equal
-from orchestrator.experiments.answer_numbers import Number
-from orchestrator.experiments.answer_values import read
+from orchestrator.answers.equality import equal
+from orchestrator.answers.numbers import Number
+from orchestrator.answers.values import read
 
 factory = pytest.importorskip("reasoning_gym.factory")  # vLLM's environment lacks it
 KINDS = sorted(factory.DATASETS.keys() - {"composite"})  # which is made of others

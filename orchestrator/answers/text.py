@@ -6,7 +6,7 @@ import re
 from json import JSONDecoder
 from typing import Final
 
-from orchestrator.experiments.answer_numbers import LONGEST, found, number
+from orchestrator.answers.numbers import LONGEST, found, number
 
 _LAST: Final = re.compile(
     r"(?<!#)####(?!#)[ \t]*(?!\d{1,2}[.:)][ \t]|[*_]*(?:step|part|case|method)\b)(\S.*)",

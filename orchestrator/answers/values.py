@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Final
 
-from orchestrator.experiments.answer_numbers import (
+from orchestrator.answers.numbers import (
     JOINING,
     LONGEST,
     Number,
@@ -19,7 +19,7 @@ from orchestrator.experiments.answer_numbers import (
     read_number,
     summed,
 )
-from orchestrator.experiments.answer_spelling import MATRIX, ROW, plain
+from orchestrator.answers.spelling import MATRIX, ROW, plain
 
 _DEEPEST: Final = 50  # nested brackets; an answer with more is compared as words
 

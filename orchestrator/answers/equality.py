@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Final
 
-from orchestrator.experiments.answer_numbers import Number
-from orchestrator.experiments.answer_spelling import MATRIX, latex
-from orchestrator.experiments.answer_text import expected, final
-from orchestrator.experiments.answer_values import (
+from orchestrator.answers.numbers import Number
+from orchestrator.answers.spelling import MATRIX, latex
+from orchestrator.answers.text import expected, final
+from orchestrator.answers.values import (
     Expression,
     Named,
     Sequence,

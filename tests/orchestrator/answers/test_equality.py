@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.experiments.answer_equality import compare
-from orchestrator.experiments.answer_text import expected, final
+from orchestrator.answers.equality import compare
+from orchestrator.answers.text import expected, final
 
 
 @pytest.mark.parametrize(

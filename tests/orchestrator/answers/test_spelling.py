@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.experiments.answer_spelling import TEXT, latex, plain
+from orchestrator.answers.spelling import TEXT, latex, plain
 
 
 @pytest.mark.parametrize(

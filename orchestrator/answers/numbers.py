@@ -10,7 +10,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Final
 
-from orchestrator.experiments.answer_spelling import TEXT, plain
+from orchestrator.answers.spelling import TEXT, plain
 
 LONGEST: Final = 4000  # characters of a value; a longer text is compared as words
 _MAX_LENGTH: Final = 1000  # characters of a number

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from orchestrator.experiments.answer_numbers import found, measured, number
+from orchestrator.answers.numbers import found, measured, number
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.experiments.answer_equality import compare, equal
+from orchestrator.answers.equality import compare, equal
 
 Spelled = tuple[object, list[str]]
 """A value, by what tells it from all others, and spellings of it."""
