@@ -14,6 +14,7 @@ They use no worker, clock or event loop; thresholds are their parameters. Read `
 - `speculative_thinking`: keywords of doubt call the large model for a few tokens.
 - `surprise_takeover`: the large model takes over at a token that it finds unlikely.
 - `bild`: the small model writes, the large one rolls back unlikely tokens (BiLD).
+- `vote`: several chains by the small model, the large one if their answers differ.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from policies.single import LargeOnly, SmallOnly
 from policies.specreason import SpecReason
 from policies.speculative_thinking import SpeculativeThinking
 from policies.surprise_takeover import SurpriseTakeover
+from policies.vote import Vote
 
 POLICIES: dict[str, type[Policy]] = {
     "small-only": SmallOnly,
@@ -40,5 +42,6 @@ POLICIES: dict[str, type[Policy]] = {
     "speculative-thinking": SpeculativeThinking,
     "surprise-takeover": SurpriseTakeover,
     "bild": BiLD,
+    "vote": Vote,
 }
 """Name -> class; the name is a model name of the API."""

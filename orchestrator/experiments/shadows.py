@@ -20,8 +20,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter
 
-from orchestrator.answers.equality import compare
-from orchestrator.answers.text import final
+from orchestrator.answers.equality import agree
 from orchestrator.background import stop
 from orchestrator.errors import BatonError, describe
 from orchestrator.experiments.outcome_log import Outcome
@@ -147,9 +146,5 @@ class ShadowRunner:
             large_tokens=metrics.large_tokens,
             prompt_tokens=max(0, metrics.prefill_tokens),
             accepted=metrics.acceptance_rate,
-            agreement=await asyncio.to_thread(_agreement, answer, job.request.answer),
+            agreement=await asyncio.to_thread(agree, answer, job.request.answer),
         )
-
-
-def _agreement(shadow: str, served: str) -> bool | None:
-    return compare(shadow, final(served))

@@ -42,11 +42,15 @@ class Action(Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class Generate(Action[Generation]):
-    """Draft from the end of the transcript. The client sees none of it before `Accept`."""
+    """Draft from the end of the transcript. The client sees none of it before `Accept`.
+
+    `temperature`: instead of the request's.
+    """
 
     worker: WorkerName
     transcript: Transcript
     criteria: StopCriteria
+    temperature: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

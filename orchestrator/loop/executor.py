@@ -57,9 +57,10 @@ class Executor:
         self._drawn: dict[WorkerName, tuple[Transcript, int]] = {}  # by worker: its last text, seed
         self._stopped = False
         self._broke_off: WorkerError | None = None  # of an answer of which some was shown
-        # Each call has a seed even if the request has none, so that a retry gives the same text.
-        seed = request.sampling.seed
-        self._seed = secrets.randbits(53) if seed is None else seed
+        # Each call has a seed even if the request has none, so that a retry gives the same text. A
+        # greedy request always has the same, for drafts that are sampled all the same.
+        seed, greedy = request.sampling.seed, request.sampling.temperature <= 0
+        self._seed = seed if seed is not None else 0 if greedy else secrets.randbits(53)
 
     async def prefill(self, actions: Sequence[Generate]) -> bool:
         """Have all workers read the prompt at once; return whether a model marks its thought.
@@ -242,7 +243,8 @@ class Executor:
             await asyncio.wait(tasks)
 
     async def _call(self, action: Generate | Classify | Verify, seed: int) -> Any:
-        worker, sampling = self._workers[action.worker], self._sampling_of(seed)
+        temperature = action.temperature if isinstance(action, Generate) else None
+        worker, sampling = self._workers[action.worker], self._sampling_of(seed, temperature)
         call = self._call_for(action.worker, action.transcript)
         with _of(action.worker):
             if isinstance(action, Classify):
@@ -284,8 +286,10 @@ class Executor:
         name = f"{self._seed}:{self._calls}".encode()
         return int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 11  # fits a double
 
-    def _sampling_of(self, seed: int) -> Sampling:
+    def _sampling_of(self, seed: int, temperature: float | None = None) -> Sampling:
         sampling = self._request.sampling
+        if temperature is not None:
+            sampling = replace(sampling, temperature=temperature)
         return sampling if sampling.temperature <= 0 else replace(sampling, seed=seed)
 
 

@@ -21,7 +21,7 @@ CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/r
 QUESTION = "Twice 2+2?"
 KEPT = (
     "small-only", "large-only", "coin", "specreason", "learned-gate", "cascade", "route",
-    "speculative-thinking", "surprise-takeover", "bild",
+    "speculative-thinking", "surprise-takeover", "bild", "vote",
 )  # fmt: skip
 ADD = {
     "name": "add",

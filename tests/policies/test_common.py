@@ -84,6 +84,7 @@ BAD: dict[str, dict[str, list[Any]]] = {
         "budget": [0],
         "threshold": [7],
     },
+    "vote": {"chains": [1, 17], "agree": [1, 4], "temperature": [0, 2.1], "budget": [0]},
 }
 
 

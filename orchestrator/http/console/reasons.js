@@ -23,6 +23,7 @@ function pair(one, other) {
 
 export function draftReason(run, draft) {
   const limit = threshold(run);
+  if (run.policyName === "vote") return "its chain lost the vote, or another with its answer was kept";
   if (draft.score === null || draft.score === undefined)
     return UNSCORED[run.policyName] ?? "rejected without a score";
   if (limit === null) return `rejected at score ${shown(draft.score)}`;
@@ -58,6 +59,7 @@ export function rowReason(run, row) {
   }
   if (policyName === "bild") return "The large model found no token of it too unlikely.";
   if (policyName === "coin") return "The coin fell on the small model.";
+  if (policyName === "vote") return "Enough chains of the small model gave this answer.";
   if (row.phase === "answer") return "This policy has the small model write the answer.";
   return row.score !== null ? `Score ${shown(row.score)}: the draft is kept.` : "The small model wrote this.";
 }
