@@ -73,8 +73,8 @@ class Task:
     calls: int  # at least so many
 
 
-def tasks(count: int) -> list[Task]:
-    rng, made = random.Random(SEED), []
+def tasks(count: int, seed: int = SEED) -> list[Task]:
+    rng, made = random.Random(seed), []
     for i in range(count):
         thing, a, b = rng.choice(sorted(PRICES)), rng.randint(12, 99), rng.randint(12, 99)
         kind = KINDS[i % 3]
@@ -88,29 +88,30 @@ def tasks(count: int) -> list[Task]:
     return made
 
 
-def solved(api: OpenAI, policy: str, params: dict[str, Any], task: Task) -> bool:
-    """Run the agent's loop; whether it ends with the right value and the tools were called."""
+def tried(api: OpenAI, policy: str, params: dict[str, Any], task: Task) -> dict[str, Any]:
+    """Run the agent's loop; return whether it solves the task, and each model's tokens."""
     messages: list[Any] = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": task.question},
     ]
-    called = 0
+    called, made = 0, {"solved": False, "small_tokens": 0, "large_tokens": 0}
     for _ in range(TURNS):
-        message = (
-            api.chat.completions.create(
-                model=policy,
-                messages=messages,
-                tools=TOOLS,
-                max_tokens=120,
-                temperature=0,
-                extra_body={"policy": params},
-            )
-            .choices[0]
-            .message
+        answer = api.chat.completions.create(
+            model=policy,
+            messages=messages,
+            tools=TOOLS,
+            max_tokens=120,
+            temperature=0,
+            extra_body={"policy": params},
         )
+        metrics = (answer.model_extra or {})["baton"]["metrics"]
+        for name in ("small_tokens", "large_tokens"):
+            made[name] += metrics[name]
+        message = answer.choices[0].message
         if not message.tool_calls:
             text = (message.content or "").replace(",", "")
-            return called >= task.calls and str(task.answer) in text
+            made["solved"] = called >= task.calls and str(task.answer) in text
+            return made
         messages.append(message.model_dump(exclude_none=True))
         for call in message.tool_calls:
             assert call.type == "function"
@@ -120,7 +121,7 @@ def solved(api: OpenAI, policy: str, params: dict[str, Any], task: Task) -> bool
             except (TypeError, ValueError) as error:
                 result = f"error: {error}"
             messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
-    return False
+    return made
 
 
 def table(rows: list[dict[str, Any]], policies: list[str]) -> str:
@@ -130,8 +131,9 @@ def table(rows: list[dict[str, Any]], policies: list[str]) -> str:
         results[row["policy"]][row["task"]] = row
     alone = results.get("large-only", {})
     lines = [
-        f"| policy | {' | '.join(KINDS)} | all [95 %] | points to `large-only` | seconds a task |",
-        "| --- " * (len(KINDS) + 4) + "|",
+        f"| policy | {' | '.join(KINDS)} | all [95 %] | points to `large-only` | large tokens % "
+        "| seconds a task |",
+        "| --- " * (len(KINDS) + 5) + "|",
     ]
     for policy, own in results.items():
         if not own:
@@ -149,9 +151,15 @@ def table(rows: list[dict[str, Any]], policies: list[str]) -> str:
             found = paired(ours, theirs)
             interval = f"[{100 * found.low:+.0f}, {100 * found.high:+.0f}]"
             difference = f"{100 * found.difference:+.0f} {interval}"
+        small, large = (
+            sum(row[f"{by}_tokens"] for row in own.values()) for by in ("small", "large")
+        )
+        share = 100 * large / max(1, small + large)
         each = sum(row["seconds"] for row in own.values()) / len(own)
         cells[-1] += f", {100 * low:.0f} to {100 * high:.0f} %"
-        lines.append(f"| `{policy}` | {' | '.join(cells)} | {difference} | {each:.0f} |")
+        lines.append(
+            f"| `{policy}` | {' | '.join(cells)} | {difference} | {share:.0f} | {each:.0f} |"
+        )
     return "\n".join(lines)
 
 
@@ -159,6 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policies", default=",".join(CANDIDATES))
     parser.add_argument("--tasks", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=SEED, help="another one for tuning")
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--out", type=Path, default=Path("build/tool-tasks.jsonl"))
     options = parser.parse_args()
@@ -176,7 +185,7 @@ def main() -> None:
     # Policy by policy within a task: what was broken off has the same tasks of each.
     left = [
         (policy, number, task)
-        for number, task in enumerate(tasks(options.tasks))
+        for number, task in enumerate(tasks(options.tasks, options.seed))
         for policy in policies
         if (policy, number) not in done
     ]
@@ -198,10 +207,10 @@ def _measured(
 
     def attempt(policy: str, number: int, task: Task) -> dict[str, Any]:
         began = time.perf_counter()
-        found = solved(api, candidates[policy].policy, params[policy], task)
+        found = tried(api, candidates[policy].policy, params[policy], task)
         seconds = round(time.perf_counter() - began, 1)
         row = {"policy": policy, "params": params[policy], "task": number, "kind": task.kind}
-        return {**row, "solved": found, "seconds": seconds}
+        return {**row, **found, "seconds": seconds}
 
     try:
         with (
