@@ -7,7 +7,7 @@ a worker turns them into token ids, so no text that a user or a model writes can
 marker that a model mentions in its text is text.
 
 If no model of the pair has a thought, the transcript has none either: it is closed from the start,
-and the models write the answer together.
+and the models write the answer together. Then its `thought` is advice by one model (`turns`).
 """
 
 from __future__ import annotations
@@ -304,6 +304,13 @@ class Transcript:
         return self.thought if self.thinking else self.answer
 
     @property
+    def turns(self) -> tuple[Message, ...]:
+        """The messages that a model reads before it writes: advice is one of them."""
+        if self.thinking or not self.thought:
+            return self.messages
+        return (*self.messages, Message("user", self.thought.text()))
+
+    @property
     def is_open(self) -> bool:
         """Whether the chain still grows."""
         return not (self.closed if self.thinking else self.done)
@@ -541,7 +548,7 @@ class Step:
     tokens: int
     ms: float
     score: float | None = None
-    phase: Literal["thought", "answer"] = "thought"
+    phase: Literal["thought", "answer", "advice"] = "thought"
 
 
 def chain_steps(steps: Sequence[Step]) -> list[Step]:

@@ -14,12 +14,14 @@ They use no worker, clock or event loop; thresholds are their parameters. Read `
 - `speculative_thinking`: keywords of doubt call the large model for a few tokens.
 - `surprise_takeover`: the large model takes over at a token that it finds unlikely.
 - `bild`: the small model writes, the large one rolls back unlikely tokens (BiLD).
+- `advisor`: the small model writes, the large one advises where a gate asks for it.
 - `vote`: several chains by the small model, the large one if their answers differ.
 """
 
 from __future__ import annotations
 
 from orchestrator.loop.policy import Policy
+from policies.advisor import Advisor
 from policies.bild import BiLD
 from policies.cascade import Cascade
 from policies.coin import Coin
@@ -42,6 +44,7 @@ POLICIES: dict[str, type[Policy]] = {
     "speculative-thinking": SpeculativeThinking,
     "surprise-takeover": SurpriseTakeover,
     "bild": BiLD,
+    "advisor": Advisor,
     "vote": Vote,
 }
 """Name -> class; the name is a model name of the API."""

@@ -74,17 +74,18 @@ async def _ask(
         ):
             draft.truncate(0)
             async for item in items:
+                if isinstance(item, TextDelta) and pair.url is None:
+                    continue  # its step follows
                 if isinstance(item, StepCompleted | TextDelta):
                     phase = item.step.phase if isinstance(item, StepCompleted) else item.phase
                     shown = "thought" if phase == "thought" else shown
-                    if phase != shown:
+                    if phase not in (shown, "advice"):
                         continue
                 if isinstance(item, StepCompleted):
                     draft.truncate(0)
                     live.console.print(format_step(item.step))
                 elif isinstance(item, TextDelta):
-                    if pair.url is not None:
-                        draft.append(item.text)
+                    draft.append(item.text)
                 elif isinstance(item, CompletedAnswer):
                     completed = item
     if as_json:

@@ -24,6 +24,7 @@ from orchestrator import errors
 from orchestrator.errors import BatonError, ConfigError, InvalidRequest
 from orchestrator.loop.actions import (
     Accept,
+    Advise,
     Classify,
     Close,
     Generate,
@@ -187,6 +188,7 @@ _KINDS: dict[str, Any] = {
     "Verification": Verification,
     "Generate": Generate,
     "Write": Write,
+    "Advise": Advise,
     "Classify": Classify,
     "Verify": Verify,
     "Accept": Accept,

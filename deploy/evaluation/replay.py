@@ -127,8 +127,8 @@ def _drive(
         while (action := runner.next_action()) is not None:
             called = next_answer(action)
             match action, called.answer:
-                case Write(worker), Generation(segment) if segment.text:
-                    yield from runner.on_result(TextDelta(worker, runner.phase, segment.text))
+                case Write(worker) as write, Generation(segment) if segment.text:
+                    yield from runner.on_result(TextDelta(worker, write.phase, segment.text))
             yield from runner.on_result(called)
         yield from runner.rest_of_text()
         ended = recording.ended

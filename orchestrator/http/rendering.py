@@ -148,7 +148,7 @@ def planned(plan: RequestPlan) -> Json:
 def baton(choice: Choice, response: ResponseAccumulator) -> Json:
     """Return the `baton` object; its `steps` are the chain's, with rejected drafts."""
     completed = response.completed
-    shared = "thought" if response.thinking else "answer"
+    shared = ("thought",) if response.thinking else ("advice", "answer")
     plan, metrics, prices = choice.plan, response.metrics, choice.ask.limits.prices
     warnings = choice.ask.labels.warnings
     tokens = metrics.small_tokens, metrics.large_tokens, metrics.prefill_tokens
@@ -165,8 +165,8 @@ def baton(choice: Choice, response: ResponseAccumulator) -> Json:
         # Failed calls: without them the answer might be another.
         "degraded": [asdict(failure) for failure in response.failures],
         "forced": completed is not None and completed.transcript.forced,
-        "steps": [asdict(step) for step in response.steps if step.phase == shared],
-        "answer_steps": [asdict(step) for step in response.steps if step.phase != shared],
+        "steps": [asdict(step) for step in response.steps if step.phase in shared],
+        "answer_steps": [asdict(step) for step in response.steps if step.phase not in shared],
         "metrics": {**asdict(metrics), **priced},
     }
 

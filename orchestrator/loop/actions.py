@@ -61,6 +61,35 @@ class Write(Action[Transcript]):
     transcript: Transcript
     criteria: StopCriteria
 
+    @property
+    def phase(self) -> Literal["thought", "answer"]:
+        """The phase that the text is streamed in."""
+        return "answer" if self.transcript.closed else "thought"
+
+    @property
+    def read(self) -> Transcript:
+        """The transcript that the worker continues."""
+        return self.transcript
+
+
+@dataclass(frozen=True, slots=True)
+class Advise(Write):
+    """Write a reply to `turns`, as advice to both models, in a transcript that has no thought.
+
+    The client gets it as a thought. The models read it in a separate turn before the answer, so
+    the answer must not have begun.
+    """
+
+    turns: tuple[Message, ...] = ()
+
+    @property
+    def phase(self) -> Literal["thought", "answer"]:
+        return "thought"
+
+    @property
+    def read(self) -> Transcript:
+        return Transcript((*self.transcript.turns, *self.turns), thinking=False)
+
 
 @dataclass(frozen=True, slots=True)
 class Classify(Action[Classification]):

@@ -83,6 +83,11 @@ class Budget:
             min_tokens=max(0, self.min_tokens - spent(transcript)),
         )
 
+    def clip_advice(self, transcript: Transcript, criteria: StopCriteria) -> StopCriteria:
+        """Return the criteria within what is left, but for the reserve of an answer."""
+        left = self.left(transcript) - self.reserve
+        return replace(criteria, max_tokens=max(0, min(criteria.max_tokens, left)))
+
     def commit(
         self, transcript: Transcript, segment: Segment, allowed: int | None = None
     ) -> Transcript:

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import replace
 from hashlib import blake2b
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 from orchestrator.background import stop
 from orchestrator.errors import (
@@ -26,7 +26,15 @@ from orchestrator.errors import (
     WorkerError,
     WorkerUnavailable,
 )
-from orchestrator.loop.actions import Action, Classify, Generate, Verify, WorkerName, Write
+from orchestrator.loop.actions import (
+    Action,
+    Advise,
+    Classify,
+    Generate,
+    Verify,
+    WorkerName,
+    Write,
+)
 from orchestrator.loop.answer_room import generated
 from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import ActionCompleted, PromptsRead, TextDelta
@@ -154,9 +162,9 @@ class Executor:
     async def _write(self, action: Write) -> AsyncGenerator[TextDelta | ActionCompleted, None]:
         # Text that was shown stays. If the worker fails after that, it has written a shorter
         # segment; if it is still down, the policy's call for the rest fails.
-        name, transcript = action.worker, action.transcript
-        phase: Literal["thought", "answer"] = "answer" if transcript.closed else "thought"
-        criteria = self._budget.clip(transcript, action.criteria)
+        name, transcript, phase = action.worker, action.read, action.phase
+        clip = self._budget.clip_advice if isinstance(action, Advise) else self._budget.clip
+        criteria = clip(action.transcript, action.criteria)
         seed = self._seed_of(action)
         stream = self._generation(name, transcript, criteria, seed)
         shown, counted, ms = "", 0, 0.0

@@ -23,6 +23,7 @@ from orchestrator.loop.actions import (
     REST,
     Accept,
     Action,
+    Advise,
     Close,
     Generate,
     Reject,
@@ -219,9 +220,13 @@ class PolicyRunner:
             return
         if isinstance(action, Write | Accept | Close):
             self._check_extends(action.transcript)
+        if isinstance(action, Advise):
+            self._check_advises(action.transcript)
         match action:
             case Generate():
                 self._drafts[answer.segment] = replace(answer, ms=result.ms)
+            case Advise():
+                yield from self._advised(replace(answer, ms=result.ms))
             case Write():
                 yield from self._written(action, replace(answer, ms=result.ms))
             case Accept(_, segment, score):
@@ -249,6 +254,15 @@ class PolicyRunner:
         if segment.text or segment.tokens:
             yield self._step(segment, made, accepted=True)
         yield from self._commit(segment, allowed if short else None)
+
+    def _advised(self, made: Generation) -> Iterator[Shown]:
+        """Add advice, whose text has been shown; nothing if it is blank."""
+        self._reply = self.transcript
+        if made.segment.text.strip():
+            step = self._step(made.segment, made, accepted=True)
+            yield replace(step, step=replace(step.step, phase="advice"))
+            thought = self.transcript.thought.plus(made.segment)
+            self.transcript = self._reply = replace(self.transcript, thought=thought)
 
     def _commit(self, segment: Segment, allowed: int | None = None) -> Iterator[Shown]:
         """Accept a segment; yield also the text that the budget inserts after it."""
@@ -358,6 +372,10 @@ class PolicyRunner:
             raise BatonError("a policy may only extend the transcript that it was last given")
         if transcript.done:
             raise BatonError("a policy may not extend a transcript whose answer has ended")
+
+    def _check_advises(self, transcript: Transcript) -> None:
+        if transcript.thinking or not transcript.begins_answer:
+            raise BatonError("advice comes before an answer, in a transcript without a thought")
 
     def _made(self, segment: Segment) -> Generation | None:
         """Return the generation that made a segment, which may be one end of a longer draft.

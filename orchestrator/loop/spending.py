@@ -17,7 +17,7 @@ from math import inf
 from typing import Any
 
 from orchestrator.errors import InvalidRequest, Spent
-from orchestrator.loop.actions import REST, Action, Classify, Generate, Verify, Write
+from orchestrator.loop.actions import REST, Action, Advise, Classify, Generate, Verify, Write
 from orchestrator.loop.events import Metrics
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Limits, TokenPrices
@@ -75,7 +75,7 @@ class Spending:
         if action.worker != "large":
             return action
         if left < 1:
-            if isinstance(action, Write):
+            if isinstance(action, Write) and not isinstance(action, Advise):
                 return Write("small", action.transcript, REST)
             raise Spent("what this request may spend on the large model is spent")
         if isinstance(action, Classify | Verify) or action.criteria.max_tokens <= left:

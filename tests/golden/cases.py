@@ -21,7 +21,7 @@ CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/r
 QUESTION = "Twice 2+2?"
 KEPT = (
     "small-only", "large-only", "coin", "specreason", "learned-gate", "cascade", "route",
-    "speculative-thinking", "surprise-takeover", "bild", "vote",
+    "speculative-thinking", "surprise-takeover", "bild", "vote", "advisor",
 )  # fmt: skip
 ADD = {
     "name": "add",
@@ -62,7 +62,12 @@ def _forms() -> Service:
 def _doubted() -> Service:
     """The large model rejects the second draft and is less likely to write any of them."""
     small = Scripted(
-        ["Two and two is 4.\n\n", Say("Wait, twice is 9.", "think_end", -2.0), "It is 9."]
+        [
+            "Two and two is 4.\n\n",
+            Say("Wait, twice is 9.", "think_end", -2.0),
+            "It is 9.",
+            "It is 8.",
+        ]
     )
     large = Scripted(["Twice that is 8.\n\n", Say("So 8.", "think_end"), "It is 8."], scores=(9, 2))
     return service(small, large)
@@ -70,6 +75,12 @@ def _doubted() -> Service:
 
 def _plain() -> Service:
     return service(scripted(thinks=False), scripted(thinks=False))
+
+
+def _advised() -> Service:
+    """The small model doubts its first answer; the pair has no thought."""
+    small = Scripted([Say("It is 9.", "eos", -2.0), "It is 8."], thinks=False)
+    return service(small, Scripted([Say("Add, then double.", "eos")], scores=[9], thinks=False))
 
 
 def _dead() -> Service:
@@ -114,6 +125,7 @@ def _chat_cases() -> list[Case]:
         ("history", {"messages": parts}, service),
         ("no-thought", {}, _plain),
         ("doubted", {}, _doubted),
+        ("advised", {"model": "advisor"}, _advised),
         ("two", {"n": 2}, service),
         ("stop", {"stop": ["8"]}, service),
         ("capped", {"max_tokens": 6}, service),

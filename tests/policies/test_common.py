@@ -84,6 +84,14 @@ BAD: dict[str, dict[str, list[Any]]] = {
         "budget": [0],
         "threshold": [7],
     },
+    "advisor": {
+        "unsure": [-0.1, 1.1],
+        "max_uses": [-1],
+        "advice_tokens": [0],
+        "instruction": [""],
+        "threshold": [11],
+        "answer_by": ["me"],
+    },
     "vote": {"chains": [1, 17], "agree": [1, 4], "temperature": [0, 2.1], "budget": [0]},
 }
 
@@ -103,7 +111,7 @@ def test_bad_parameters_are_refused_by_name(policy: str, field: str, value: Any)
     assert caught.value.errors()[0]["loc"][0] == field
 
 
-ACTIVE = ("coin", "specreason", "cascade", "learned-gate", "surprise-takeover")
+ACTIVE = ("coin", "specreason", "cascade", "learned-gate", "surprise-takeover", "advisor")
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class RequestBuilder:
         if transcript.messages[0].role == "prompt":
             raise Unsupported("continuing a plain text, which a chat server cannot do")
         turns, lead_in = (query.turns, query.lead_in) if query else ((), "")
-        conversation = self.prompts.conversation(transcript.messages)
+        conversation = self.prompts.conversation(transcript.turns)
         before = self.prompts.before_assistant(conversation)
         written = self._tokenizer.decode(self.prompts.transcript(transcript))
         if not written.startswith(before):

@@ -11,7 +11,8 @@ Tools and earlier calls are encoded as markup, as in training, except texts that
 tokens.
 
 Invariant: the ids of a transcript are a prefix of the ids of that transcript with one more segment,
-because nothing is encoded across the border of a segment.
+because nothing is encoded across the border of a segment. Advice is no such segment: it is a turn
+(`Transcript.turns`).
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class PromptRenderer:
         Raises:
             ContextLengthExceeded: long messages do not fit the context.
         """
-        messages = transcript.messages
+        messages = transcript.turns
         size = sum(map(_size, messages))
         if size > LONG:
             check_length(int(size / self.tokenizer.token_chars), context, at_least=True)
@@ -144,8 +145,10 @@ class PromptRenderer:
         must not show what another owner asked.
         """
         thinking = transcript.thinking and self.tokenizer.thinks
-        prompt = self._prompt(transcript.messages, thinking, owner, self._today)
-        ids = [*prompt.ids, *self._ids(transcript.thought, self._with_segment)]
+        prompt = self._prompt(transcript.turns, thinking, owner, self._today)
+        ids = list(prompt.ids)
+        if transcript.thinking:
+            ids.extend(self._ids(transcript.thought, self._with_segment))
         if transcript.closed:
             if transcript.thinking:
                 ids.extend(self._closing if prompt.thinks else self._final)

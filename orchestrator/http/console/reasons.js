@@ -2,8 +2,12 @@
 
 import { number, plural } from "./dom.js";
 
-const JUDGED = new Set(["specreason", "cascade"]);
-const UNSCORED = { bild: "the large model found its first token unlikely" };
+const JUDGED = new Set(["specreason", "cascade", "advisor"]);
+const UNSCORED = {
+  bild: "the large model found its first token unlikely",
+  vote: "its chain lost the vote, or another with its answer was kept",
+  advisor: "the small model was unsure or repeated a call, or tools failed",
+};
 export const NAMES = { small: "small model", large: "large model", policy: "policy" };
 export const LETTERS = { small: "S", large: "L", policy: "P" };
 
@@ -23,7 +27,6 @@ function pair(one, other) {
 
 export function draftReason(run, draft) {
   const limit = threshold(run);
-  if (run.policyName === "vote") return "its chain lost the vote, or another with its answer was kept";
   if (draft.score === null || draft.score === undefined)
     return UNSCORED[run.policyName] ?? "rejected without a score";
   if (limit === null) return `rejected at score ${shown(draft.score)}`;
@@ -46,6 +49,7 @@ export function rowReason(run, row) {
   if (policyName === "small-only" || policyName === "large-only") return "";
   if (author === "large") {
     const [draft] = row.drafts.slice(-1);
+    if (draft && policyName === "advisor") return `The draft was rejected: ${draftReason(run, draft)}. The large model gave advice.`;
     if (draft) return `The draft was rejected: ${draftReason(run, draft)}. The large model wrote the step itself.`;
     if (row.phase === "answer") return "This policy has the large model write the answer.";
     if (parameters.first_n) return `This policy has the large model write the first ${plural(parameters.first_n, "step")}.`;

@@ -32,7 +32,7 @@ from tests.workers.scripted import Scripted
 
 pytestmark = pytest.mark.asyncio
 FILES = Path(__file__).parent / "recordings"
-"""Written by the version of Baton that began the format. They never change."""
+"""Written by the version of Baton that began the format, or that added to it. They never change."""
 
 
 @pytest.mark.parametrize(("policy", "run"), RUNS)
@@ -97,7 +97,7 @@ async def test_what_is_no_recording_is_refused_by_line(text: str, named: str) ->
         loads(text)
 
 
-@pytest.mark.parametrize("name", ["specreason", "every_kind", "tools", "spending"])
+@pytest.mark.parametrize("name", ["specreason", "every_kind", "tools", "spending", "advice"])
 async def test_files_of_the_first_version_are_read_and_written_with_their_names(name: str) -> None:
     text = (FILES / f"{name}.jsonl").read_text()
     assert dumps(loads(text)) == text.replace('"budget":12,', "")

@@ -24,6 +24,7 @@ from orchestrator.loop.events import (
     TextDelta,
 )
 from orchestrator.loop.policy import Policy
+from policies.advisor import Advisor
 from policies.coin import Coin
 from policies.specreason import SpecReason
 from tests.deploy.evaluation.recorded_runs import RUNS, first_good, record
@@ -104,6 +105,14 @@ async def test_another_threshold_replays_as_far_as_answers_go() -> None:
 async def test_a_recording_of_the_first_version_replays() -> None:
     recording = load(FILES / "specreason.jsonl")
     events = list(replay(recording, SpecReason.model_validate(recording.request.parameters)))
+    assert [e for e in events if not isinstance(e, TextDelta)] == list(recording.events)
+
+
+async def test_advice_replays_as_a_thought() -> None:
+    recording = load(FILES / "advice.jsonl")
+    events = list(replay(recording, Advisor()))
+    shown = [(e.author, e.phase, e.text) for e in events if isinstance(e, TextDelta)]
+    assert shown == [("large", "thought", "Add the two."), ("small", "answer", "It is 4.")]
     assert [e for e in events if not isinstance(e, TextDelta)] == list(recording.events)
 
 

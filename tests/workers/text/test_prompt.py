@@ -46,6 +46,15 @@ def test_a_rendered_trace(prompts: PromptRenderer) -> None:
     )
 
 
+def test_advice_is_a_turn_before_the_answer(prompts: PromptRenderer) -> None:
+    plain = QUESTION.without_thought()
+    advised = replace(plain, thought=Segments([foreign(ATTACK)])).extend(foreign("It is 46."))
+    turns = (*QUESTION.messages, Message("user", ATTACK))
+    told = Transcript(turns).without_thought().extend(foreign("It is 46."))
+    assert prompts.transcript(advised) == prompts.transcript(told)
+    assert ATTACK in prompts.tokenizer.decode(prompts.transcript(advised))
+
+
 @pytest.mark.parametrize("text", [*CONTROLS, ATTACK, "score: 9"])
 def test_no_text_becomes_a_control_token(prompts: PromptRenderer, text: str) -> None:
     x = Segments([foreign("x")])
