@@ -222,7 +222,7 @@ class VllmBackend:
     def _others(self, prompt: Prompt, wanted: Decoding, running: Running) -> list[Running]:
         """Requests for the other likely tokens at a doubtful place: another model may choose one.
 
-        The text that ran into doubt goes on with the token that it drew there.
+        The text that ran into doubt continues with the token that it drew there.
         """
         token, logprobs = running.unread[0]
         ids = running.ids[: len(running.ids) - len(running.unread)]
