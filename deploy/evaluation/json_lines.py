@@ -48,7 +48,7 @@ class RowFile:
     """A file that rows are added to, made if it does not exist.
 
     All runs that share the file must have the same `settings`, as far as `compared` returns them.
-    `keep` gets the file's rows and returns the number of the first ones that stay.
+    `keep` gets the file's rows and returns the number of the first ones that stay, as `rows`.
 
     Raises:
         ConfigError: the file has other settings, is no such file, or cannot be written.
@@ -59,7 +59,7 @@ class RowFile:
         path: Path,
         kind: str,
         settings: Mapping[str, Any],
-        keep: Callable[[list[Any]], int],
+        keep: Callable[[list[Any]], int] = len,
         compared: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: settings,
     ) -> None:
         rows: list[Any] = []
@@ -67,9 +67,9 @@ class RowFile:
             found, rows = read_rows(path, kind)
             _want_same(path, compared(found), compared(settings))
             settings = found
-        rows = rows[: keep(rows)]
+        self.rows = rows[: keep(rows)]
         with _named(path):
-            rewrite(path, map(json.dumps, ({kind: VERSION, **settings}, *rows)))
+            rewrite(path, map(json.dumps, ({kind: VERSION, **settings}, *self.rows)))
             self._file = path.open("a", encoding="utf-8")
 
     def add(self, *rows: Any) -> None:

@@ -11,7 +11,8 @@
 - `load`: requests a second by policy.
 - `tally`: what policies did over several recorded evaluations, each beside a coin.
 - `fetch`: downloads the pretrained pair (`make real-pair`).
-- `traffic`: sends problems and rewards to a running experiment.
+- `processes`: servers and commands that are started and ended.
+- `clients`: many clients at once.
 
 Beside them: `experiments/` (what `baton lab run` takes), `costs/`, `results/` (dated tables).
 """

@@ -10,15 +10,15 @@ import pytest
 
 from deploy.evaluation.recorded_answers import answered_calls
 from deploy.lab.gpu.models import VOCABULARY, builtin_worker
-from deploy.lab.gpu.plan import MINUTES, STAGES, Results, Stage, run_stages
+from deploy.lab.gpu.plan import MINUTES, STAGES, Stage, rows_of, run_stages
 from deploy.lab.gpu.played_worker import PlayedWorker, Texts
 from deploy.lab.gpu.report import costs, page
 from deploy.lab.reenact.dialogues import Answers, shipped
 from deploy.lab.reenact.rows import of_policy, play_over
 from orchestrator.types import Segment
 
-ROW = "import sys; from pathlib import Path; from deploy.lab.gpu.plan import Results; "
-ENDS = "Results(Path(sys.argv[2])).put({'stage': sys.argv[1], 'row': 'ended'})"
+PUT = "import sys; from pathlib import Path; from deploy.lab.gpu.plan import opened; "
+ENDS = "opened(Path(sys.argv[2])).add({'stage': sys.argv[1], 'row': 'ended'})"
 
 
 def test_the_stages_fit_the_time() -> None:
@@ -26,34 +26,23 @@ def test_the_stages_fit_the_time() -> None:
     assert [stage.name for stage in STAGES][:2] == ["draft-model", "sharing"]
 
 
-def test_a_run_continues_where_it_was_interrupted(tmp_path: Path) -> None:
-    results = Results(tmp_path / "rows.jsonl")
-    results.put({"stage": "one", "row": "bild", "clients": 8})
-    with results.path.open("a") as file:
-        file.write('{"stage": "one", "row": "la')  # cut in the middle of a line
-    results.put({"stage": "one", "row": "specreason", "clients": 8})
-    assert [row["row"] for row in results.rows()] == ["bild", "specreason"]
-    assert results.has(stage="one", row="bild", clients=8)
-    assert not results.has(stage="one", row="bild", clients=1)
-
-
 def test_a_stage_runs_once_and_a_failure_ends_no_other(tmp_path: Path) -> None:
-    results, said = Results(tmp_path / "rows.jsonl"), list[str]()
+    path, said = tmp_path / "rows.jsonl", list[str]()
     stages = [Stage("fails", 0, 60), Stage("works", 0, 60)]
-    code = ROW + "sys.exit(3) if sys.argv[1] == 'fails' else " + ENDS
+    code = PUT + "sys.exit(3) if sys.argv[1] == 'fails' else " + ENDS
     for _ in range(2):
-        run_stages(results, "cuda", stages, said.append, [sys.executable, "-c", code])
-    assert [(row["stage"], row["row"]) for row in results.rows()] == [
+        run_stages(path, "cuda", stages, said.append, [sys.executable, "-c", code])
+    assert [(row["stage"], row["row"]) for row in rows_of(path)] == [
         ("fails", "failed"), ("works", "ended"), ("fails", "failed"),
     ]  # fmt: skip
-    assert said[-1] == "works: is in " + str(results.path)
+    assert said[-1] == f"works: is in {path}"
 
 
 def test_a_stage_is_ended_at_its_limit(tmp_path: Path) -> None:
-    results = Results(tmp_path / "rows.jsonl")
+    path = tmp_path / "rows.jsonl"
     waits = [sys.executable, "-c", "import threading; threading.Event().wait()"]
-    run_stages(results, "cuda", [Stage("waits", 0, 0)], lambda _: None, waits)
-    assert results.rows()[0]["status"] == "at its limit of 0 s"
+    run_stages(path, "cuda", [Stage("waits", 0, 0)], lambda _: None, waits)
+    assert rows_of(path)[0]["status"] == "at its limit of 0 s"
 
 
 def test_texts_are_what_was_written_here() -> None:

@@ -14,8 +14,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Final
 
+from deploy.evaluation.summary import Row
 from deploy.evaluation.tables import Column
-from deploy.lab.bench.rounds import Row
 from orchestrator.types import (
     Generation,
     LabelQuery,

@@ -22,7 +22,6 @@ from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder
-from workers.speculation.feature_head import VARIANTS
 from workers.speculation.method import Method
 from workers.text.gguf_tokenizer import is_gguf
 
@@ -31,41 +30,20 @@ PEERS: Final = ("hf-generate", "hf-assisted")
 EXTENDING: Final = ("kangaroo", "fspad")
 """Methods that make every pass of their target dearer: they have the same network with a separate
 cache, so that the other methods' turns take no longer."""
-ASSISTED_DRAFTS: Final = (3, 5, 8, 20)  # transformers' own default is 20
 
 SETS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
+    "hf-assisted": [{"drafts": drafts} for drafts in (3, 5, 8, 20)],  # 20 is its default
     "chain": [
-        *(
-            {"gamma": gamma, "verification": verification}
-            for verification in ("token", "block")
-            for gamma in (2, 4, 6, 8, 12)
-        ),
+        *({"gamma": gamma} for gamma in (2, 4, 8, 12)),
+        {"gamma": 6, "verification": "block"},
         {"gamma": 12, "threshold": 0.4},
         {"gamma": 16, "threshold": 0.6},
     ],
     "lookup": [{"gamma": 10}],
-    "spectr": [
-        *({"count": count, "gamma": 4} for count in (2, 4, 8)),
-        {"count": 4, "gamma": 2},
-    ],
-    "recursive-c": [
-        {"branching": [2, 2, 1, 1]},
-        {"branching": [2, 2, 1, 1], "verification": "traversal"},
-        {"branching": [2, 1, 1, 1]},
-    ],
-    "recursive-s": [
-        {"width": 8, "gamma": 4},
-        {"width": 4, "gamma": 4},
-        {"width": 4, "gamma": 4, "verification": "traversal"},
-        {"width": 2, "gamma": 4},
-        {"width": 4, "gamma": 2},
-    ],
-    "kangaroo": [{}, {"gamma": 8}, {"gamma": 10, "threshold": 0.4}],
-    "fspad": [
-        {**shape, "variant": variant}
-        for shape in ({}, {"depth": 8, "width": 1, "nodes": 8})
-        for variant in VARIANTS
-    ],
+    "spectr": [{"count": count, "gamma": 4} for count in (2, 4)],
+    "recursive-c": [{"branching": [2, 2, 1, 1]}],
+    "recursive-s": [{"width": width, "gamma": 4} for width in (2, 4, 8)],
+    "fspad": [{}, {"depth": 8, "width": 1, "nodes": 8}],
 }
 """The parameters a method is measured with; one that is not named here, with its own defaults."""
 
@@ -82,7 +60,6 @@ class CandidateSpec:
         parts = [
             f"{key} {json.dumps(value)}" if not isinstance(value, str) else value
             for key, value in self.parameters.items()
-            if (key, value) != ("verification", "token")
         ]
         return " ".join([self.method, *parts]).replace(", ", ",")
 
@@ -100,8 +77,8 @@ class TurnResult:
     passes: int
     emitted: int
     rounds: int
-    drafted: int | None = None
-    accepted: int | None = None
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def tokens(self) -> int:
@@ -128,12 +105,8 @@ class SpeculationCandidate:
     def __init__(
         self, entry: CandidateSpec, loaded: LoadedTarget, draft: str | None, max_new: int
     ) -> None:
-        self.entry, self.max_new, self.stop_token_ids = (
-            entry,
-            max_new,
-            sorted(loaded.stop_token_ids),
-        )
-        self.dtype = loaded.dtype
+        self.entry, self.max_new, self.dtype = entry, max_new, loaded.dtype
+        self.stop_token_ids = sorted(loaded.stop_token_ids)
         parameters = dict(entry.parameters)
         known = inspect.signature(METHODS[entry.method]).parameters
         if "draft" in known and draft is not None:
@@ -160,9 +133,7 @@ class SpeculationCandidate:
         for slot in range(target.cache.slots):  # the candidate before has prefilled this prompt too
             target.cache.evict(slot)
         counts.reset()
-        before = target.passes
-        _synchronize(target.device)
-        began = perf_counter()
+        before, began = target.passes, _now(target.device)
         outputs = generate(
             self.decoder,
             prompts,
@@ -170,9 +141,7 @@ class SpeculationCandidate:
             sampling=Sampling(temperature, seed=seed),
             stop_token_ids=self.stop_token_ids,
         )
-        _synchronize(target.device)
-        seconds = perf_counter() - began
-        passes = target.passes - before
+        seconds, passes = _now(target.device) - began, target.passes - before
         emitted = sum(map(len, outputs)) - len(prompts)
         return TurnResult(
             outputs, seconds, passes, emitted, counts.rounds, counts.drafted, counts.accepted
@@ -213,7 +182,7 @@ class TransformersCandidate:
     ) -> None:
         self.entry, self.model, self.max_new, self.assistant = entry, model, max_new, assistant
         self.stop_token_ids = sorted(stop_token_ids)
-        self.dtype = _name(model.dtype)
+        self.dtype = str(model.dtype).removeprefix("torch.")
         self.passes = 0
         self.model.register_forward_pre_hook(self._count)
 
@@ -231,9 +200,7 @@ class TransformersCandidate:
             self.assistant.generation_config.num_assistant_tokens = self.entry.parameters["drafts"]
             options["assistant_model"] = self.assistant
         torch.manual_seed(seed)
-        before = self.passes
-        _synchronize(device)
-        began = perf_counter()
+        before, began = self.passes, _now(device)
         generated = self.model.generate(
             ids,
             attention_mask=seen,
@@ -243,11 +210,10 @@ class TransformersCandidate:
             **options,
         )
         outputs = [_ended(row, self.stop_token_ids) for row in generated[:, width:].tolist()]
-        seconds = perf_counter() - began
-        passes, tokens = self.passes - before, sum(map(len, outputs))
-        return TurnResult(
-            outputs, seconds, passes, tokens, tokens if self.assistant is None else passes
-        )
+        seconds, passes = _now(device) - began, self.passes - before
+        tokens = sum(map(len, outputs))
+        rounds = tokens if self.assistant is None else passes
+        return TurnResult(outputs, seconds, passes, tokens, rounds)
 
 
 def _ended(row: list[int], stop_token_ids: Sequence[int]) -> list[int]:
@@ -255,9 +221,11 @@ def _ended(row: list[int], stop_token_ids: Sequence[int]) -> list[int]:
     return row[: at + 1]
 
 
-def _synchronize(device: torch.device) -> None:
+def _now(device: torch.device) -> float:
+    """The clock, after all that the device has to do."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    return perf_counter()
 
 
 def stock(model: str, dtype: torch.dtype, device: str) -> Any:
@@ -273,73 +241,54 @@ def stock(model: str, dtype: torch.dtype, device: str) -> Any:
 
 
 def entries(requested: Sequence[CandidateSpec] | None) -> Iterator[CandidateSpec]:
-    """What to measure, the baseline first; a name alone stands for all of its parameter sets."""
+    """What to measure, the baseline first; a name alone means all of its parameter sets."""
     yield CandidateSpec(BASELINE)
     for entry in requested if requested is not None else map(CandidateSpec, (*PEERS, *METHODS)):
         if entry.method == BASELINE:
             continue
         if entry.parameters:
             yield entry
-        elif entry.method == "hf-assisted":
-            yield from (
-                CandidateSpec(entry.method, {"drafts": drafts}) for drafts in ASSISTED_DRAFTS
-            )
         else:
             yield from (CandidateSpec(entry.method, one) for one in SETS.get(entry.method, [{}]))
 
 
-def enter(
-    chosen: Sequence[CandidateSpec],
-    loaded: LoadedTarget,
-    model: str,
-    draft: str | None,
-    *,
-    device: str,
-    max_new: int,
-    streams: int,
-) -> tuple[list[DecodingCandidate], list[dict[str, str]]]:
-    """Those that can decode this checkpoint, and why the others cannot."""
-    entered: list[DecodingCandidate] = []
-    missing: list[dict[str, str]] = []
-    stocks: dict[tuple[str, torch.dtype], Any] = {}
-    own = choose_dtype(device, loaded.dtype)  # of the peers, which know no 8 bits
+class Field:
+    """Those that can decode a checkpoint, and why the others cannot, by streams."""
 
-    def plain(name: str, dtype: torch.dtype) -> Any:
-        if (name, dtype) not in stocks:
-            stocks[name, dtype] = stock(name, dtype, device)
-        return stocks[name, dtype]
+    def __init__(
+        self, loaded: LoadedTarget, model: str, draft: str | None, device: str, max_new: int
+    ) -> None:
+        self.loaded, self.draft, self.max_new = loaded, draft, max_new
+        self._names = {"model": model, "draft": draft}
+        self._device, self._stocks = device, dict[str, Any]()
+        self.missing: dict[str, str] = {}
 
-    stop_token_ids = sorted(loaded.stop_token_ids)
-    for entry in chosen:
-        try:
-            if entry.method == "hf-generate":
-                for dtype in dict.fromkeys((own, torch.float32, torch.bfloat16)):
-                    named = (
-                        entry if dtype == own else CandidateSpec(f"{entry.method}-{_name(dtype)}")
-                    )
-                    entered.append(
-                        TransformersCandidate(named, plain(model, dtype), stop_token_ids, max_new)
-                    )
-            elif entry.method == "hf-assisted":
-                if draft is None:
-                    raise ValueError("needs a draft model: give one with --draft")
-                if streams > 1:
-                    raise ValueError("assisted generation takes one stream: give --streams 1")
-                loaded.load_draft(draft)  # refuses another vocabulary
-                helper = plain(draft, own)
-                entered.append(
-                    TransformersCandidate(entry, plain(model, own), stop_token_ids, max_new, helper)
-                )
-            else:
-                entered.append(SpeculationCandidate(entry, loaded, draft, max_new))
-        except (BatonError, TypeError, ValueError, OSError) as error:
-            missing.append({"method": entry.method, "label": entry.label, "reason": _why(error)})
-    return entered, missing
+    def enter(self, chosen: Sequence[CandidateSpec], streams: int) -> list[DecodingCandidate]:
+        """Make the candidates for this number of prompts at once."""
+        entered: list[DecodingCandidate] = []
+        for entry in chosen:
+            try:
+                entered.append(self._candidate(entry, streams))
+            except (BatonError, TypeError, ValueError, OSError) as error:
+                self.missing[entry.label] = " ".join(str(error).split()) or type(error).__name__
+        return entered
 
+    def _candidate(self, entry: CandidateSpec, streams: int) -> DecodingCandidate:
+        if entry.method not in PEERS:
+            return SpeculationCandidate(entry, self.loaded, self.draft, self.max_new)
+        assistant = None
+        if entry.method == "hf-assisted":
+            if self.draft is None:
+                raise ValueError("needs a draft model: give one with --draft")
+            if streams > 1:
+                raise ValueError("assisted generation takes one stream: give --streams 1")
+            self.loaded.load_draft(self.draft)  # refuses another vocabulary
+            assistant = self._stock("draft")
+        stops = sorted(self.loaded.stop_token_ids)
+        return TransformersCandidate(entry, self._stock("model"), stops, self.max_new, assistant)
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _why(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    def _stock(self, which: str) -> Any:
+        if which not in self._stocks:
+            dtype = choose_dtype(self._device, self.loaded.dtype)  # the peers know no 8 bits
+            self._stocks[which] = stock(str(self._names[which]), dtype, self._device)
+        return self._stocks[which]

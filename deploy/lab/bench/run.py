@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from deploy.cli.common import Bar
 from deploy.evaluation.evaluate import Problem
+from deploy.evaluation.json_lines import RowFile
 from deploy.evaluation.problems import load_problems
-from deploy.lab.bench.candidates import BASELINE, CandidateSpec, DecodingCandidate, enter, entries
-from deploy.lab.bench.divergence import divergences
-from deploy.lab.bench.rounds import right, rows, take_turns
-from deploy.lab.bench.turn_log import TurnLog
+from deploy.evaluation.summary import Row
+from deploy.evaluation.tables import Column
+from deploy.lab.bench.candidates import CandidateSpec, Field, entries
+from deploy.lab.bench.rounds import rows, take_turns
 from deploy.service.calibration import fingerprint
 from orchestrator.answers.equality import compare
 from orchestrator.errors import InvalidRequest
@@ -26,7 +27,7 @@ from workers.text.prompt import PromptRenderer
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DecodeSettings:
     """The options of the command line."""
 
     model: str
@@ -44,7 +45,7 @@ class Settings:
 
 
 def bench(
-    settings: Settings,
+    settings: DecodeSettings,
     requested: Sequence[CandidateSpec] | None,
     shown: Bar,
     rows_file: Path | None = None,
@@ -55,7 +56,9 @@ def bench(
         ConfigError: `rows_file` is of another run.
     """
     chosen = list(entries(requested))
-    log = TurnLog(rows_file, _shared(settings, chosen))
+    log = None
+    if rows_file is not None:
+        log = RowFile(rows_file, "baton_bench_decode", _shared(settings, chosen))
     loaded = open_target(
         settings.model, device=settings.device, dtype=settings.dtype, slots=max(settings.streams)
     )
@@ -75,52 +78,26 @@ def bench(
     def is_right(prompt: int, output: list[int]) -> bool:
         return bool(compare(loaded.tokenizer.decode(output), problems[prompt].answer))
 
-    data: dict[str, Any] = {"rows": [], "unavailable": []}
-    fields: list[tuple[int, list[DecodingCandidate]]] = []
-    for streams in settings.streams:
-        entered, missing = enter(
-            chosen, loaded, settings.model, settings.draft,
-            device=settings.device, max_new=settings.max_new, streams=streams,
-        )  # fmt: skip
-        fields.append((streams, entered))
-        data["unavailable"] += [one for one in missing if one not in data["unavailable"]]
+    field = Field(loaded, settings.model, settings.draft, settings.device, settings.max_new)
+    entered = {streams: field.enter(chosen, streams) for streams in settings.streams}
     turns = sum(
-        len(entered) * (1 + settings.rounds * settings.prompts // streams)
-        for streams, entered in fields
+        len(candidates) * (1 + settings.rounds * settings.prompts // streams)
+        for streams, candidates in entered.items()
     )
     shown.set_total(turns * len(settings.temperatures))
-    for streams, entered in fields:
+    measured: list[Row] = []
+    for streams, candidates in entered.items():
         groups = [prompts[at : at + streams] for at in range(0, len(prompts), streams)]
         for temperature in settings.temperatures:
-            finished = take_turns(
-                entered, groups, settings.rounds, temperature, settings.seed, shown.advance, log
+            taken = take_turns(
+                candidates, groups, settings.rounds, temperature, settings.seed, shown.advance, log
             )
-            measured = rows(finished, temperature, streams)
-            if temperature == 0:
-                base = next(one for one in finished if one.candidate.entry.method == BASELINE)
-                margins = divergences(finished, base, prompts, loaded.target)
-                for row in measured:
-                    row |= margins.get(row["label"], {})
-            shares = {one.candidate.entry.label: right(one, is_right) for one in finished}
-            for row in measured:
-                row |= shares[row["label"]].keys("right")
-            data["rows"] += measured
-    data["about"] = {
-        "model": settings.model,
-        "draft": settings.draft,
-        "device": settings.device,
-        "dtype": loaded.dtype,
-        "threads": torch.get_num_threads(),
-        "problems": settings.problems,
-        "prompts": settings.prompts,
-        "rounds": settings.rounds,
-        "max_new": settings.max_new,
-        "seed": settings.seed,
-    }
-    return data
+            measured += rows(taken, temperature, streams, is_right)
+    about = asdict(settings) | {"dtype": loaded.dtype, "threads": torch.get_num_threads()}
+    return {"rows": measured, "unavailable": field.missing, "about": about}
 
 
-def _shared(settings: Settings, chosen: Sequence[CandidateSpec]) -> dict[str, Any]:
+def _shared(settings: DecodeSettings, chosen: Sequence[CandidateSpec]) -> dict[str, Any]:
     """What two runs must share for their turns to be of one."""
     models = {
         name: fingerprint(place_of(model), model)
@@ -131,7 +108,7 @@ def _shared(settings: Settings, chosen: Sequence[CandidateSpec]) -> dict[str, An
 
 
 def rendered(
-    loaded: LoadedTarget, problems: Sequence[Problem], settings: Settings
+    loaded: LoadedTarget, problems: Sequence[Problem], settings: DecodeSettings
 ) -> list[list[int]]:
     """Problems as chat prompts."""
     prompts = PromptRenderer(loaded.tokenizer)
@@ -143,3 +120,36 @@ def rendered(
             f"and {settings.model} holds {context}: give less"
         )
     return ids
+
+
+def _percent(row: Row, name: str) -> str:
+    return "" if row[name] is None else f"{row[name]:.0%}"
+
+
+COLUMNS: Final[list[Column]] = [
+    ("method", lambda row: row["label"] + ("" if row["lossless"] else " (lossy)")),
+    ("tokens/s", lambda row: f"{row['tokens_per_s']:.0f}"),
+    (
+        "to vanilla [95 %]",
+        lambda row: f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]",
+    ),
+    ("tokens a round", lambda row: f"{row['mean_acceptance_length']:.2f}"),
+    ("accepted drafts", lambda row: _percent(row, "acceptance_rate")),
+    ("target passes", lambda row: f"{row['target_passes']:.0f}"),
+    ("as vanilla", lambda row: _percent(row, "identical")),
+    ("right", lambda row: _percent(row, "right")),
+]
+
+
+def notes(data: dict[str, Any]) -> list[str]:
+    """The notes under the tables."""
+    about = data["about"]
+    setting = f"{about['dtype']}, {about['threads']} threads, {about['device']}"
+    return [
+        f"{about['model']} ({setting}), draft {about['draft'] or 'none'}; {about['prompts']} "
+        f"prompts of {about['problems']}, {about['rounds']} rounds, at most {about['max_new']} new "
+        "tokens. Reading the prompt is part of every time.",
+        "Tokens a round are those of one target pass, its bonus token included; as vanilla: "
+        "prompts whose every token is plain decoding's.",
+        *(f"Not available: {label}: {why}" for label, why in data["unavailable"].items()),
+    ]

@@ -18,9 +18,9 @@ from time import monotonic
 from typing import Any, Final
 from unittest.mock import patch
 
+from deploy.evaluation.summary import Row
 from deploy.evaluation.tables import Column
 from deploy.lab.bench.calls import QUERY, WRITTEN, thought
-from deploy.lab.bench.rounds import Row
 from orchestrator.types import Sampling, StopCriteria
 from orchestrator.worker import Call
 

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from deploy.evaluation.summary import Row
 from deploy.evaluation.tables import Column
-from deploy.lab.bench.rounds import Numbers, Row, estimate
+from deploy.lab.bench.rounds import Numbers, estimate
 from workers.engine.loading import open_target
 from workers.model.target import Target
 from workers.model.tree import Tree
@@ -59,7 +60,7 @@ def bench_weights(
             scored.append(_nll(loaded.target, ids))
         sums, counts = np.array(scored), np.array([len(ids) - 1 for ids in encoded], float)
         first = sums if first is None else first
-        change = estimate((sums - first, counts))
+        change = estimate("ratio", (sums - first, counts))
         tell(f"{dtype}, passes")
         rows.append(
             {
@@ -67,9 +68,7 @@ def bench_weights(
                 "texts": len(encoded),
                 "tokens": int(counts.sum()),
                 "perplexity": exp(sums.sum() / counts.sum()),
-                "ratio": exp(change.value),
-                "ratio_low": exp(change.low),
-                "ratio_high": exp(change.high),
+                **{name: exp(value) for name, value in change.items()},
                 "pass_ms": {str(n): 1e3 * _seconds(loaded.target, n) for n in WIDTHS},
                 "threads": torch.get_num_threads(),
             }
@@ -81,7 +80,7 @@ def bench_weights(
 
 @torch.inference_mode()
 def _nll(target: Target, ids: list[int]) -> float:
-    """Summed negative log-likelihood of a text's tokens behind its first."""
+    """Summed negative log-likelihood of a text's tokens after its first."""
     target.cache.evict(0)
     logits = target.prefill(0, ids, num_logits=len(ids)).logits[0, :-1].float()
     wanted = torch.tensor(ids[1:], device=logits.device)

@@ -5,7 +5,6 @@
 - `bench_decode`: token-level methods side by side.
 - `bench_start`: the service's start and memory, beside a bare Ray Serve application's.
 - `bench_weights`: types of weights side by side.
-- `drive`: problems for a running experiment.
 - `gpu`: one GPU in a quarter of an hour.
 - `reenact`: recorded dialogues through the step loop, at the costs of another pair.
 - `run`: the commands of an experiment file.
@@ -22,7 +21,6 @@ from deploy.lab.commands.bench_calls import bench_calls
 from deploy.lab.commands.bench_decode import bench_decode
 from deploy.lab.commands.bench_start import bench_start
 from deploy.lab.commands.bench_weights import bench_weights
-from deploy.lab.commands.drive import drive
 from deploy.lab.commands.gpu import gpu
 from deploy.lab.commands.reenact import reenact
 from deploy.lab.commands.run import run
@@ -38,7 +36,6 @@ lab.command("bench-calls")(bench_calls)
 lab.command("bench-decode")(bench_decode)
 lab.command("bench-start")(bench_start)
 lab.command("bench-weights")(bench_weights)
-lab.command("drive")(drive)
 lab.command("gpu")(gpu)
 lab.command("reenact")(reenact)
 lab.command("run")(run)

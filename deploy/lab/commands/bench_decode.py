@@ -71,12 +71,11 @@ def bench_decode(
     from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
     from deploy.evaluation.tables import show
-    from deploy.lab.bench.run import Settings, bench
-    from deploy.lab.bench.tables import notes, sections
+    from deploy.lab.bench.run import COLUMNS, DecodeSettings, bench, notes
 
     disable_progress_bar()
     set_verbosity_error()
-    settings = Settings(
+    settings = DecodeSettings(
         model, None if draft == "none" else draft, device, dtype, threads, prompts, rounds, max_new,
         warmths, widths, seed, problems,
     )  # fmt: skip
@@ -89,8 +88,9 @@ def bench_decode(
     if as_json is not None:
         write(as_json, json.dumps(data, indent=2) + "\n")
     console = wide_console()
-    for heading, columns, table in sections(data):
-        show(table, columns, console, heading)
+    for case in dict.fromkeys((row["temperature"], row["streams"]) for row in data["rows"]):
+        table = [row for row in data["rows"] if (row["temperature"], row["streams"]) == case]
+        show(table, COLUMNS, console, f"Temperature {case[0]:g}, streams: {case[1]}")
     for line in notes(data):
         console.print(f"- {line}", style="dim", markup=False)
 

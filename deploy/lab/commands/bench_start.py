@@ -28,6 +28,7 @@ def bench_start(
 
     from deploy.cli.common import write
     from deploy.lab.peers import servers
+    from deploy.lab.processes import running
 
     rows: dict[str, list[dict[str, Any]]] = {"Baton": [], "bare Ray Serve": []}
     with TemporaryDirectory() as folder:
@@ -36,7 +37,7 @@ def bench_start(
                 ("Baton", servers.baton(file, Path(folder), lambda args: None)),
                 ("bare Ray Serve", servers.bare_serve()),
             ):
-                with servers.running(**how, log=Path(folder, "log")) as server:
+                with running(how, Path(folder, "log")) as server:
                     rows[who].append({"seconds": server.start_s, "processes": server.listed()})
     if as_json is not None:
         write(as_json, json.dumps(rows))

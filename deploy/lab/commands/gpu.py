@@ -41,12 +41,13 @@ def gpu(
     chosen = [stage for stage in plan.STAGES if only is None or stage.name in only.split(",")]
     if device != "cpu" and not torch.cuda.is_available():
         raise ConfigError("no GPU: run it on a machine with one, or try it with --device cpu")
-    results = plan.Results(out / "rows.jsonl")
-    plan.run_stages(results, device, chosen)
+    path = out / "rows.jsonl"
+    plan.run_stages(path, device, chosen)
+    rows = plan.rows_of(path)
     name = "a CPU, tiny models" if device == "cpu" else torch.cuda.get_device_name()
-    text = report.page(results.rows(), name)
+    text = report.page(rows, name)
     write(out / "page.md", text)
-    if (costs := report.costs(results.rows(), name)) is not None:
+    if (costs := report.costs(rows, name)) is not None:
         data = costs.model_dump(mode="json", exclude_defaults=True)
         write(out / "costs.yaml", yaml.safe_dump(data, sort_keys=False))
     print(text)

@@ -30,19 +30,15 @@ def tally(
     if as_json:
         print_json({"rows": found})
         return
-    columns = ["policy", "problems", "right %", "large tokens %", "points to large-only"]
-    cells = (
+    print_table(
+        ["policy", "problems", "right %", "large tokens %", "points to large-only",
+         "points above a coin"],
         (
-            row["policy"],
-            row["problems"],
-            _points(row["accuracy"], ""),
-            f"{row['large_share']:.0%}",
-            _points(row["to_large"]),
-            _points(row["above_coin"]),
-        )
-        for row in found
-    )
-    print_table([*columns, "points above a coin"], cells)
+            [row["policy"], row["problems"], _points(row["accuracy"], ""),
+             f"{row['large_share']:.0%}", _points(row["to_large"]), _points(row["above_coin"])]
+            for row in found
+        ),
+    )  # fmt: skip
 
 
 def _points(values: list[float] | None, sign: str = "+") -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
 
-from deploy.cli.common import wide_console
+from deploy.cli.common import print_table
 from orchestrator.errors import InvalidRequest, WorkerError
 
 if TYPE_CHECKING:
@@ -19,41 +17,30 @@ if TYPE_CHECKING:
 
 
 def torture(
-    url: Annotated[str | None, typer.Argument(help="A running service.")] = None,
-    own: Annotated[bool, typer.Option("--own", help="Start a service for this.")] = False,
+    url: Annotated[
+        str | None, typer.Argument(help="A running service that you may attack; none: start one.")
+    ] = None,
     scenarios: Annotated[
         str | None, typer.Option(metavar="NAME[=SIZE],...", help="All that can run, unless named.")
     ] = None,
-    remote: Annotated[
-        bool, typer.Option("--remote", help="Attack a service that is not on this machine.")
-    ] = False,
 ) -> None:
     """Attack a service; status 1 if something did not hold.
 
     [bold]Examples[/]
 
-      baton lab torture --own                                   a service started for this
+      baton lab torture                                   a service started for this
 
-      baton lab torture --own --scenarios faults=200,soak       some scenarios, one of another size
+      baton lab torture --scenarios faults=200,soak       some scenarios, one of another size
 
-      baton lab torture http://127.0.0.1:8000                   a running one
+      baton lab torture http://127.0.0.1:8000             a running one, its key in $BATON_API_KEY
 
-      baton lab torture URL --remote                            a staging one elsewhere
-
-    [bold]Scenarios[/]: hostile, guesses, overload, capacity; with --own faults, redis, soak. Sizes
-    are requests, faults, states of redis, or seconds of capacity and soak. Keys are $BATON_API_KEY
-    and, of another client, $BATON_OTHER_API_KEY.
+    [bold]Scenarios[/]: overload, capacity; without a URL faults, redis, soak. Sizes are requests,
+    seconds of capacity and soak, faults, or states of redis.
     """
-    from deploy.evaluation.tables import show
     from deploy.lab.torture import run
     from deploy.lab.torture.attack import AttackedService
 
-    if (url is None) != own:
-        got = f"--own and {url}: name scenarios after --scenarios" if own else "neither"
-        raise InvalidRequest(f"expected a URL or --own, got {got}")
-    wanted = _wanted(scenarios, own)
-    if url is not None and not remote and not _is_loopback(url):
-        raise InvalidRequest(f"{url} is not on this machine: add --remote if it is yours to attack")
+    wanted = _wanted(scenarios, own=url is None)
     console = Console(highlight=False)
     outcomes: list[ScenarioOutcome] = []
 
@@ -68,13 +55,13 @@ def torture(
 
     try:
         if url is not None:
-            key, other_key = map(os.environ.get, ("BATON_API_KEY", "BATON_OTHER_API_KEY"))
-            asyncio.run(attack(AttackedService(url.rstrip("/"), key, other_key)))
+            key = os.environ.get("BATON_API_KEY")
+            asyncio.run(attack(AttackedService(url.rstrip("/"), key)))
         else:
-            with run.own_service() as target:
+            with run.started() as target:
                 asyncio.run(attack(target))
     finally:  # report the scenarios that ended even if the next one fails
-        show([one.row() for one in outcomes], run.COLUMNS, wide_console())
+        print_table(["scenario", "requests", "held", "seen"], (one.row() for one in outcomes))
     if failed := [outcome.scenario for outcome in outcomes if outcome.broken]:
         raise WorkerError(f"did not hold: {', '.join(failed)}")
 
@@ -96,17 +83,9 @@ def _wanted(given: str | None, own: bool) -> dict[str, int]:
         if name not in possible:
             raise InvalidRequest(
                 f"--scenarios: expected one of {', '.join(possible)}, got {name!r}"
-                + ("" if own else f" ({', '.join(OWN)} need --own)")
+                + ("" if own else f" ({', '.join(OWN)} need a service of their own: name no URL)")
             )
         if named and not (size.isascii() and size.isdecimal() and int(size) > 0):
             raise InvalidRequest(f"--scenarios: {part!r}: a size is a whole number above 0")
         wanted[name] = int(size) if named else possible[name]
     return wanted
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,19 +1,18 @@
 """The stages of `make gpu`: each in a process that is ended at its limit, in an order that puts
-what was never measured first."""
+what was never measured first. Their rows are in one file, each written as it comes."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.lab.reenact.rows import Row
+from deploy.evaluation.json_lines import RowFile
+from deploy.evaluation.summary import Row
+from deploy.lab.processes import run_within
 
 START_S: Final = 75  # an engine of vLLM's, measured; two on one GPU start one after the other
 
@@ -42,33 +41,24 @@ STAGES: Final = (
 MINUTES: Final = 15
 
 
-class Results:
-    """Rows in a file of JSON lines, each written as it comes; a key is measured once."""
+def opened(path: Path) -> RowFile:
+    """The file of rows; a key is measured once."""
+    return RowFile(path, "baton_gpu", {})
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
 
-    def rows(self) -> list[Row]:
-        """All rows so far; of a line that was cut by an interruption nothing."""
-        if not self.path.is_file():
-            return []
-        lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
-        return [json.loads(line) for line in lines if line.endswith("}")]
+def rows_of(path: Path) -> list[Row]:
+    """The rows that are in the file."""
+    with closing(opened(path)) as file:
+        return list(file.rows)
 
-    def has(self, **key: Any) -> bool:
-        """Whether there is a row with these values."""
-        return any(key.items() <= row.items() for row in self.rows())
 
-    def put(self, row: Row) -> None:
-        """Append a row."""
-        cut = self.path.is_file() and not self.path.read_bytes().endswith(b"\n")
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(("\n" if cut else "") + json.dumps(row) + "\n")
+def has(rows: Sequence[Row], **key: Any) -> bool:
+    """Whether there is a row with these values."""
+    return any(key.items() <= row.items() for row in rows)
 
 
 def run_stages(
-    results: Results,
+    path: Path,
     device: str,
     stages: Sequence[Stage] = STAGES,
     tell: Callable[[str], None] = print,
@@ -76,29 +66,13 @@ def run_stages(
 ) -> None:
     """Run the stages that have not ended, each up to its limit; a CPU has four times as long."""
     for stage in stages:
-        if results.has(stage=stage.name, row="ended"):
-            tell(f"{stage.name}: is in {results.path}")
+        if has(rows_of(path), stage=stage.name, row="ended"):
+            tell(f"{stage.name}: is in {path}")
             continue
         limit = stage.limit_s * (4 if device == "cpu" else 1)
-        log = results.path.with_name(f"{stage.name}.log")
+        log = path.with_name(f"{stage.name}.log")
         tell(f"{stage.name}: at most {limit} s; its output is in {log}")
-        arguments = [*command, stage.name, str(results.path), device]
-        with log.open("a") as output:
-            process = subprocess.Popen(
-                arguments, stdout=output, stderr=output, start_new_session=True
-            )
-        try:
-            status: int | str = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            status = f"at its limit of {limit} s"
-        finally:  # its engines are processes of its group
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-        if status:
-            results.put({"stage": stage.name, "row": "failed", "status": status})
-            tell(f"{stage.name}: ended early ({status})")
+        if why := run_within([*command, stage.name, str(path), device], limit, log):
+            with closing(opened(path)) as file:
+                file.add({"stage": stage.name, "row": "failed", "status": why})
+            tell(f"{stage.name}: ended early ({why})")

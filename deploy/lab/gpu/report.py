@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from deploy.evaluation.candidates import BASELINE
+from deploy.evaluation.summary import Row
 from deploy.lab.call_costs import Costs, WorkerCosts
-from deploy.lab.reenact.rows import Row
 
 NEAR: Final = 1.15
 """A pass that takes up to this much longer than one over a token costs nothing for reading."""

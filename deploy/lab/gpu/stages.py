@@ -15,7 +15,7 @@ from deploy.evaluation.intervals import mean
 from deploy.evaluation.problems import load_problems
 from deploy.lab.bench.calls import bench_streams, generation, step, thought, timed
 from deploy.lab.gpu.models import builtin_worker, checkpoint, vllm_worker
-from deploy.lab.gpu.plan import Results
+from deploy.lab.gpu.plan import has, opened
 from deploy.lab.gpu.played_worker import PlayedWorker, Texts
 from deploy.lab.reenact.dialogues import Answers, shipped
 from deploy.lab.reenact.rows import of_policy, play_over
@@ -38,9 +38,10 @@ PREFIX: Final = 800
 class Measuring:
     """One stage on one device."""
 
-    def __init__(self, stage: str, results: Results, device: str) -> None:
-        self.stage, self.results, self.device = stage, results, device
-        self.root = results.path.parent / "models"
+    def __init__(self, stage: str, path: Path, device: str) -> None:
+        self.stage, self.device = stage, device
+        self.file = opened(path)
+        self.root = path.parent / "models"
         self.tiny = device == "cpu"
 
     async def run(self) -> None:
@@ -66,7 +67,10 @@ class Measuring:
         self._put("ended")
 
     def _put(self, row: str, **values: Any) -> None:
-        self.results.put({"stage": self.stage, "row": row, **values})
+        self.file.add({"stage": self.stage, "row": row, **values})
+
+    def _has(self, **key: Any) -> bool:
+        return has(self.file.rows, stage=self.stage, **key)
 
     def _shape(self, shape: str) -> str:
         return "tiny" if self.tiny else shape
@@ -101,7 +105,7 @@ class Measuring:
             await self._play(workers, policy, 4, 1, f"warm-{policy}")
         for clients, questions in counts.items():
             for policy in policies:
-                if self.results.has(stage=self.stage, row=policy, clients=clients):
+                if self._has(row=policy, clients=clients):
                     continue
                 tag = f"{policy}-{clients}"
                 before = _adopted(workers)
@@ -127,8 +131,8 @@ class Measuring:
         return await play_over(pair, answers, of_policy(shipped(), policy, questions), clients)
 
     async def _costs(self, row: str, worker: Any, streams: Sequence[int]) -> None:
-        """Milliseconds of a token by live streams, and of calls that read behind a prefix."""
-        if self.results.has(stage=self.stage, row=row):
+        """Milliseconds of a token by live streams, and of calls that read after a prefix."""
+        if self._has(row=row):
             return
         made = await bench_streams({row: worker}, streams, prefix=256, tokens=48, repeats=2)
         token_ms = {one["streams"]: 1000 * one["streams"] / one["per_s"] for one in made}
@@ -166,7 +170,7 @@ class Measuring:
             exact = loading.load(source, device="cpu", dtype="float32", rows=8)
             wanted = await _answers(exact, questions)
             for dtype in ("float32", "bfloat16"):
-                if self.results.has(stage=self.stage, row=model, dtype=dtype):
+                if self._has(row=model, dtype=dtype):
                     continue
                 ours = loading.load(source, device=self.device, dtype=dtype, rows=8)
                 made = await _answers(ours, questions)
@@ -202,7 +206,7 @@ async def _answers(worker: Any, questions: Sequence[str]) -> list[tuple[int, ...
 async def _transformers(
     worker: Any, folder: str, questions: Sequence[str], device: str, dtype: str
 ) -> list[tuple[int, ...]]:
-    """What transformers writes greedily behind the same ids."""
+    """What transformers writes greedily after the same ids."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -222,4 +226,4 @@ def _same(made: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]) ->
 
 
 if __name__ == "__main__":
-    asyncio.run(Measuring(sys.argv[1], Results(Path(sys.argv[2])), sys.argv[3]).run())
+    asyncio.run(Measuring(sys.argv[1], Path(sys.argv[2]), sys.argv[3]).run())

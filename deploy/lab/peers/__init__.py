@@ -4,8 +4,6 @@
 - `rows`: what each row measures.
 - `servers`: servers of one model, Baton's and its peers'.
 - `bare_serve`: Ray Serve without Baton.
-- `load`: many streamed requests at once.
+- `serve_call`: a call to a replica beside Serve's own bare call.
 - `llama_cpp`: llama.cpp's server over a checkpoint, written as a GGUF file.
-- `llama_server`: that server as a process.
-- `llama_cpp_speed`: plain decoding in 8 bits beside llama.cpp's.
 """

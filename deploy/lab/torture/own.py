@@ -1,27 +1,32 @@
-"""The processes and the redis-server of a service that was started to be attacked."""
+"""A service that is started to be attacked: its processes and its redis-server."""
 
 from __future__ import annotations
 
-import os
+import secrets
 import signal
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
+import psutil
 import redis
 
-from deploy.lab.peers.servers import free_port
-from deploy.launch.cluster import descendants
+from deploy.lab.peers.servers import baton
+from deploy.lab.processes import free_port, running
+from deploy.launch.deployment_file import DEFAULT_FILE
 from orchestrator.errors import WorkerError
 
 KINDS: Final = ("SmallWorker", "LargeWorker", "Orchestrator", "ServeController", "ProxyActor")
 STATES: Final = ("hung", "gone", "restarted", "wiped", "read-only", "full")
 START_S: Final = 10.0
+KEYS: Final = "BATON_TORTURE_KEYS"
 
 
 class OwnProcesses:
@@ -36,34 +41,36 @@ class OwnProcesses:
         Raises:
             LookupError: there is none.
         """
-        for pid in sorted(descendants(self._root)):
-            with suppress(OSError):
-                line = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if line.startswith(b"ray::") and kind.encode() in line:
-                    os.kill(pid, sign)
-                    return partial(_signal_again, pid)
+        for one in sorted(self._tree(), key=lambda one: one.pid):
+            with suppress(psutil.Error):
+                line = " ".join(one.cmdline())
+                if line.startswith("ray::") and kind in line:
+                    one.send_signal(sign)
+                    return partial(_signal_again, one)
         raise LookupError(kind)
 
     def levels(self) -> Mapping[str, float]:
         """Memory in MiB, of all and of each kind, descriptors and threads."""
         levels = defaultdict[str, float](float)
-        for pid in descendants(self._root):
-            with suppress(OSError):
-                status = Path(f"/proc/{pid}/status").read_text()
-                fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-                memory = float(fields.get("VmRSS", "0").split()[0]) / 1024
+        for one in self._tree():
+            with suppress(psutil.Error):
+                memory = one.memory_info().rss / 2**20
                 levels["MiB"] += memory
-                levels["threads"] += int(fields["Threads"])
-                levels["descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))
-                line = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if kind := next((one for one in KINDS if one.encode() in line), None):
+                levels["threads"] += one.num_threads()
+                levels["descriptors"] += one.num_fds()
+                line = " ".join(one.cmdline())
+                if kind := next((kind for kind in KINDS if kind in line), None):
                     levels[f"MiB of {kind}"] += memory
         return levels
 
+    def _tree(self) -> list[psutil.Process]:
+        tree: list[psutil.Process] = psutil.Process(self._root).children(recursive=True)
+        return tree
 
-def _signal_again(pid: int, sign: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # Serve took it for dead and replaced it
-        os.kill(pid, sign)
+
+def _signal_again(process: psutil.Process, sign: signal.Signals) -> None:
+    with suppress(psutil.NoSuchProcess):  # Serve took it for dead and replaced it
+        process.send_signal(sign)
 
 
 class OwnRedis:
@@ -89,7 +96,7 @@ class OwnRedis:
                 stderr=subprocess.DEVNULL,
             )
         except FileNotFoundError:
-            raise WorkerError("torture --own needs redis-server: apt install it") from None
+            raise WorkerError("torture needs redis-server: apt install it") from None
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             with suppress(redis.RedisError):
@@ -135,3 +142,19 @@ class OwnRedis:
     def close(self) -> None:
         self._end()
         self._admin.close()
+
+
+@contextmanager
+def own_service() -> Iterator[tuple[str, str, OwnProcesses, OwnRedis]]:
+    """Serve the local deployment on a free port, with a key and a Redis: address, key, both."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end what was started, as by Ctrl-C
+    key = secrets.token_hex(16)
+    with ExitStack() as owned:
+        folder = Path(owned.enter_context(TemporaryDirectory(prefix="bt-")))
+        store = owned.enter_context(closing(OwnRedis(folder)))
+        changes = {"auth": {"api_keys_env": KEYS}, "store": store.url}
+        how = replace(
+            baton(DEFAULT_FILE, folder, lambda args: args.update(changes)), env={KEYS: key}
+        )
+        server = owned.enter_context(running(replace(how, env={KEYS: key}), folder / "log"))
+        yield server.url, key, OwnProcesses(server.process.pid), store

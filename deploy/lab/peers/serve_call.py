@@ -10,18 +10,27 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from statistics import median
 from time import perf_counter, process_time
+from types import SimpleNamespace
 from typing import Any, Final
 
 from ray import serve
 
 from deploy.evaluation.summary import Row
-from deploy.lab.bench.instant import STEP, InstantWorker
 from deploy.launch.cluster import own_ray
-from orchestrator.types import LabelQuery, Message, Sampling, Segment, Transcript
+from orchestrator.types import (
+    Classification,
+    LabelQuery,
+    Message,
+    Sampling,
+    Segment,
+    Transcript,
+    Usage,
+)
 from orchestrator.worker import Call
 from workers.replica.client import ReplicaWorker
 from workers.replica.server import deployment
 
+STEP: Final = 30  # tokens of a step
 SHARE: Final = {"num_cpus": 0.2}
 BLOCK: Final = 50  # calls of one kind in a row
 QUERY: Final = LabelQuery(
@@ -36,7 +45,8 @@ def bench_round_trip(blocks: int = 20) -> list[Row]:
 
     Call `deploy.launch.environment.prepare` before anything imports ray.
     """
-    pool = deployment("InstantWorker", InstantEngine)
+    engine: Any = InstantEngine  # it only judges
+    pool = deployment("InstantWorker", engine)
     with own_ray():
         bare = serve.deployment(Bare, ray_actor_options=SHARE, max_ongoing_requests=64)
         caller = serve.deployment(Caller, ray_actor_options=SHARE)
@@ -45,14 +55,21 @@ def bench_round_trip(blocks: int = 20) -> list[Row]:
     return rows
 
 
-class InstantEngine(InstantWorker):
-    """The worker that the replica serves."""
+class InstantEngine:
+    """A worker that judges at once."""
 
-    context = None
+    context, alive = None, True
     sampling = Sampling()
+    tokenizer = SimpleNamespace(hash="instant")
 
-    def __init__(self) -> None:
-        super().__init__(1 << 20, perf_counter)
+    async def classify(self, call: Call, query: LabelQuery) -> Classification:
+        shares = (0.0,) * (len(query.labels) - 1) + (1.0,)
+        return Classification(query.labels, shares, usage=Usage(passes=1))
+
+    def stats(self) -> dict[str, int]:
+        return {"live_rows": 0, "queued": 0, "rows": 1, "slots": 1}
+
+    def close(self) -> None: ...
 
 
 class Bare:
