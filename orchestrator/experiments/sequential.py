@@ -5,7 +5,7 @@ Intervals: the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Ke
 contains the mean at *every* sample size at once, asymptotically. For two arms it is applied to the
 difference of means, whose influence function has the usual standard error (section 3 there). The
 skewness of the estimate (Hall 1992) corrects the error of the asymptotics in small arms with skewed
-values. A simulation counts false claims: `python -m tests.lab.false_claims`.
+values. A simulation counts false claims: tests/orchestrator/experiments/test_false_claims.py.
 
 Proportions against a limit: the beta mixture of binomial likelihoods (Robbins 1970), exact for any
 number of units. Sample ratios: the Dirichlet mixture of multinomials (Lindon and Malek, arXiv
