@@ -6,7 +6,6 @@ import random
 import re
 from collections.abc import Sequence
 
-from deploy.evaluation.builtin import wordings as w
 from deploy.evaluation.builtin.sketch import (
     GeneratedProblem,
     Sketch,
@@ -15,6 +14,7 @@ from deploy.evaluation.builtin.sketch import (
     spelled,
     words_below,
 )
+from deploy.evaluation.builtin.wordings import WORDS
 
 
 def arithmetic(sketch: Sketch) -> GeneratedProblem | None:
@@ -22,11 +22,11 @@ def arithmetic(sketch: Sketch) -> GeneratedProblem | None:
     a, b = operands(sketch, operation)
     key = sorted_key(operation, (a, b)) if operation in "+*" else f"{a}{operation}{b}"
     if sketch.rng.random() < 0.5:
-        question = sketch.words(w.EXPRESSION).format(e=_spell(sketch, f"{a}{operation}{b}"))
+        question = sketch.words(WORDS["expression"]).format(e=_spell(sketch, f"{a}{operation}{b}"))
     else:
         below = words_below(sketch.rng)
         shown = {name: spelled(n) if n < below else n for name, n in (("a", a), ("b", b))}
-        question = sketch.words(w.TWO_OPERANDS[operation]).format(**shown)
+        question = sketch.words(WORDS["two_operands"][operation]).format(**shown)
         question = question[0].upper() + question[1:]
     if operation == "*" and a < b:
         a, b = b, a  # the larger number is the one that is taken apart
@@ -92,7 +92,7 @@ def chain(sketch: Sketch) -> GeneratedProblem | None:
         operation = rng.choice("+-")
         expression = f"{a}*{b}{operation}{small}"
         sketch.work(sketch.work(a, "*", b), operation, small)
-    question = sketch.words(w.EXPRESSION).format(e=_spell(sketch, expression))
+    question = sketch.words(WORDS["expression"]).format(e=_spell(sketch, expression))
     return sketch.problem("chain", question, expression)
 
 
@@ -105,7 +105,7 @@ def _any_chain(sketch: Sketch) -> GeneratedProblem | None:
     expression, _, _ = parts
     if sketch.level < 3 and "(" in expression:
         return None
-    question = sketch.words(w.EXPRESSION).format(e=_spell(sketch, expression))
+    question = sketch.words(WORDS["expression"]).format(e=_spell(sketch, expression))
     return sketch.problem("chain", question, expression)
 
 
@@ -154,7 +154,7 @@ def remainder(sketch: Sketch) -> GeneratedProblem | None:
         return None
     product = sketch.work(b, "*", a // b)
     sketch.work(a, "-", product)
-    question = sketch.words(w.REMAINDER).format(a=a, b=b)
+    question = sketch.words(WORDS["remainder"]).format(a=a, b=b)
     return sketch.problem("remainder", question, f"{a}%{b}")
 
 
@@ -166,12 +166,14 @@ def sum_of_numbers(sketch: Sketch) -> GeneratedProblem | None:
     for number in numbers[1:]:
         total = sketch.work(total, "+", number)
     if sketch.rng.random() < 0.3:
-        question = sketch.words(w.EXPRESSION).format(e=_spell(sketch, "+".join(map(str, numbers))))
+        question = sketch.words(WORDS["expression"]).format(
+            e=_spell(sketch, "+".join(map(str, numbers)))
+        )
     else:
         listed = ", ".join(map(str, numbers))
         if sketch.rng.random() < 0.5:
             listed = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
-        question = sketch.words(w.SUM).format(l=listed)
+        question = sketch.words(WORDS["sum"]).format(l=listed)
     return sketch.problem("sum", question, sorted_key("+", numbers))
 
 
@@ -180,7 +182,7 @@ def operate(sketch: Sketch) -> GeneratedProblem | None:
     rng = sketch.rng
     value = sketch.between((2, 12), (5, 40), (10, 99), (10, 199), (20, 499))
     first, short, key = value, list[str](), str(value)
-    sentences = [sketch.words(w.START).format(n=first)]
+    sentences = [sketch.words(WORDS["start"]).format(n=first)]
     for _ in range(sketch.between((2, 2), (2, 3), (3, 3), (3, 4), (4, 4))):
         divisors = [n for n in range(2, 10) if value % n == 0 and value > n]
         operation = rng.choice("+-*" + ("/" if divisors and value < 900 else ""))
@@ -193,14 +195,14 @@ def operate(sketch: Sketch) -> GeneratedProblem | None:
         else:
             n = rng.choice(divisors) if operation == "/" else rng.randint(2, 9)
         if operation in "*/" and n == 2 and rng.random() < 0.5:
-            sentences.append(sketch.words(w.DOUBLE if operation == "*" else w.HALVE))
+            sentences.append(sketch.words(WORDS["double"] if operation == "*" else WORDS["halve"]))
         elif operation == "*" and n == 3 and rng.random() < 0.5:
-            sentences.append(sketch.words(w.TRIPLE))
+            sentences.append(sketch.words(WORDS["triple"]))
         else:
-            sentences.append(sketch.words(w.OPERATE[operation]).format(n=n))
-        short.append(rng.choice(w.SHORT[operation]).format(n=n))
+            sentences.append(sketch.words(WORDS["operate"][operation]).format(n=n))
+        short.append(rng.choice(WORDS["short"][operation]).format(n=n))
         value, key = sketch.work(value, operation, n), f"({key}){operation}{n}"
-    end = sketch.words(w.OPERATE_END)
+    end = sketch.words(WORDS["end"])
     if rng.random() < 0.12:
         begin = f"{sentences[0][:-1]}, " if rng.random() < 0.6 else f"start: {first}. "
         question = f"{begin}{rng.choice((', ', ', then ')).join(short)}. {end}"

@@ -4,7 +4,7 @@ A problem's key decides its part, and several keys may be one calculation: 8+10 
 (3*4)+5 and 5+4*3. So some calculations of held-out keys were trained on all the same. `normal_form`
 is equal for all notations of one calculation. `shared_forms.bin` has the forms that are both in a
 million training problems (the streams of the recipe's small and large model) and in 200,000
-held-out ones (`deploy/lab/pair/shared_forms.py` writes it).
+held-out ones. It was written once, for the frozen recipe.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deploy.evaluation.builtin import wordings as w
+from deploy.evaluation.builtin.wordings import KEPT_OUT, Wordings
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class Sketch:
         self.rng, self.level, self.new_wordings = rng, level, new_wordings
         self.facts: list[Fact] = []
 
-    def words(self, wordings: w.Wordings) -> str:
+    def words(self, wordings: Wordings) -> str:
         """Draw a wording: of those kept out of training if `new_wordings`, else of the others."""
-        known, new = wordings[: -w.KEPT_OUT], wordings[-w.KEPT_OUT :]
+        known, new = wordings[:-KEPT_OUT], wordings[-KEPT_OUT:]
         return self.rng.choice(new if self.new_wordings else known)
 
     def between(self, *ranges: tuple[int, int]) -> int:

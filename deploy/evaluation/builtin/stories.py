@@ -6,8 +6,8 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 
-from deploy.evaluation.builtin import wordings as w
 from deploy.evaluation.builtin.sketch import Sketch, spelled, words_below
+from deploy.evaluation.builtin.wordings import KEPT_OUT, WORDS, Wordings
 
 
 class Story:
@@ -20,16 +20,16 @@ class Story:
     def __init__(self, sketch: Sketch, *, scenes: bool = False, mine: bool = True) -> None:
         rng = sketch.rng
         self.sketch = sketch
-        self.names = dict(zip("NM", rng.sample(w.NAMES, 2), strict=True))
-        self.things = dict(zip("ij", rng.sample(w.ITEMS, 2), strict=True))
-        self.container = rng.choice(w.CONTAINERS)
+        self.names = dict(zip("NM", rng.sample(WORDS["names"], 2), strict=True))
+        self.things = dict(zip("ij", rng.sample(WORDS["items"], 2), strict=True))
+        self.container = rng.choice(WORDS["containers"])
         self.pronoun = rng.choice(("he", "she", None))
         self.in_words = words_below(rng)
-        self.scene: dict[str, w.Wordings] = {}
-        self.parts = w.MINE if mine and rng.random() < 0.15 else w.THEIRS
+        self.scene: dict[str, Wordings] = {}
+        self.parts = WORDS["mine"] if mine and rng.random() < 0.15 else WORDS["theirs"]
         if scenes and rng.random() < 0.2:
-            scenes_by_noun = list(w.SCENES.items())
-            known, new = scenes_by_noun[: -w.KEPT_OUT], scenes_by_noun[-w.KEPT_OUT :]
+            scenes_by_noun = list(WORDS["scenes"].items())
+            known, new = scenes_by_noun[:-KEPT_OUT], scenes_by_noun[-KEPT_OUT:]
             self.things["i"], self.scene = rng.choice(new if sketch.new_wordings else known)
         elif rng.random() < 0.1:  # invented things can be counted too
             self.things = {name: _invented(rng) for name in self.things}
@@ -40,7 +40,7 @@ class Story:
             return self._fill(self.sketch.rng.choice(self.scene[name]), numbers)
         return self.filled(self.parts[name], **numbers)
 
-    def filled(self, wordings: w.Wordings, **numbers: int) -> str:
+    def filled(self, wordings: Wordings, **numbers: int) -> str:
         """Draw a wording and fill in names, things and numbers."""
         return self._fill(self.sketch.words(wordings), numbers)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from deploy.evaluation.builtin import wordings as w
 from deploy.evaluation.builtin.sketch import GeneratedProblem, Sketch
 from deploy.evaluation.builtin.stories import Story
+from deploy.evaluation.builtin.wordings import WORDS
 
 
 def one_unknown(sketch: Sketch) -> GeneratedProblem | None:
@@ -22,7 +22,7 @@ def one_unknown(sketch: Sketch) -> GeneratedProblem | None:
         return None
     letter = "x" if rng.random() < 0.6 else rng.choice("abcknmpqtyz")
     if rng.random() < 0.35:
-        wordings = w.ONE_UNKNOWN_PLUS if sign == "+" else w.ONE_UNKNOWN_MINUS
+        wordings = WORDS["one_unknown_plus"] if sign == "+" else WORDS["one_unknown_minus"]
         question, letter = Story(sketch).filled(wordings, m=m, b=b, c=c), "x"
     else:
         times = rng.choice(("", "", "*", " * "))
@@ -32,7 +32,7 @@ def one_unknown(sketch: Sketch) -> GeneratedProblem | None:
         equation = f"{side} = {c}" if rng.random() < 0.85 else f"{c} = {side}"
         if rng.random() < 0.4:
             equation = equation.replace(" = ", "=")
-        question = re.sub(r"\bx\b", letter, sketch.words(w.ONE_UNKNOWN)).format(q=equation)
+        question = re.sub(r"\bx\b", letter, sketch.words(WORDS["one_unknown"])).format(q=equation)
     product = sketch.work(c, "-" if sign == "+" else "+", b, left=f"{m}{letter}")
     sketch.work(product, "/", m, left=letter)
     return sketch.problem("one-unknown", question, f"{m}x{sign}{b}={c}")
@@ -48,10 +48,10 @@ def two_unknowns(sketch: Sketch) -> GeneratedProblem | None:
     letter = first if wanted == "x" else second
     if rng.random() < 0.45:
         letter = "x"
-        wordings = w.LARGER if wanted == "x" else w.SMALLER
+        wordings = WORDS["larger"] if wanted == "x" else WORDS["smaller"]
         question = Story(sketch).filled(wordings, s=total, d=d)
     else:
-        text = sketch.words(w.TWO_UNKNOWNS)
+        text = sketch.words(WORDS["two_unknowns"])
         text = re.sub(r"\bx\b", first, re.sub(r"\by\b", second, text))
         question = text.format(s=total, d=d, w=letter)
     double = sketch.work(total, "+" if wanted == "x" else "-", d, left=f"2{letter}")

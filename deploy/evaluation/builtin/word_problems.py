@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from deploy.evaluation.builtin import wordings as w
 from deploy.evaluation.builtin.sketch import GeneratedProblem, Sketch, operands, sorted_key
 from deploy.evaluation.builtin.stories import Story
+from deploy.evaluation.builtin.wordings import WORDS
 
 
 def _have(sketch: Sketch, story: Story) -> tuple[str, str, int]:
@@ -59,7 +59,7 @@ def _two_people(sketch: Sketch) -> GeneratedProblem | None:
     story = Story(sketch)
     a, b = operands(sketch, "+")
     sketch.work(a, "+", b, noun=story.things["i"])
-    question = story.filled(w.TWO_PEOPLE, a=a, b=b)
+    question = story.filled(WORDS["two_people"], a=a, b=b)
     return sketch.problem("word-total", question, sorted_key("+", (a, b)))
 
 
@@ -67,7 +67,7 @@ def _more_than(sketch: Sketch) -> GeneratedProblem | None:
     a = sketch.between((2, 12), (5, 40), (10, 99), (20, 299), (50, 499))
     b = sketch.between((1, 9), (2, 20), (5, 60), (10, 99), (20, 299))
     sketch.work(a, "+", sketch.work(a, "+", b))
-    question = Story(sketch).filled(w.MORE_THAN, a=a, b=b)
+    question = Story(sketch).filled(WORDS["more_than"], a=a, b=b)
     return sketch.problem("word-total", question, f"{a}+({a}+{b})")
 
 
@@ -75,7 +75,7 @@ def _more_one(sketch: Sketch) -> GeneratedProblem | None:
     """Ask for the other person's number, given how many more it is."""
     a, b = operands(sketch, "+")
     sketch.work(a, "+", b)
-    question = Story(sketch).filled(w.MORE_ONE, a=a, b=b)
+    question = Story(sketch).filled(WORDS["more_one"], a=a, b=b)
     return sketch.problem("word-total", question, sorted_key("+", (a, b)))
 
 
@@ -85,11 +85,11 @@ def _times(sketch: Sketch) -> GeneratedProblem | None:
     b = sketch.rng.randint(2, 9)
     value = sketch.work(a, "*", b) if a > 9 or a >= b else sketch.work(b, "*", a)
     if sketch.rng.random() < 0.5:
-        question = Story(sketch).filled(w.TIMES_ONE, a=a, b=b)
+        question = Story(sketch).filled(WORDS["times_one"], a=a, b=b)
         return sketch.problem("word-total", question, sorted_key("*", (a, b)))
     sketch.work(a, "+", value)
     return sketch.problem(
-        "word-total", Story(sketch).filled(w.TIMES_BOTH, a=a, b=b), f"{a}+{a}*{b}"
+        "word-total", Story(sketch).filled(WORDS["times_both"], a=a, b=b), f"{a}+{a}*{b}"
     )
 
 
@@ -98,7 +98,7 @@ def _prices(sketch: Sketch) -> GeneratedProblem | None:
     p, r = sketch.between((2, 5), (2, 9), (3, 20), (3, 40), (5, 60)), sketch.rng.randint(2, 9)
     first = sketch.work(max(a, p), "*", min(a, p))
     sketch.work(first, "+", sketch.work(b, "*", r))
-    question = Story(sketch).filled(w.PRICE, a=a, b=b, p=p, r=r)
+    question = Story(sketch).filled(WORDS["price"], a=a, b=b, p=p, r=r)
     return sketch.problem("word-total", question, f"{a}*{p}+{b}*{r}")
 
 
@@ -108,7 +108,7 @@ def _loose(sketch: Sketch) -> GeneratedProblem | None:
     a, b = _groups(sketch)
     d = sketch.between((1, 9), (2, 20), (2, 40), (3, 99), (5, 199))
     sketch.work(sketch.work(max(a, b), "*", min(a, b)), "+", d, noun=story.things["i"])
-    question = story.filled(w.LOOSE, a=a, b=b, d=d)
+    question = story.filled(WORDS["loose"], a=a, b=b, d=d)
     return sketch.problem("word-total", question, f"{sorted_key('*', (a, b))}+{d}")
 
 
@@ -117,7 +117,7 @@ def _three(sketch: Sketch) -> GeneratedProblem | None:
     a, b, d = (sketch.between((2, 12), (3, 40), (5, 99), (10, 299), (20, 499)) for _ in range(3))
     story = Story(sketch)
     sketch.work(sketch.work(a, "+", b), "+", d, noun=story.things["i"])
-    question = story.filled(w.THREE, a=a, b=b, d=d)
+    question = story.filled(WORDS["three"], a=a, b=b, d=d)
     return sketch.problem("word-total", question, sorted_key("+", (a, b, d)))
 
 
@@ -141,7 +141,7 @@ def _change_back(sketch: Sketch) -> GeneratedProblem | None:
     bills = [bill for bill in (10, 20, 50, 100, 200, 500, 1000) if bill > cost]
     a = bills[0] if bills and sketch.rng.random() < 0.5 else cost + sketch.rng.randint(1, 99)
     sketch.work(a, "-", cost)
-    question = Story(sketch).filled(w.CHANGE, a=a, b=b, p=p)
+    question = Story(sketch).filled(WORDS["change"], a=a, b=b, p=p)
     return sketch.problem("word-left", question, f"{a}-{sorted_key('*', (b, p))}")
 
 
@@ -151,7 +151,7 @@ def _used_daily(sketch: Sketch) -> GeneratedProblem | None:
     used = sketch.work(max(b, d), "*", min(b, d))
     a = used + sketch.between((1, 20), (1, 60), (2, 99), (5, 300), (5, 500))
     sketch.work(a, "-", used)
-    question = Story(sketch).filled(w.USED_DAILY, a=a, b=b, d=d)
+    question = Story(sketch).filled(WORDS["used_daily"], a=a, b=b, d=d)
     return sketch.problem("word-left", question, f"{a}-{sorted_key('*', (b, d))}")
 
 
@@ -159,7 +159,7 @@ def _fewer_one(sketch: Sketch) -> GeneratedProblem | None:
     """Ask for the other person's number, or for the difference."""
     a, b = operands(sketch, "-")
     sketch.work(a, "-", b)
-    question = Story(sketch).filled(w.FEWER_ONE, a=a, b=b)
+    question = Story(sketch).filled(WORDS["fewer_one"], a=a, b=b)
     return sketch.problem("word-left", question, f"{a}-{b}")
 
 
@@ -168,7 +168,7 @@ def _word_taken(sketch: Sketch) -> GeneratedProblem | None:
     story = Story(sketch)
     a, b = operands(sketch, "-")
     sketch.work(a, "-", b, noun=story.things["i"])
-    return sketch.problem("word-left", story.filled(w.TAKEN, a=a, b=b), f"{a}-{b}")
+    return sketch.problem("word-left", story.filled(WORDS["taken"], a=a, b=b), f"{a}-{b}")
 
 
 def _word_two_losses(sketch: Sketch) -> GeneratedProblem | None:
@@ -181,7 +181,7 @@ def _word_two_losses(sketch: Sketch) -> GeneratedProblem | None:
     c = min(sketch.between((1, 6), (2, 20), (3, 40), (5, 90), (5, 200)), value - b - 1)
     rest = sketch.work(value, "-", b, noun=story.things["i"])
     sketch.work(rest, "-", c, noun=story.things["i"])
-    sentences = [sentence, story.filled(w.TWO_LOSSES, b=b, d=c), story.part("left")]
+    sentences = [sentence, story.filled(WORDS["two_losses"], b=b, d=c), story.part("left")]
     return sketch.problem("word-left", story.joined(sentences), f"{key}-{b}-{c}")
 
 
@@ -190,11 +190,15 @@ def word_share(sketch: Sketch) -> GeneratedProblem | None:
     if dice < 0.2:
         a, b = operands(sketch, "*")
         sketch.work(max(a, b), "*", min(a, b))
-        return sketch.problem("word-share", story.filled(w.RATE, a=a, b=b), sorted_key("*", (a, b)))
+        return sketch.problem(
+            "word-share", story.filled(WORDS["rate"], a=a, b=b), sorted_key("*", (a, b))
+        )
     if dice < 0.35:
         a, b = operands(sketch, "/")
         sketch.work(a, "/", b)
-        return sketch.problem("word-share", story.filled(w.GROUPS_NEEDED, a=a, b=b), f"{a}/{b}")
+        return sketch.problem(
+            "word-share", story.filled(WORDS["groups_needed"], a=a, b=b), f"{a}/{b}"
+        )
     if dice < 0.55:
         return _two_then_shared(sketch, story)
     sentence, key, value = _have(sketch, story)
@@ -225,5 +229,7 @@ def _two_then_shared(sketch: Sketch, story: Story) -> GeneratedProblem | None:
     a = whole - b if together else whole + b
     sign = "+" if together else "-"
     sketch.work(sketch.work(a, sign, b), "/", k, noun=story.things["i"])
-    question = story.filled(w.TOGETHER_SHARED if together else w.REST_SHARED, a=a, b=b, k=k)
+    question = story.filled(
+        WORDS["together_shared"] if together else WORDS["rest_shared"], a=a, b=b, k=k
+    )
     return sketch.problem("word-share", question, f"({a}{sign}{b})/{k}")
