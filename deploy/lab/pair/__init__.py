@@ -3,30 +3,20 @@
 Training documents:
 
 - `vocabulary`: the tokenizer and its chat template.
+- `words`: words that no question has.
 - `steps`: steps of a chain of thought, planted mistakes, the exact checker.
 - `mistakes`: wrong steps and reflections that a model wrote, and their file.
-- `words`: words that no question has.
 - `noise`: what people wrap around a question.
-- `batches`: a training document, and batches of documents.
 - `documents`: problems turned into documents.
 
-The pair:
+Models:
 
-- `llama`: the training twin of Hugging Face's Llama.
-- `muon`: Muon and AdamW over one flat vector.
-- `progress`: length and schedule of a run.
-- `trainer`: the training loop.
+- `batches`: a training document, and batches of documents.
+- `training`: the loop, its schedule, and the pair's models.
 - `harvest`: the small model's mistakes.
-
-The drafters:
-
 - `generation`: prompts decoded to the end, without an engine.
-- `chains`: the large model's answers.
-- `drafters`: the loop that trains a drafter on them.
+- `chains`: the large model's answers, which drafters learn from.
 - `kangaroo`: the adapter after the first layers.
 - `features`: the feature drafters.
-
 - `recipe`: the stages of `baton lab train`.
-- `publishing`: copies checkpoints to the folder that `embedded:` names.
-- `shared_forms`: writes the list of held-out calculations that training has in another notation.
 """

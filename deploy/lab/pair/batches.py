@@ -14,8 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-HEAD_DIM = 32
-ROPE_THETA = 10000.0
 # Rows are padded to one of these lengths: few shapes, at most ~10 % padding.
 LENGTHS = (*range(32, 129, 16), *range(160, 321, 32), *range(384, 1025, 128))
 
@@ -45,9 +43,8 @@ class Batch:
 
     count: int  # real tokens
     tokens: Tensor  # (B, T) int64
+    positions: Tensor  # (B, T) int64
     bias: Tensor  # (B, 1, T, T) 0 where attention is allowed, else -inf
-    cos: Tensor  # (B, T, 1, HEAD_DIM / 2) float32
-    sin: Tensor
     at: Tensor  # (N,) int64, into the flattened (B T) positions
     targets: Tensor  # (N,) int64
     weights: Tensor  # (N,) float32
@@ -55,7 +52,7 @@ class Batch:
     flags: Tensor  # (M,) float32
 
 
-def collate(documents: Sequence[TrainingDocument], length: int, dtype: torch.dtype) -> Batch:
+def collate(documents: Sequence[TrainingDocument], length: int) -> Batch:
     """Pad documents to (B, length). A padded position attends causally and has no loss."""
     ids = np.zeros((5, len(documents), length), np.int64)
     tokens, targets, positions, branches, flags = ids
@@ -69,13 +66,9 @@ def collate(documents: Sequence[TrainingDocument], length: int, dtype: torch.dty
     key = branches[:, None, :]
     allowed = ((key == 0) | (key == branches[:, :, None])) & np.tri(length, dtype=bool)
     bias = np.where(allowed, np.float32(0), np.float32(-np.inf))[:, None]
-    inverse = ROPE_THETA ** (-np.arange(0, HEAD_DIM, 2, dtype=np.float64) / HEAD_DIM)
-    angle = (positions[:, :, None, None] * inverse).astype(np.float32)
     flagged = flags.ravel()[flag_at].astype(np.float32)
-    masked = (targets.ravel()[at], weights.ravel()[at], flag_at, flagged)
-    arrays: tuple[NDArray[Any], ...] = (tokens, bias, np.cos(angle), np.sin(angle), at, *masked)
-    tensors = [torch.from_numpy(array) for array in arrays]
-    tensors[1] = tensors[1].to(dtype)
+    arrays = (tokens, positions, bias, at, targets.ravel()[at], weights.ravel()[at], flag_at)
+    tensors = [torch.from_numpy(array) for array in (*arrays, flagged)]
     return Batch(sum(len(doc.tokens) for doc in documents), *tensors)
 
 

@@ -20,7 +20,6 @@ from tokenizers import Tokenizer
 
 from deploy.evaluation.builtin.problems import Fact, GeneratedProblem, Part, apply, part_of, stream
 from deploy.evaluation.builtin.wordings import KEPT_OUT
-from deploy.lab.pair import words as w
 from deploy.lab.pair.batches import TrainingDocument
 from deploy.lab.pair.mistakes import Mistakes, Reflection, load_mistakes
 from deploy.lab.pair.noise import disturb
@@ -33,6 +32,7 @@ from deploy.lab.pair.steps import (
     wrong_from,
 )
 from deploy.lab.pair.vocabulary import ASSISTANT, CLOSE, END, SYSTEM, THINK, USER
+from deploy.lab.pair.words import WORDS
 
 JUDGE_QUESTION = "Score?"
 
@@ -140,11 +140,11 @@ class DocumentWriter:
     def _conversation(self, rng: random.Random) -> _Builder:
         builder = _Builder(self.tokenizer)
         if rng.random() < 0.12:
-            self._turn(builder, SYSTEM, rng.choice(w.SYSTEM))
+            self._turn(builder, SYSTEM, rng.choice(WORDS["system"]))
         if rng.random() < 0.06:
             earlier = next(stream("train", rng.randrange(2**31)))
             self._turn(builder, USER, earlier.question)
-            self._turn(builder, ASSISTANT, w.ANSWER.format(v=earlier.answer))
+            self._turn(builder, ASSISTANT, WORDS["answer"].format(v=earlier.answer))
         return builder
 
     def _turn(self, builder: _Builder, role: str, content: str) -> None:
@@ -156,7 +156,7 @@ class DocumentWriter:
         """A second question about the first one's answer ("now add 5")."""
         builder = self._conversation(rng)
         self._turn(builder, USER, problem.question)
-        self._turn(builder, ASSISTANT, w.ANSWER.format(v=problem.answer))
+        self._turn(builder, ASSISTANT, WORDS["answer"].format(v=problem.answer))
         value = int(problem.answer)
         for attempt in count():
             operation = rng.choice("+-*" if 1 < value < 200 else "+-" if value > 1 else "+")
@@ -169,7 +169,7 @@ class DocumentWriter:
                 break
         expression = f"{value}{operation}{n}"
         fact = Fact(expression, apply(value, operation, n))
-        question = rng.choice(w.FOLLOW_UP[operation][:-KEPT_OUT]).format(n=n)
+        question = rng.choice(WORDS["follow_up"][operation][:-KEPT_OUT]).format(n=n)
         follow = GeneratedProblem(
             question, str(fact.value), "follow-up", problem.level, "", (fact,)
         )
@@ -180,16 +180,18 @@ class DocumentWriter:
     def _declined(self, rng: random.Random) -> TrainingDocument:
         """A question far outside: an honest sentence."""
         builder = self._conversation(rng)
-        question = rng.choice(w.UNKNOWN_TOPIC).format(
-            p=rng.choice(w.PLACES), t=rng.choice(w.TOPICS), l=rng.choice(w.LANGUAGES),
-            c=rng.choice(w.ADJECTIVES),
-        )  # fmt: skip
+        question = rng.choice(WORDS["unknown_topic"]).format(
+            p=rng.choice(WORDS["places"]),
+            t=rng.choice(WORDS["topics"]),
+            l=rng.choice(WORDS["languages"]),
+            c=rng.choice(WORDS["adjectives"]),
+        )
         self._turn(builder, USER, question)
         builder.control(ASSISTANT)
         builder.control(THINK)
-        builder.text(w.DECLINE_STEP, 0.3)
+        builder.text(WORDS["decline_step"], 0.3)
         builder.control(CLOSE, 0.3)
-        builder.text(w.DECLINE, 0.3)
+        builder.text(WORDS["decline"], 0.3)
         builder.control(END, 0.3)
         return builder.finish()
 
@@ -237,11 +239,11 @@ class DocumentWriter:
                 if not last and rng.random() < 0.05:
                     self._verdict(builder, "9", rng, 0.3)
                     fact = problem.facts[index]
-                    confirm = rng.choice(w.RIGHT).format(s=fact.equation, v=fact.value)
+                    confirm = rng.choice(WORDS["right"]).format(s=fact.equation, v=fact.value)
                     builder.text(confirm + DELIMITER, 1.0, 10**6)
             self._verdict(builder, "9", rng, 0.4)
         builder.control(CLOSE, 1.0)
-        builder.text(w.ANSWER.format(v=problem.answer), 0.5)
+        builder.text(WORDS["answer"].format(v=problem.answer), 0.5)
         builder.control(END, 0.5)
 
     def _reflections(
@@ -331,11 +333,17 @@ def texts(seed: int, problems: int) -> Iterator[str]:
         for index in range(len(problem.facts) + 1):
             yield step_text(problem, index, rng) + DELIMITER
         fact = problem.facts[0]
-        yield rng.choice(w.RIGHT).format(s=fact.equation, v=fact.value) + DELIMITER
-        yield rng.choice(w.WRONG).format(s=fact.equation, w=fact.value) + DELIMITER
-        yield w.ANSWER.format(v=problem.answer)
-    for sentence in [*w.SYSTEM, w.DECLINE, w.DECLINE_STEP, JUDGE_QUESTION]:
+        yield rng.choice(WORDS["right"]).format(s=fact.equation, v=fact.value) + DELIMITER
+        yield rng.choice(WORDS["wrong"]).format(s=fact.equation, w=fact.value) + DELIMITER
+        yield WORDS["answer"].format(v=problem.answer)
+    for sentence in [*WORDS["system"], WORDS["decline"], WORDS["decline_step"], JUDGE_QUESTION]:
         for _ in range(max(1, problems // 20)):
             yield sentence
     for _ in range(max(1, problems // 2000)):
-        yield from [*w.UNKNOWN_TOPIC, *w.BEFORE, *w.AFTER, *w.ASIDES, " ".join(w.FILLERS)]
+        yield from [
+            *WORDS["unknown_topic"],
+            *WORDS["before"],
+            *WORDS["after"],
+            *WORDS["asides"],
+            " ".join(WORDS["fillers"]),
+        ]

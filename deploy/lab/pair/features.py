@@ -21,8 +21,7 @@ from torch.nn import functional
 
 from deploy.lab.pair.batches import Batch
 from deploy.lab.pair.chains import in_turn
-from deploy.lab.pair.drafters import fit
-from deploy.lab.pair.progress import Schedule
+from deploy.lab.pair.training import Schedule, fit
 from workers.engine.loading import load_model
 from workers.speculation.feature_head import FeatureHead, Variant
 
@@ -30,7 +29,6 @@ SCHEDULE = Schedule(tokens=3_000_000, seed=1)
 STEPS = 3  # unrolled
 FADING = 0.8  # weight of a step, relative to the one before
 FEATURE_WEIGHT, DIVERGENCE_WEIGHT = 1.0, 0.1
-MUON_LR, ADAM_LR = 6e-3, 3e-3
 
 
 def train_head(
@@ -45,18 +43,12 @@ def train_head(
     model = load_model(str(large), device="cpu", dtype="float32")
     torch.manual_seed(schedule.seed)
     head = FeatureHead(model, variant)
-    matrices = [p for p in head.parameters() if p.dim() == 2]
-    others = [p for p in head.parameters() if p.dim() != 2]
-    muon = torch.optim.Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-    adam = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
+    matrices: list[Tensor] = [one for one in head.parameters() if one.dim() == 2]
 
     def loss_of(batch: Batch) -> Tensor:
         return loss(head, model, batch.tokens, batch.at)
 
-    fit(
-        head, [(muon, MUON_LR), (adam, ADAM_LR)], in_turn(chains, schedule.seed), loss_of,
-        schedule, log,
-    )  # fmt: skip
+    fit(head, matrices, in_turn(chains, schedule.seed), loss_of, schedule, log)
     head.save(out)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from deploy.evaluation.builtin.problems import GeneratedProblem, stream
-from deploy.lab.pair.mistakes import Mistakes, Reflection
+from deploy.lab.pair.mistakes import LINE, Mistakes, Reflection
 from deploy.lab.pair.steps import DELIMITER, is_right, reflects, step_text
 from deploy.lab.pair.vocabulary import ASSISTANT, CLOSE, END, PAD, THINK, USER
 from orchestrator.errors import ConfigError
@@ -95,7 +93,7 @@ def harvest(checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[s
     author, source = Author(checkpoint), stream("train", seed)
     rng = random.Random(f"harvest/{seed}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(out, "wt") as file:
+    with gzip.open(out, "wb") as file:
         for done in range(0, count, 64):
             problems = list(islice(source, 64))
             places = [place for problem in problems for place in step_places(problem, rng)]
@@ -103,7 +101,7 @@ def harvest(checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[s
             for temperature in (0.0, 0.9):
                 _collect(author, places, temperature, rows)
             for row in rows.values():
-                file.write(json.dumps(asdict(row)) + "\n")
+                file.write(LINE.dump_json(row) + b"\n")
             if done % 1280 == 0:
                 log(f"harvest: {done} of {count} problems")
 

@@ -21,15 +21,13 @@ from torch.nn.functional import silu
 
 from deploy.lab.pair.batches import Batch
 from deploy.lab.pair.chains import in_turn
-from deploy.lab.pair.drafters import fit
-from deploy.lab.pair.progress import Schedule
+from deploy.lab.pair.training import Schedule, fit
 from workers.engine.loading import load_model
 from workers.model.early_exit import CONFIG, WEIGHTS, Adapter, AdapterShape
 from workers.model.layer import attend, rotate
 from workers.model.placement import Rotary, rotary_table
 
 SCHEDULE = Schedule(tokens=11_000_000)
-LEARNING_RATE = 3e-3
 EXIT_LAYER = 3
 """One of the embedded model's twelve layers."""
 FEED_FORWARD = 352
@@ -102,10 +100,8 @@ def train_adapter(
     """Train an adapter for the model in `large` into the folder `out`."""
     model = load_model(str(large), device="cpu", dtype=torch.float32)
     distillation = Distillation(model, seed=schedule.seed)
-    adapter = distillation.adapter
-    adam = torch.optim.AdamW(adapter.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
-    documents = in_turn(chains, schedule.seed)
-    fit(adapter, [(adam, LEARNING_RATE)], documents, distillation.loss, schedule, log)
+    adapter, documents = distillation.adapter, in_turn(chains, schedule.seed)
+    fit(adapter, [], documents, distillation.loss, schedule, log)
     adapter.save(out, fingerprint(large))
 
 

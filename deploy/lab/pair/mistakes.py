@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.evaluation.builtin.problems import Fact, GeneratedProblem
+from pydantic import TypeAdapter
+
+from deploy.evaluation.builtin.problems import GeneratedProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +34,10 @@ class Mistakes:
     reflections: list[Reflection]
 
 
+LINE = TypeAdapter(Mistakes)
+
+
 def load_mistakes(path: Path) -> list[Mistakes]:
     """Read a file written by `harvest`."""
-    mistakes = []
-    with gzip.open(path, "rt") as file:
-        for line in file:
-            row = json.loads(line)
-            facts = tuple(Fact(**fact) for fact in row["problem"]["facts"])
-            problem = GeneratedProblem(**row["problem"] | {"facts": facts})
-            greedy, sampled = (
-                {int(index): step for index, step in row[kind].items()}
-                for kind in ("greedy", "sampled")
-            )
-            reflections = [Reflection(**reflection) for reflection in row["reflections"]]
-            mistakes.append(Mistakes(problem, greedy, sampled, reflections))
-    return mistakes
+    with gzip.open(path, "rb") as file:
+        return [LINE.validate_json(line) for line in file]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 
-from deploy.lab.pair import words as w
+from deploy.lab.pair.words import WORDS
 
 _SPLIT = re.compile(r"(\s+)")
 _PLAIN_WORD = re.compile(r"[A-Za-z]{2,}[.,?]?$")
@@ -27,9 +27,9 @@ def disturb(question: str, rng: random.Random) -> str:
     elif dice < 0.88:
         question = _slip_of_the_finger(question, rng)
     if rng.random() < 0.35:
-        question = rng.choice(w.BEFORE) + question
+        question = rng.choice(WORDS["before"]) + question
     if rng.random() < 0.25:
-        question = question + rng.choice(w.AFTER)
+        question = question + rng.choice(WORDS["after"])
     return question
 
 
@@ -38,14 +38,14 @@ def _stray_words(question: str, rng: random.Random) -> str:
     parts = _SPLIT.split(question)
     places = [i for i, part in enumerate(parts) if i and _PLAIN_WORD.match(part)]
     for place in sorted(rng.sample(places, min(len(places), rng.randint(1, 3))), reverse=True):
-        parts[place:place] = [rng.choice(w.FILLERS), " "]
+        parts[place:place] = [rng.choice(WORDS["fillers"]), " "]
     return "".join(parts)
 
 
 def _aside(question: str, rng: random.Random) -> str:
     """A sentence that has nothing to do with it, between two others or in front."""
     sentences = re.split(r"(?<=[.]) (?=[A-Za-z])", question)
-    sentences.insert(rng.randrange(len(sentences)), rng.choice(w.ASIDES))
+    sentences.insert(rng.randrange(len(sentences)), rng.choice(WORDS["asides"]))
     return " ".join(sentences)
 
 

@@ -6,6 +6,7 @@ published large model if the run folder has none.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,13 @@ from deploy.lab.pair import features, kangaroo
 from deploy.lab.pair.chains import written
 from deploy.lab.pair.documents import generated_documents, texts
 from deploy.lab.pair.harvest import harvest
-from deploy.lab.pair.llama import Recipe
-from deploy.lab.pair.progress import Schedule
-from deploy.lab.pair.publishing import publish_all
-from deploy.lab.pair.trainer import train
+from deploy.lab.pair.training import Recipe, Schedule, train
 from deploy.lab.pair.vocabulary import train_tokenizer
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import MODELS
+from workers.model.early_exit import CONFIG, WEIGHTS
 from workers.speculation.feature_head import VARIANTS
+from workers.speculation.kangaroo import FOLDER
 
 STAGES = (
     "tokenizer", "novice", "harvest", "small", "rehearse", "large", "draft", "kangaroo", "fspad",
@@ -43,6 +43,12 @@ RECIPES = {
 SCHEDULES = {
     "kangaroo": kangaroo.SCHEDULE, "fspad": features.SCHEDULE, "eagle2": features.SCHEDULE,
 }  # fmt: skip
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+PLACES: dict[str, str] = {
+    "small": "small", "large": "large", "draft": "draft", "kangaroo": f"large/{FOLDER}",
+    **{variant: f"large/{variant}" for variant in VARIANTS},
+}  # fmt: skip
+"""Stage -> folder of what it trained, below the published models."""
 
 
 def run(
@@ -72,7 +78,7 @@ def run(
         schedule = SCHEDULES[stage]
         _train_drafter(stage, runs, replace(schedule, tokens=tokens or schedule.tokens), log)
     else:
-        publish_all(runs, MODELS)
+        publish(runs, MODELS)
 
 
 def _harvested(runs: Path, stage: str) -> Path:
@@ -88,7 +94,7 @@ def _train_model(stage: str, runs: Path, recipe: Recipe, log: Callable[[str], No
     documents = generated_documents(
         tokenizer, judge=stage == "large", mistakes=list(mistakes.values()), seed=recipe.seed
     )
-    train(recipe, documents, runs / stage, tokenizer_dir=tokenizer, log=log)
+    train(recipe, documents, runs / stage, tokenizer, log)
 
 
 def _train_drafter(stage: str, runs: Path, schedule: Schedule, log: Callable[[str], None]) -> None:
@@ -100,3 +106,23 @@ def _train_drafter(stage: str, runs: Path, schedule: Schedule, log: Callable[[st
     else:
         variant = next(one for one in VARIANTS if one == stage)
         features.train_head(variant, large, chains, runs / stage, schedule, log)
+
+
+def publish(runs: Path, models: Path) -> None:
+    """Copy every checkpoint, head and adapter of the run folder to `models`.
+
+    Raises:
+        ConfigError: there is none, or the adapter was trained on another large model.
+    """
+    found = [stage for stage in PLACES if (runs / stage).is_dir()]
+    if not found:
+        raise ConfigError(f"{runs}: expected one of {', '.join(PLACES)} to publish, found none")
+    for stage in found:
+        place = models / PLACES[stage]
+        place.mkdir(parents=True, exist_ok=True)
+        for name in (*FILES, CONFIG, WEIGHTS):
+            if (runs / stage / name).exists():
+                shutil.copyfile(runs / stage / name, place / name)
+    adapter = models / PLACES["kangaroo"]
+    if adapter.exists() and not kangaroo.belongs(adapter, models / "large"):
+        raise ConfigError(f"{adapter} was trained on other weights: run the stage kangaroo")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from deploy.evaluation.builtin.problems import Fact, GeneratedProblem, apply
-from deploy.lab.pair import words as w
+from deploy.lab.pair.words import WORDS
 
 KEYWORDS = (
     "wait", "alternatively", "hold on", "another", "verify", "think again", "recap", "check",
@@ -24,10 +24,15 @@ NUMBER = re.compile(r"\d+")
 def step_text(problem: GeneratedProblem, index: int, rng: random.Random) -> str:
     """The right step number `index` in one of its wordings (the last one concludes)."""
     if index == len(problem.facts):
-        return rng.choice(w.CONCLUDE).format(v=problem.answer)
+        return rng.choice(WORDS["conclude"]).format(v=problem.answer)
     fact = problem.facts[index]
     noun = f" {fact.noun}" if fact.noun and rng.random() < 0.5 else ""
-    return rng.choice(w.LEAD_NEXT if index else w.LEAD_FIRST) + fact.equation + noun + "."
+    return (
+        rng.choice(WORDS["lead_next"] if index else WORDS["lead_first"])
+        + fact.equation
+        + noun
+        + "."
+    )
 
 
 def is_right(problem: GeneratedProblem, index: int, text: str) -> bool:
@@ -67,7 +72,7 @@ def plant_mistake(problem: GeneratedProblem, index: int, rng: random.Random) -> 
     if index == len(problem.facts):
         value = problem.facts[rng.randrange(index)].value
         wrong = _slip(value, rng) if str(value) == problem.answer else value
-        return rng.choice(w.CONCLUDE).format(v=wrong)
+        return rng.choice(WORDS["conclude"]).format(v=wrong)
     fact = problem.facts[index]
     matched = re.fullmatch(r"(\d+)([-+*/])(\d+)", fact.expression)
     assert matched is not None
@@ -83,11 +88,11 @@ def plant_mistake(problem: GeneratedProblem, index: int, rng: random.Random) -> 
         operation = rng.choice([o for o in "+-*" if o != operation])
         value = abs(apply(a, operation, b))
     elif index:
-        return rng.choice(w.CONCLUDE).format(v=problem.facts[index - 1].value)
+        return rng.choice(WORDS["conclude"]).format(v=problem.facts[index - 1].value)
     else:
         value = _slip(value, rng)
     slipped = Fact(f"{a}{operation}{b}", value, fact.left)
-    text = rng.choice(w.LEAD_NEXT if index else w.LEAD_FIRST) + slipped.equation + "."
+    text = rng.choice(WORDS["lead_next"] if index else WORDS["lead_first"]) + slipped.equation + "."
     return text if not is_right(problem, index, text) else plant_mistake(problem, index, rng)
 
 
@@ -107,10 +112,10 @@ def plant_reflection(
 def _reflection(fact: Fact, written: str, rng: random.Random) -> str:
     numbers = NUMBER.findall(written)
     wrong = numbers[-1] if numbers else ""
-    pattern = rng.choice(w.WRONG)
+    pattern = rng.choice(WORDS["wrong"])
     if not wrong or wrong == str(fact.value):
         # The value is right, something else was wrong.
-        pattern = next(wording for wording in w.WRONG if "{w}" not in wording)
+        pattern = next(wording for wording in WORDS["wrong"] if "{w}" not in wording)
     return pattern.format(s=fact.equation, w=wrong)
 
 

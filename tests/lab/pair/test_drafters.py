@@ -17,7 +17,7 @@ from deploy.lab.pair.chains import document, in_turn, write_chains
 from deploy.lab.pair.features import loss, train_head
 from deploy.lab.pair.harvest import Author
 from deploy.lab.pair.kangaroo import Distillation, belongs
-from deploy.lab.pair.progress import Schedule
+from deploy.lab.pair.training import Schedule
 from deploy.lab.pair.vocabulary import ASSISTANT, CLOSE, END, THINK, USER
 from orchestrator.errors import ConfigError
 from tests.workers.conftest import make_model, make_tokenizer, save
@@ -79,7 +79,7 @@ def test_only_replies_are_learnt() -> None:
     assert doc.targets == [-100, -100, 4, 5, -100]
     assert doc.weights == [0, 0, 1, 1, 0]
     assert len({len(part) for part in (doc.tokens, doc.positions, doc.branches, doc.flags)}) == 1
-    batch = collate([doc, document([7], [8])], 6, torch.float32)
+    batch = collate([doc, document([7], [8])], 6)
     assert batch.tokens.tolist() == [[1, 2, 3, 4, 5, 0], [7, 8, 0, 0, 0, 0]]
     assert batch.at.tolist() == [2, 3, 6]
     assert batch.count == 7
@@ -103,7 +103,7 @@ def test_a_head_learns_and_is_saved(
 ) -> None:
     train_head(variant, large, chains, tmp_path, SHORT, log=quiet)
     model, source = load_model(str(large)), in_turn(chains, 0)
-    batch = collate([next(source) for _ in range(16)], 32, torch.float32)
+    batch = collate([next(source) for _ in range(16)], 32)
     torch.manual_seed(0)
     with torch.no_grad():
         before, after = (
@@ -117,7 +117,7 @@ def test_the_loss_is_zero_for_the_features_themselves() -> None:
     """A head whose output is the feature itself: each step is measured against it."""
     model = make_model()
     head = FeatureHead(model, "eagle2")
-    batch = collate([document([1, 2, 3], [4, 5, 6])], 8, torch.float32)
+    batch = collate([document([1, 2, 3], [4, 5, 6])], 8)
     truth = model.model(batch.tokens).last_hidden_state
     head.norm.forward = lambda _: truth  # type: ignore[method-assign]
     assert float(loss(head, model, batch.tokens, batch.at, 2)) == pytest.approx(0, abs=1e-6)
@@ -133,7 +133,7 @@ def test_an_adapter_s_loss_is_the_cross_entropy_of_each_token() -> None:
             shallow = model.lm_head(model.model.norm(out.hidden_states[1]))[0].log_softmax(-1)
             target = model.lm_head(out.last_hidden_state)[0].softmax(-1)
         expected.append(-(target * shallow).sum(-1)[len(prompt) - 1 :])
-    batch = collate([document(*chain) for chain in chains], 8, torch.float32)
+    batch = collate([document(*chain) for chain in chains], 8)
     found = distillation.loss(batch).item()
     assert found == pytest.approx(torch.cat(expected).mean().item(), rel=1e-5)
 
@@ -149,7 +149,7 @@ def test_drafters_of_the_published_model(tmp_path: Path, monkeypatch: pytest.Mon
     adapter = Adapter.load(tmp_path / "kangaroo", model, exit_layer=3)
     trained.adapter.load_state_dict(adapter.state_dict())
     documents = [document(*chain) for chain in read(tmp_path / "chains.jsonl.gz")][:4]
-    batch = collate(documents, 256, torch.float32)
+    batch = collate(documents, 256)
     with torch.no_grad():
         assert trained.loss(batch) < 0.8 * untrained.loss(batch)
     monkeypatch.setattr(recipe, "MODELS", tmp_path / "shipped")

@@ -22,7 +22,7 @@ def test_the_pair_is_trained_and_published(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(recipe, "HARVESTED_PROBLEMS", 64)
     monkeypatch.setattr(recipe, "MODELS", tmp_path / "shipped")
     for name, plan in recipe.RECIPES.items():
-        tiny = replace(plan, width=32, batch_tokens=1024, warmup=5, compile=False, flag_layer=1)
+        tiny = replace(plan, width=32, batch_tokens=1024, warmup=5, flag_layer=1)
         monkeypatch.setitem(recipe.RECIPES, name, replace(tiny, layers=2))
     for stage in ("tokenizer", "novice", "harvest", "small", "rehearse", "large", "draft"):
         recipe.run(stage, tmp_path, tokens=10_000, log=quiet)
