@@ -58,7 +58,6 @@ Accuracy = Annotated[
 class CalibrationOptions:
     """How the questions are answered; `skip` leaves out policies that the pair cannot run."""
 
-    recordings: Path | None
     out: Path | None
     max_tokens: int | None
     concurrency: int
@@ -93,19 +92,12 @@ def calibrate(
     bounds: Annotated[
         str | None, typer.Option("--range", help="LOW,HIGH to search, where the field has none.")
     ] = None,
-    recordings: Annotated[
-        Path | None,
-        typer.Option(help="What `baton eval --recordings` left: its answers need no model."),
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             help="Write the calibration file; the models' answers are kept beside it, so that a "
             "run that is broken off goes on."
         ),
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw every value that was tried, as PNG.")
     ] = None,
     max_tokens: MaxTokens = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions at once.")] = 4,
@@ -121,7 +113,7 @@ def calibrate(
 
     [bold]Examples[/]
 
-      baton calibrate --problems my.jsonl --target-large-share 0.3 --out pair.json --plot pair.png
+      baton calibrate --problems my.jsonl --target-large-share 0.3 --out pair.json
 
       baton calibrate --policy specreason --target-agreement 0.9 --problems my.jsonl --limit 30
 
@@ -147,14 +139,10 @@ def calibrate(
         )
     asked = {"problems": problems, "seed": seed, "n": len(chosen), "target": asdict(target)}
     asked["max_tokens"] = max_tokens
-    options = CalibrationOptions(recordings, out, max_tokens, concurrency, skip=not policy)
+    options = CalibrationOptions(out, max_tokens, concurrency, skip=not policy)
     document = asyncio.run(_calibrate(args, searches, target, chosen, asked, options))
     if out is not None:
         write(out, json.dumps(document, indent=2) + "\n")
-    if plot is not None:
-        from deploy.evaluation.plots import draw_calibration
-
-        draw_calibration(document, plot)
     if as_json:
         print_json(document)
     else:
@@ -248,7 +236,7 @@ async def _calibrate(
     options: CalibrationOptions,
 ) -> dict[str, Any]:
     """The calibration file's content."""
-    from deploy.evaluation.cached_worker import load_recordings, opened_pair
+    from deploy.evaluation.cached_worker import opened_pair
     from deploy.evaluation.calibration_file import document_of, pair_of
     from deploy.evaluation.calibrator import Calibrator, as_json
     from deploy.evaluation.candidates import policy_of
@@ -267,9 +255,6 @@ async def _calibrate(
     console = Console(stderr=True, highlight=False)
     log = options.out.with_suffix(".calls.jsonl") if options.out is not None else None
     async with opened_pair(args.workers, pair, log) as workers, AsyncExitStack() as stack:
-        loaded = 0
-        if options.recordings is not None:
-            loaded = load_recordings(workers, options.recordings, args.workers)
         grader = stack.enter_context(closing(Grader()))
         client = LocalClient(args, workers, RequestOptions(options.max_tokens, seed=0))
         shown = stack.enter_context(bar(console))
@@ -324,7 +309,6 @@ async def _calibrate(
             "unmet": {**missed, **unmet},
             "replayed_calls": sum(worker.replayed for worker in workers.values()),
             "live_calls": sum(worker.live for worker in workers.values()),
-            "recorded_answers": loaded,
         }
 
 

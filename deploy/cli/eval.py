@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from contextlib import AsyncExitStack, closing, contextmanager
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,11 +24,11 @@ from deploy.cli.common import (
     wide_console,
     write,
 )
-from deploy.cli.pair import Pair, large_speculation, with_small
+from deploy.cli.pair import Pair, large_speculation
 from orchestrator.errors import BatonError, InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
     from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.clients import RequestOptions
@@ -45,7 +43,7 @@ class Unanswered(BatonError):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What is asked of whom; `beside` is the folder of an earlier evaluation."""
+    """What is asked of whom."""
 
     pair: Pair
     problems: Sequence[Problem]
@@ -54,7 +52,6 @@ class Evaluation:
     concurrency: int
     recording: bool = False
     feedback: bool = False
-    beside: Path | None = None
 
 
 def evaluate(
@@ -82,9 +79,6 @@ def evaluate(
     temperature: Annotated[
         float, typer.Option(min=0, max=2, help="How tokens are drawn; 0: greedy.")
     ] = 0.0,
-    small: Annotated[
-        str | None, typer.Option(help="Another small model: a folder or a Hugging Face id.")
-    ] = None,
     url: Url = None,
     feedback: Annotated[
         bool,
@@ -100,13 +94,6 @@ def evaluate(
     recordings: Annotated[
         Path | None,
         typer.Option(help="Folder for rows.jsonl and a recording per answer (in-process)."),
-    ] = None,
-    beside: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of an earlier --recordings of the same problems: large-only's answers and "
-            "greedy calls are taken from there (--concurrency above 1, where no times count)."
-        ),
     ] = None,
     as_json: Annotated[
         Path | None, typer.Option("--json", help="Write the summary to this file.")
@@ -131,8 +118,6 @@ def evaluate(
 
       baton eval --problems builtin:dev --speculation chain:gamma=16:threshold=0.6
 
-      baton eval --problems builtin:dev --policies bild --small runs/aligned
-
       baton eval --problems builtin:heldout --limit 1000 --policies all --rows run.jsonl
 
       baton eval --problems builtin:heldout --url http://127.0.0.1:8000
@@ -144,41 +129,31 @@ def evaluate(
     from deploy.evaluation.evaluation_log import EvaluationLog
     from deploy.evaluation.problems import load_problems
     from deploy.evaluation.summary import rows as summarise
-    from deploy.evaluation.tables import MAIN, WORK, by_level, notes, show
+    from deploy.evaluation.tables import MAIN, WORK, notes, show
 
     if url is not None and speculation is not None:
         raise InvalidRequest("--speculation is the service's own choice; leave it out with --url")
-    if url is not None and small is not None:
-        raise InvalidRequest("--small is the service's own choice; leave it out with --url")
     if feedback and url is None:
         raise InvalidRequest("--feedback is for a service; name it with --url")
     if recordings is not None and (url is not None or rows is not None):
         raise InvalidRequest(
             "--recordings holds its own rows and works in-process: no --url, --rows"
         )
-    if beside is not None and url is not None:
-        raise InvalidRequest("--beside works in-process: leave it out with --url")
-    if beside is not None and concurrency == 1:
-        raise InvalidRequest(
-            "--beside takes answers, not times: it goes with --concurrency above 1"
-        )
     chosen = load_problems(problems, limit, seed)
     candidates = lineup(_named(policies), _budgets(budget))
-    pair = Pair(url, config, small, speculation, "vanilla")
+    pair = Pair(url, config, speculation, "vanilla")
     method, served_by = _served_by(pair, candidates, max_tokens)
     about: dict[str, Any] = {
         "problems": problems,
         "seed": seed,
         "concurrency": concurrency,
         "max_tokens": max_tokens,
-        "small": small,
         "speculation": method,
         "transport": "in-process" if url is None else "http",
     }
     if temperature:
         about["temperature"] = temperature
     settings = {**about, "pair": served_by}
-    known = _beside(beside, settings, chosen, candidates)
     file = recordings / "rows.jsonl" if recordings is not None else rows
     evaluation = Evaluation(
         pair,
@@ -188,12 +163,12 @@ def evaluate(
         concurrency,
         recording=recordings is not None,
         feedback=feedback,
-        beside=beside,
     )
-    with rows_kept(file) as path:
+    with TemporaryDirectory() as folder:
+        path = file or Path(folder, "rows.jsonl")
         log = EvaluationLog(path, settings, candidates, recordings=evaluation.recording)
-        turns = asyncio.run(_run(evaluation, log, known))
-    table = summarise(chosen, candidates, turns, speculation=method, transport=about["transport"])
+        turns = asyncio.run(_run(evaluation, log))
+    table = summarise(candidates, turns, speculation=method, transport=about["transport"])
     about["n"] = len(chosen)
     if as_json is not None:
         write(as_json, json.dumps({"rows": table, **about}, indent=2) + "\n")
@@ -204,19 +179,13 @@ def evaluate(
     console = wide_console()
     show(table, MAIN, console)
     show(table, WORK, console)
-    if any(row["levels"] for row in table):
-        show(table, by_level(table), console, "accuracy % (speedup)")
     console.print(notes(concurrency, method), style="dim")
     errors = [result.error for turn in turns for result in turn if result.error is not None]
     if errors:
         raise Unanswered(f"{len(errors)} requests failed; the first: {errors[0]}")
 
 
-async def _run(
-    evaluation: Evaluation,
-    log: EvaluationLog,
-    known: Mapping[tuple[int, Candidate], EvaluationResult],
-) -> list[Turn]:
+async def _run(evaluation: Evaluation, log: EvaluationLog) -> list[Turn]:
     from deploy.evaluation.clients import HttpClient, ask
     from deploy.evaluation.evaluate import RunOptions, run
     from deploy.evaluation.grading import Grader
@@ -231,10 +200,7 @@ async def _run(
         if len(done) >= len(problems):
             return list(done[: len(problems)])
         opened = evaluation.pair.client(
-            evaluation.options,
-            candidates,
-            recording=evaluation.recording,
-            beside=evaluation.beside,
+            evaluation.options, candidates, recording=evaluation.recording
         )
         client = await stack.enter_async_context(opened)
         shown = stack.enter_context(bar(Console(stderr=True, highlight=False)))
@@ -270,7 +236,7 @@ async def _run(
             RunOptions(
                 concurrency=evaluation.concurrency,
                 done=done,
-                known={**known, **log.known},
+                known=log.known,
                 keep=keep,
                 progress=lambda candidate: shown.advance(candidate.label),
             ),
@@ -278,46 +244,6 @@ async def _run(
         if unsent:
             await send_feedback()
         return turns
-
-
-def _beside(
-    folder: Path | None,
-    settings: dict[str, Any],
-    problems: Sequence[Problem],
-    candidates: Sequence[Candidate],
-) -> Mapping[tuple[int, Candidate], EvaluationResult]:
-    """What `large-only` answered in an earlier evaluation, at each budget."""
-    from deploy.evaluation.candidates import BASELINE
-    from deploy.evaluation.evaluation_log import earlier_results
-
-    if folder is None:
-        return {}
-    known: dict[tuple[int, Candidate], EvaluationResult] = {}
-    for candidate in candidates:
-        if candidate.label == BASELINE:
-            known |= earlier_results(folder, settings, problems, candidate)
-    return known
-
-
-@contextmanager
-def rows_kept(file: Path | None) -> Iterator[Path]:
-    """Where rows go: the file that an option names, else one that stays if the run breaks off."""
-    if file is not None:
-        yield file
-        return
-    own = Path(mkdtemp(prefix="baton-eval-")) / "rows.jsonl"
-    try:
-        yield own
-    except BaseException:
-        if own.is_file() and own.read_text(encoding="utf-8").count("\n") > 1:
-            print(
-                f"what was measured is kept: the same command with --rows {own} goes on there",
-                file=sys.stderr,
-            )
-            raise
-        rmtree(own.parent, ignore_errors=True)
-        raise
-    rmtree(own.parent, ignore_errors=True)
 
 
 def _served_by(
@@ -340,7 +266,7 @@ def _served_by(
     args = load_args(pair.config or DEFAULT_FILE)
     for candidate in candidates:
         policy_of(args, candidate)
-    workers = with_small(args.workers, pair.small)
+    workers = args.workers
     own, large = workers.small, workers.large
     found: dict[str, Any] = {
         "small": fingerprint(place_of(own.source), str(own.model)),

@@ -46,9 +46,6 @@ def gate(
     limit: Annotated[
         int | None, typer.Option(min=1, help="How many questions; default: all of them.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw how reliable the probabilities are, as PNG.")
-    ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Branches at once.")] = 4,
     config: Config = None,
 ) -> None:
@@ -64,7 +61,7 @@ def gate(
 
       baton eval --problems my.jsonl --policies specreason --recordings runs/mine
 
-      baton learn gate runs/mine --out pair.json --plot gate.png
+      baton learn gate runs/mine --out pair.json
 
       baton calibrate --policy learned-gate --target-agreement 0.95 --problems my.jsonl \\
         --out pair.json
@@ -111,10 +108,6 @@ def gate(
     }
     known.get("unmet", {}).pop("learned-gate", None)  # that was another gate
     write(out, json.dumps(known, indent=2) + "\n")
-    if plot is not None:
-        from deploy.evaluation.plots import draw_reliability
-
-        draw_reliability(summary, plot)
     _show(report, examples.failures)
 
 

@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 class Pair:
     """A service by its `url`, else the two models of a deployment file.
 
-    In this process `small` is another small model, and `speculation` the large worker's method;
-    `default_speculation` replaces the file's, but is ignored if the large worker is a server.
+    In this process `speculation` is the large worker's method; `default_speculation` replaces the
+    file's, but is ignored if the large worker is a server.
     """
 
     url: str | None = None
     config: Path | None = None
-    small: str | None = None
     speculation: str | None = None
     default_speculation: str | None = None
 
@@ -38,12 +37,10 @@ class Pair:
         candidates: Sequence[Candidate],
         *,
         recording: bool = False,
-        beside: Path | None = None,
     ) -> AsyncGenerator[Client, None]:
         """A client of it; a wrong policy or parameter is an error before a model is loaded.
 
-        In this process `recording` keeps every answer's recording, and calls that the recordings
-        in `beside` have are answered from there.
+        In this process `recording` keeps every answer's recording.
         """
         from deploy.evaluation.candidates import policy_of
         from deploy.evaluation.clients import HttpClient, LocalClient
@@ -61,40 +58,17 @@ class Pair:
         args = load_args(self.config or DEFAULT_FILE)
         for candidate in candidates:
             policy_of(args, candidate)
-        workers = with_small(args.workers, self.small)
-        if self.small is not None:  # the gate knows the other model
-            args.policy.params.get("learned-gate", {}).pop("gate", None)
+        workers = args.workers
         chosen = large_speculation(workers, self.speculation, self.default_speculation)
         if chosen is not None:  # one method alone: no request here can name another
             large = workers.large.model_copy(update={"speculation": chosen})
             workers = workers.model_copy(update={"large": large})
         changed = args.model_copy(update={"workers": workers})
-        if beside is not None:
-            from deploy.evaluation.cached_worker import load_recordings, opened_pair
-
-            async with opened_pair(workers, {}) as cached:
-                load_recordings(cached, beside, workers)
-                yield LocalClient(changed, cached, options, recording=recording)
-            return
         pair = load_pair(workers)
         try:
             yield LocalClient(changed, pair, options, recording=recording)
         finally:
             await close(pair.values())
-
-
-def with_small(workers: Workers, small: str | None) -> Workers:
-    """The workers with another small model, if one is named.
-
-    Raises:
-        ConfigError: the small worker is a server.
-    """
-    if small is None:
-        return workers
-    if workers.small.url is not None:
-        raise ConfigError("--small: the small worker is a server; name a model there")
-    chosen = workers.small.model_copy(update={"model": small})
-    return workers.model_copy(update={"small": chosen})
 
 
 def large_speculation(

@@ -12,7 +12,7 @@ In reading order:
 - `grading`: whether an answer is right: numbers at once, algebra in a separate process.
 - `json_lines`: files of settings and rows that a later run adds to.
 - `evaluation_log`: an evaluation's rows in a file, from which an interrupted run resumes.
-- `intervals`: means, quantiles, confidence intervals, McNemar's exact test.
+- `intervals`: means, quantiles, confidence intervals.
 - `summary`: makes rows from results, one for each policy and budget.
 - `tables`: rows in the terminal.
 - `plots`: Pareto plots of accuracy over time and over tokens.

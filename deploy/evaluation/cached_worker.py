@@ -18,10 +18,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.evaluation.calibration_file import pair_of
 from deploy.evaluation.call_log import CallLog
-from deploy.evaluation.evaluation_log import recordings
-from deploy.evaluation.recording import Recording, load
+from deploy.evaluation.recording import Recording
 from deploy.launch.workers import close, open_worker
 from deploy.service.config import Workers
 from orchestrator.loop.actions import Classify, Generate, Verify, WorkerName, Write
@@ -238,26 +236,6 @@ def cached_pair(
         return loaded[name]
 
     return {name: CachedWorker(partial(made, name), log, name) for name in PAIR}
-
-
-def load_recordings(
-    cached: Mapping[WorkerName, CachedWorker], folder: Path, workers: Workers
-) -> int:
-    """Add the answers that `baton eval --recordings` wrote to the caches; return their number.
-
-    A worker that speculates with loss gets none: it would answer otherwise.
-
-    Raises:
-        ConfigError: no recordings, or those of another pair or other settings.
-    """
-    exact = {
-        name: cached[name] for name, spec in workers.by_name().items() if not spec.speculation.lossy
-    }
-    loaded = 0
-    for path in recordings(folder, pair_of(workers), workers.answering()):
-        recording = load(path)
-        loaded += sum(worker.load_recording(name, recording) for name, worker in exact.items())
-    return loaded
 
 
 def _sampling_key(sampling: Sampling) -> Hashable | None:

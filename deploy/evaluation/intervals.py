@@ -1,11 +1,10 @@
-"""Statistics of a sample: means, quantiles, confidence intervals and an exact test."""
+"""Statistics of a sample: means, quantiles, and confidence intervals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
@@ -36,18 +35,11 @@ def wilson(right: int, count: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Two candidates on the same problems: the first's accuracy minus the other's, as a fraction.
-
-    `won` problems were right for the first alone, `lost` for the other alone; `p` is McNemar's
-    exact two-sided probability of a split at least as uneven if neither is better.
-    """
+    """The first candidate's accuracy minus the other's on the same problems, as a fraction."""
 
     difference: float
     low: float
     high: float
-    won: int
-    lost: int
-    p: float
 
 
 def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> Paired:
@@ -60,11 +52,11 @@ def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> Paired:
     won = sum(a and not b for a, b in zip(ours, theirs, strict=True))
     lost = sum(b and not a for a, b in zip(ours, theirs, strict=True))
     if not count:
-        return Paired(0.0, -1.0, 1.0, 0, 0, 1.0)
+        return Paired(0.0, -1.0, 1.0)
     up, down = (won + 1) / (count + 2), (lost + 1) / (count + 2)
     half = Z * math.sqrt((up + down - (up - down) ** 2) / (count + 2))
     low, high = max(-1.0, up - down - half), min(1.0, up - down + half)
-    return Paired((won - lost) / count, low, high, won, lost, mcnemar(won, lost))
+    return Paired((won - lost) / count, low, high)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -76,13 +68,6 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
         return -1.0, 1.0
     drawn = np.array([*values, -1.0, 1.0])
     return bootstrap(len(drawn), lambda picks: drawn[picks].mean(axis=1))
-
-
-def mcnemar(won: int, lost: int) -> float:
-    """Return the p value of McNemar's exact test: disagreements as tosses of a coin, two-sided."""
-    tosses = won + lost
-    tail = sum(math.comb(tosses, heads) for heads in range(min(won, lost) + 1))
-    return min(1.0, float(Fraction(2 * tail, 2**tosses)))
 
 
 def ratio_of_sums(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:

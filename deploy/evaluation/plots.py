@@ -1,8 +1,8 @@
-"""Pareto plots of an evaluation, and the curves of a calibration."""
+"""Pareto plots of an evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ PANELS = (
 MARKERS = "osD^vP*X<>"
 
 
-def draw(table: Sequence[Row], path: Path, title: str = "") -> None:
+def draw(table: Sequence[Row], path: Path) -> None:
     """Draw both panels as PNG: a point with its interval per row, and the Pareto front.
 
     A colour stands for a policy, a marker for a budget. Names are in the legend, since points may
@@ -28,8 +28,11 @@ def draw(table: Sequence[Row], path: Path, title: str = "") -> None:
     Raises:
         ConfigError: matplotlib is missing, or the file cannot be written.
     """
-    figure = figure_of(11, 4.8)
+    want("eval", "a plot", "matplotlib")
     from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
 
     names = list(dict.fromkeys(row["policy"] for row in table))
     budgets = list(dict.fromkeys(row["budget"] for row in table))
@@ -65,74 +68,6 @@ def draw(table: Sequence[Row], path: Path, title: str = "") -> None:
     panels[0].set_ylabel("accuracy % (95 % interval)")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=9, frameon=False)
-    if title:
-        figure.suptitle(title, fontsize=11)
-    save(figure, path)
-
-
-def draw_calibration(document: Mapping[str, Any], path: Path) -> None:
-    """Draw agreement with the large model alone over its share of tokens: a point per value tried.
-
-    A filled marker is the value that was chosen. The dashed line is a coin that gives each question
-    to one of the models: a policy on that line gains nothing by its judge.
-
-    Raises:
-        ConfigError: matplotlib is missing, or the file cannot be written.
-    """
-    figure = figure_of(8, 5)
-    axes: Any = figure.subplots()
-    ends = [document["small_only"], document["large_only"]]
-    axes.plot(
-        *([100 * end[key] for end in ends] for key in ("large_share", "agreement")),
-        color="0.6",
-        ls="--",
-        label="a coin",
-    )
-    rows = {**document["policies"], **document["unmet"]}
-    for index, name in enumerate(document["searched"]):
-        row = rows[name]
-        tried = sorted(row["tried"], key=lambda point: point["large_share"])
-        shares, agreements = (
-            [100 * point[key] for point in tried] for key in ("large_share", "agreement")
-        )
-        colour, marker = f"C{index % 10}", MARKERS[index % len(MARKERS)]
-        axes.plot(shares, agreements, marker=marker, mfc="none", color=colour, lw=1, label=name)
-        if row["met"]:
-            axes.plot(
-                [100 * row["large_share"]], [100 * row["agreement"]], marker=marker, color=colour,
-                markersize=9, ls="none",
-            )  # fmt: skip
-    axes.set_xlabel("tokens by the large model, % of those it generates alone")
-    axes.set_ylabel("answers equal to the large model's alone, %, on the calibration questions")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize=9, frameon=False)
-    save(figure, path)
-
-
-def draw_reliability(summary: Mapping[str, Any], path: Path) -> None:
-    """Draw as PNG how often a rewrite helped over the probability that a gate's models gave."""
-    figure = figure_of(5.5, 4.8)
-    axes: Any = figure.subplots()
-    axes.plot([0, 1], [0, 1], color="0.7", lw=1, ls="--")
-    for name, caption in (("draft", "before reading"), ("reading", "after reading")):
-        predicted, helped, _ = zip(*summary[name]["reliability"], strict=True)
-        axes.plot(predicted, helped, "o-", label=f"{caption}, AUC {summary[name]['auc']:.3f}")
-    axes.set_xlabel("probability that the large model's step would change the answer")
-    axes.set_ylabel("share of drafts whose answer it changed")
-    axes.legend(frameon=False)
-    save(figure, path)
-
-
-def figure_of(width: float, height: float) -> Any:
-    """Return an empty figure of this size in inches; raise ConfigError without matplotlib."""
-    want("eval", "a plot", "matplotlib")
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a figure as PNG; raise ConfigError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, format="png")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from deploy.evaluation.candidates import BASELINE, Candidate
-from deploy.evaluation.evaluate import EvaluationResult, Problem, Turn
+from deploy.evaluation.evaluate import EvaluationResult, Turn
 from deploy.evaluation.intervals import mean, paired, quantile, ratio_of_sums, wilson
 
 Row = dict[str, Any]
@@ -28,7 +28,6 @@ COUNTS: Final = (
 
 
 def rows(
-    problems: Sequence[Problem],
     candidates: Sequence[Candidate],
     turns: Sequence[Turn],
     *,
@@ -39,36 +38,27 @@ def rows(
 
     `accepted_steps` counts the small model's thinking steps that were accepted; `large_share` is
     the large model's part of all generated tokens. `difference` is the accuracy minus the
-    baseline's at the same budget, or minus its first run's if no baseline has that budget. `gain`
-    is the accuracy minus `small-only`'s at the same budget, if that was measured. `ms` has a
-    problem's mean time by worker; `rest` is time in which no worker was waited for, `overlap` time
-    in which workers ran side by side. `levels` has the same by difficulty, if problems have one.
+    baseline's at the same budget, or minus its first run's if no baseline has that budget. `ms` has
+    a problem's mean time by worker; `rest` is time in which no worker was waited for, `overlap`
+    time in which workers ran side by side.
     """
     columns: list[list[EvaluationResult]] = [
         [turn[i] for turn in turns] for i in range(len(candidates))
     ]
     table = dict(zip(((c.label, c.budget) for c in candidates), columns, strict=True))
     usual = next(own for c, own in zip(candidates, columns, strict=True) if c.label == BASELINE)
-    levels = [problem.level for problem in problems[: len(turns)]]
-    table_rows = []
-    for candidate, own in zip(candidates, columns, strict=True):
-        base = table.get((BASELINE, candidate.budget), usual)
-        row: Row = {
+    return [
+        {
             "policy": candidate.label,
-            **figures(own, base),
-            **_gain(own, table.get((SMALL, candidate.budget))),
+            **figures(own, table.get((BASELINE, candidate.budget), usual)),
             **_means(own),
             "budget": candidate.budget,
             "speculation": speculation,
             "transport": transport,
             "errors": sum(result.error is not None for result in own),
         }
-        row["levels"] = {
-            str(level): figures(*(_at(level, levels, column) for column in (own, base)))
-            for level in sorted({one for one in levels if one is not None}, key=_order)
-        }
-        table_rows.append(row)
-    return table_rows
+        for candidate, own in zip(candidates, columns, strict=True)
+    ]
 
 
 def figures(own: Sequence[EvaluationResult], base: Sequence[EvaluationResult]) -> Row:
@@ -89,9 +79,6 @@ def figures(own: Sequence[EvaluationResult], base: Sequence[EvaluationResult]) -
         "difference": against.difference,
         "difference_low": against.low,
         "difference_high": against.high,
-        "won": against.won,
-        "lost": against.lost,
-        "mcnemar_p": against.p,
         "p50_ms": quantile(times, 0.50),
         "p95_ms": quantile(times, 0.95),
         "mean_ms": mean(times),
@@ -101,14 +88,6 @@ def figures(own: Sequence[EvaluationResult], base: Sequence[EvaluationResult]) -
         "speedup_high": faster[1],
         "large_share": large / (small + large) if small + large else 0.0,
     }
-
-
-def _gain(own: Sequence[EvaluationResult], small: Sequence[EvaluationResult] | None) -> Row:
-    """Return the accuracy against the small model alone on the same problems."""
-    if small is None:
-        return {}
-    against = paired([one.correct for one in own], [one.correct for one in small])
-    return {"gain": against.difference, "gain_low": against.low, "gain_high": against.high}
 
 
 def _means(own: Sequence[EvaluationResult]) -> Row:
@@ -125,14 +104,3 @@ def _means(own: Sequence[EvaluationResult]) -> Row:
         "steps": mean([result.answer.kept() for result in own]),
         "ms": {**times, "rest": max(0.0, rest), "overlap": max(0.0, -rest)},
     }
-
-
-def _at(
-    level: object, levels: Sequence[object], column: Sequence[EvaluationResult]
-) -> list[EvaluationResult]:
-    return [result for result, own in zip(column, levels, strict=True) if own == level]
-
-
-def _order(level: int | str) -> tuple[int, int, str]:
-    """Sort numbers by size, before words."""
-    return (0, level, "") if isinstance(level, int) else (1, 0, level)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.measure import Measurement
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -36,14 +34,6 @@ def difference(row: Row) -> str:
     return f"{100 * row['difference']:+.1f} [{low:+.0f}, {high:+.0f}]"
 
 
-def mcnemar(row: Row) -> str:
-    if row["policy"] == BASELINE:
-        return ""
-    p = row["mcnemar_p"]
-    shown = f"p={p:.2f}" if p >= 0.01 else "p<0.01"
-    return f"{row['won']}/{row['lost']} {shown}"
-
-
 def speedup(row: Row) -> str:
     """Return the speedup over large-only, with its interval if one was measured."""
     if row["policy"] == BASELINE or "speedup_low" not in row:
@@ -55,7 +45,6 @@ MAIN: list[Column] = [
     ("policy", label),
     ("accuracy % [95 %]", accuracy),
     ("difference to large-only", difference),
-    ("won/lost, McNemar", mcnemar),
     ("p50/p95 ms", lambda row: f"{row['p50_ms']:.0f}/{row['p95_ms']:.0f}"),
     ("speedup [95 %]", speedup),
     ("tokens small+large", lambda row: f"{row['small_tokens']:.0f}+{row['large_tokens']:.0f}"),
@@ -76,20 +65,6 @@ WORK: list[Column] = [
 ]
 
 
-def by_level(table: Sequence[Row]) -> list[Column]:
-    """Return a column per level of difficulty: the accuracy, and the speedup in brackets."""
-    levels = list(dict.fromkeys(level for row in table for level in row["levels"]))
-
-    def cell(level: str) -> Callable[[Row], str]:
-        def text(row: Row) -> str:
-            at = row["levels"].get(level)
-            return "" if at is None else f"{100 * at['accuracy']:.1f} ({at['speedup']:.2f}x)"
-
-        return text
-
-    return [("policy", label), *((f"level {level}", cell(level)) for level in levels)]
-
-
 def notes(concurrency: int, speculation: str) -> str:
     """Return the text under the tables."""
     text = (
@@ -106,23 +81,11 @@ def notes(concurrency: int, speculation: str) -> str:
 def show(
     table: Sequence[Row], columns: Sequence[Column], console: Console, title: str = ""
 ) -> None:
-    """Print rows as a table or, if that is too wide, each row as a block of lines."""
-    title_text = Text(title)  # like the cells: text, never markup
-    grid = Table(box=SIMPLE_HEAD, title=title_text if title else None, title_justify="left")
+    """Print rows as a table; a column that is too wide for the console is folded."""
+    # Title and cells are text, never markup.
+    grid = Table(box=SIMPLE_HEAD, title=Text(title) if title else None, title_justify="left")
     for index, (head, _) in enumerate(columns):
         grid.add_column(head, justify="right" if index else "left", overflow="fold")
     for row in table:
         grid.add_row(*(Text(cell(row)) for _, cell in columns))
-    boundless = console.options.update(max_width=10_000)  # else it is capped at the console's
-    if Measurement.get(console, boundless, grid).minimum <= console.width:
-        console.print(grid)
-        return
-    if title:
-        console.print(title_text, style="italic")
-    (_, name), *others = columns
-    for row in table:
-        block = Table.grid(padding=(0, 2))
-        for head, cell in others:
-            block.add_row(head, Text(cell(row)))
-        console.print(Text(name(row), style="bold"))
-        console.print(Padding(block, (0, 0, 1, 2)))
+    console.print(grid)

@@ -30,11 +30,9 @@ def test_a_gate_is_learned_and_taken(
         "--policies", "specreason", "--recordings", str(runs),
     )  # fmt: skip
     assert ran.status == 0, ran.err
-    plot = tmp_path / "gate.png"
-    ran = baton("learn", "gate", str(runs), "--out", str(out), "--plot", str(plot))
+    ran = baton("learn", "gate", str(runs), "--out", str(out))
     assert ran.status == 0, ran.err
     assert "AUC" in ran.out
-    assert plot.read_bytes().startswith(b"\x89PNG")
     written = json.loads(out.read_text())
     assert written["policies"]["learned-gate"]["learned"]["helped"] >= 5
     params = read(out).params("learned-gate")

@@ -12,7 +12,7 @@ import pytest
 
 from deploy.evaluation.candidates import Candidate, lineup
 from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question, Turn
-from deploy.evaluation.evaluation_log import EvaluationLog, earlier_results, read
+from deploy.evaluation.evaluation_log import EvaluationLog, read
 from deploy.evaluation.recording import RecordedRequest, Recording, loads
 from deploy.service.calibration import fingerprint
 from orchestrator.errors import ConfigError
@@ -54,23 +54,6 @@ def test_a_second_run_reads_what_the_first_wrote(tmp_path: Path) -> None:
     assert [row["budget"] for row in rows[:4]] == [8, 8, 16, 16]
 
 
-def test_a_candidates_answers_are_taken_from_another_run(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    written(path, 3)
-    settings = {**SETTINGS, "policies": []}
-    baseline = next(one for one in CONTENDERS if one.budget == 16)
-    others = [*PROBLEMS[:2], Question("another?", "2", 2), PROBLEMS[3]]
-    found = earlier_results(tmp_path, settings, others, baseline)
-    assert found == {(number, baseline): turn(number)[2] for number in (0, 1)}
-    for wanted, changed, candidate in (
-        ("expected answers to y.jsonl, found x.jsonl", {"problems": "y.jsonl"}, baseline),
-        ("its seed is 1, that of", {"seed": 1}, baseline),
-        ("expected answers of route, found none", {}, Candidate("route", "route")),
-    ):
-        with pytest.raises(ConfigError, match=wanted):
-            earlier_results(tmp_path, {**settings, **changed}, PROBLEMS, candidate)
-
-
 @pytest.mark.parametrize("cut", [10, 200])
 def test_a_turn_that_was_broken_off_is_made_again(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "rows.jsonl"
@@ -95,11 +78,6 @@ def test_what_failed_is_asked_again_and_the_rest_is_not(tmp_path: Path) -> None:
         evaluation_log.add(number, PROBLEMS[number], one)
     evaluation_log.close()
     baseline = CONTENDERS[2]
-    settings = {**SETTINGS, "policies": []}
-    assert earlier_results(tmp_path, settings, PROBLEMS, baseline).keys() == {
-        (0, baseline),
-        (2, baseline),
-    }
     for _ in range(2):  # the second time after a break behind the first
         evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
         assert evaluation_log.resume(PROBLEMS) == [nothing]

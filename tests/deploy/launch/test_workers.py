@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.cli import main as cli
-from deploy.cli.pair import large_speculation, with_small
+from deploy.cli.pair import large_speculation
 from deploy.launch import workers
 from deploy.launch.deployment_file import load
 from deploy.service import extras
@@ -61,12 +61,6 @@ def test_the_small_model_drafts_where_the_command_line_names_the_method() -> Non
     ours = Workers.model_validate({"small": {"model": "s"}, "large": {"model": "m"}})
     assert chosen(ours, "chain") == {"draft": "s"}
     assert chosen(ours, "chain:draft=d") == {"draft": "d"}
-    assert chosen(with_small(ours, "another"), "chain") == {"draft": "another"}
-    served = Workers.model_validate(
-        {"small": {"url": "http://x/v1", "model": "s", "tokenizer": "t"}, "large": {"model": "m"}}
-    )
-    with pytest.raises(ConfigError, match="the small worker is a server"):
-        with_small(served, "another")
 
 
 def test_parameters_of_a_method_go_before_those_of_the_file() -> None:
