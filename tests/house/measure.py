@@ -18,20 +18,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("orchestrator", "policies", "workers", "deploy")
-LABORATORY = (
-    "deploy/lab", "tests/lab", "tests/house",
-    # Its places before it was one room.
-    "workers/training", "deploy/bench", "deploy/evaluation/torture", "tests/bench",
-    *(f"deploy/cli/{name}" for name in (
-        "bench_calls", "bench_decode", "bench_length", "bench_weights",
-        "predict", "results", "size", "torture", "train",
-    )),
-    *(f"deploy/evaluation/{name}" for name in (
-        "costs", "engines", "gate_curve", "paper_baselines", "prediction", "real_pair", "regrade",
-        "results", "sizing", "tally", "traffic",
-    )),
-    *(f"tests/real/{name}" for name in ("constrained", "fetch", "load", "tool_tasks")),
-)  # fmt: skip
+LABORATORY = ("deploy/lab", "tests/lab", "tests/house")
 MOST_PARAMETERS = 7
 
 
@@ -131,14 +118,12 @@ def measured(root: Path) -> dict[str, Any]:
     everything = _files(root, (*PACKAGES, "tests"))
     laboratory = [name for name in everything if in_laboratory(name)]
     tests = [name for name in everything if name.startswith("tests/") and not in_laboratory(name)]
-    http = next((root / f"orchestrator/{room}" for room in ("api", "http")
-                 if (root / f"orchestrator/{room}").is_dir()), root)  # fmt: skip
     return {
         "product lines": sum(rooms.values()),
         "laboratory lines": sum(_lines(root, name) for name in laboratory),
         "test lines": sum(_lines(root, name) for name in tests),
         "functions of more than 7 parameters": len(crowded(root)),
-        "flat files in the HTTP room": len(list(http.glob("*.py"))),
+        "flat files in the HTTP room": len(list((root / "orchestrator/http").glob("*.py"))),
         "import circles": len(circles(root)),
         "words in docs": words((root / "docs").rglob("*.md")),
         "words in README": words([root / "README.md"]),

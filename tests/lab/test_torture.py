@@ -95,7 +95,7 @@ async def test_what_does_not_hold_is_reported(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("http://127.0.0.1:1", "--scenarios", "faults"), "faults, redis, soak need a service"),
+        (("http://127.0.0.1:1", "--scenarios", "faults"), "faults, redis need a service"),
         (("http://127.0.0.1:1", "--scenarios", "overload=0"), "above 0"),
         (("http://127.0.0.1:1", "--scenarios", "overload=many"), "above 0"),
         (("http://127.0.0.1:1", "--scenarios", "nonesuch"), "expected one of overload"),
@@ -117,17 +117,12 @@ class Fates:
 
     def __init__(self) -> None:
         self.done: list[tuple[str, signal.Signals]] = []
-        self.grown = 0.0
 
     def signal(self, kind: str, sign: signal.Signals) -> Any:
         if kind == "ServeController":
             raise LookupError(kind)
         self.done.append((kind, sign))
         return lambda again: self.done.append((kind, again))
-
-    def levels(self) -> dict[str, float]:
-        self.grown += 10
-        return {"MiB": 100 + self.grown, "threads": 7}
 
 
 @pytest.fixture
@@ -191,14 +186,6 @@ async def test_an_answer_that_a_fault_changed_or_lost_is_told() -> None:
     with behind_the_proxy(answers(chat=lambda: next(refused))) as url:
         found = (await attacked(url, own={"processes": Fates()}, faults=1))["faults"]
     assert any("503" in one for one in found.broken)
-
-
-async def test_what_grows_is_told() -> None:
-    with serving(service()) as url:
-        found = (await attacked(url, own={"processes": Fates()}, soak=1))["soak"]
-    assert found.broken == ["MiB grew from 110 to 170"]
-    assert found.seen["threads 7 to 7"] == 1
-    assert found.requests > 0
 
 
 def test_a_redis_in_every_bad_state(tmp_path: Path) -> None:
@@ -350,25 +337,19 @@ async def test_what_comes_after_its_time_is_no_part_of_the_capacity(
     assert attack.outcome.broken == ["no request was answered"]
 
 
-async def test_a_connection_is_kept_and_a_stream_left() -> None:
+async def test_a_connection_is_kept() -> None:
     connections = set[object]()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         connections.add(tuple(scope["client"]))
-        headers = [(b"content-type", b"text/event-stream")]
-        await send({"type": "http.response.start", "status": 429, "headers": headers})
-        await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": leaving})
-        while leaving and (await receive())["type"] != "http.disconnect":
-            pass
+        await JSONResponse({}, 429)(scope, receive, send)
 
-    leaving = False
     with behind_the_proxy(app) as url:
         async with client() as http:
-            attack = Attack(AttackedService(url), http, ScenarioOutcome("soak"), 1, random.Random())
+            target = AttackedService(url)
+            attack = Attack(target, http, ScenarioOutcome("faults"), 1, random.Random())
             assert [(await attack.ask()).kind for _ in range(3)] == ["429"] * 3
-            assert len(connections) == 1
-            leaving = True
-            await attack.leave("a stream without an end")
+    assert len(connections) == 1
 
 
 async def test_a_lost_connection_took_its_time() -> None:
@@ -378,18 +359,6 @@ async def test_a_lost_connection_took_its_time() -> None:
     reply = await attacking(answer, "overload", 1).ask()
     assert (reply.kind, reply.text) == ("lost", "SocketTimeoutError")
     assert reply.seconds > 0
-
-
-async def test_what_was_not_there_at_a_sixth_of_a_soak_is_told() -> None:
-    class Late(Fates):
-        def levels(self) -> dict[str, float]:
-            self.grown += 1
-            return {"MiB": 100} if self.grown == 1 else {"MiB": 100, "MiB of LargeWorker": 50}
-
-    attack = attacking(rightly, "soak", 1, processes=Late())
-    await load.soak(attack)
-    assert attack.outcome.broken == []
-    assert attack.outcome.seen["MiB of LargeWorker unknown to 50"] == 1
 
 
 async def test_health_that_says_it_is_ill_is_seen() -> None:
@@ -442,7 +411,6 @@ def test_a_process_is_stopped_and_continued(monkeypatch: pytest.MonkeyPatch) -> 
     while not Path(f"/proc/{child.pid}/cmdline").read_bytes().startswith(b"ray::"):
         pass
     again = processes.signal("LargeWorker", signal.SIGSTOP)
-    assert processes.levels()["MiB of LargeWorker"] > 0
     again(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     again(signal.SIGCONT)  # it is gone, and that is no error

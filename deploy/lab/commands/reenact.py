@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,10 +13,6 @@ from deploy.lab.commands.options import JsonFile, counts
 
 
 def reenact(
-    recordings: Annotated[
-        Path | None,
-        typer.Argument(help="What `baton eval --recordings` left; else the pretrained pair's."),
-    ] = None,
     costs: Annotated[
         str, typer.Option(help="A file of costs, or the name of one in deploy/lab/costs.")
     ] = "measured-1.5b-32b-h100",
@@ -43,7 +38,7 @@ def reenact(
 
       baton lab reenact --costs r1-1.5b-32b-h100 --clients 1 --json reenacted.json
 
-      baton lab reenact build/results/run --costs mine.yaml --run-ahead 64
+      baton lab reenact --costs mine.yaml --run-ahead 64
     """
     from deploy.evaluation.tables import show
     from deploy.lab.call_costs import load_costs
@@ -52,10 +47,10 @@ def reenact(
     pair = load_costs(costs)
     usual = ",".join(str(count) for count in (1, 8, 32) if count <= pair.most)
     at_once = counts("--clients", clients or usual)
-    played = dialogues.recorded(recordings) if recordings else dialogues.shipped()
+    played = dialogues.shipped()
     with bar(Console(stderr=True)) as shown:
         found = rows.table(played, pair, at_once, run_ahead, shown.set_label)
-    measured = [] if recordings else rows.against_measured(played, pair)
+    measured = rows.against_measured(played, pair)
     if as_json is not None:
         settings = {"costs": pair.model_dump(mode="json"), "run_ahead": run_ahead}
         data = {"rows": found, "measured": measured, **settings}

@@ -30,12 +30,12 @@ def torture(
 
       baton lab torture                                   a service started for this
 
-      baton lab torture --scenarios faults=200,soak       some scenarios, one of another size
+      baton lab torture --scenarios faults=200,redis      some scenarios, one of another size
 
       baton lab torture http://127.0.0.1:8000             a running one, its key in $BATON_API_KEY
 
-    [bold]Scenarios[/]: overload, capacity; without a URL faults, redis, soak. Sizes are requests,
-    seconds of capacity and soak, faults, or states of redis.
+    [bold]Scenarios[/]: overload, capacity; without a URL faults, redis. Sizes are requests, seconds
+    of capacity, faults, or states of redis.
     """
     from deploy.lab.torture import run
     from deploy.lab.torture.attack import AttackedService

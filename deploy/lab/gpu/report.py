@@ -12,9 +12,9 @@ from deploy.lab.call_costs import Costs, WorkerCosts
 NEAR: Final = 1.15
 """A pass that takes up to this much longer than one over a token costs nothing for reading."""
 SOURCES: Final = (
-    "token_ms: 48 tokens behind a prefix of 256, by live streams of one model while the other is "
+    "token_ms: 48 tokens after a prefix of 256, by live streams of one model while the other is "
     "loaded and idle",
-    "call_ms: a call that reads 1 token behind 800 cached ones, less a decoding pass",
+    "call_ms: a call that reads 1 token after 800 cached ones, less a decoding pass",
     "read_token_ms and no_graph_ms: the line through calls that read 256 and 1,024 tokens",
     "verify_ms: a verification of 16 tokens, less a call that reads as many",
 )

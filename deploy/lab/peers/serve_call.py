@@ -7,7 +7,7 @@ the machine at the same moments.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from itertools import accumulate
 from statistics import median
 from time import perf_counter, process_time
 from types import SimpleNamespace
@@ -33,6 +33,7 @@ from workers.replica.server import deployment
 STEP: Final = 30  # tokens of a step
 SHARE: Final = {"num_cpus": 0.2}
 BLOCK: Final = 50  # calls of one kind in a row
+QUESTION: Final = Transcript((Message("user", "How many?"),))
 QUERY: Final = LabelQuery(
     (Message("user", "Is the last step right? Answer with a digit from 0 to 9."),),
     "Score: ",
@@ -89,46 +90,35 @@ class Caller:
         )
 
     async def measure(self, blocks: int) -> list[Row]:
-        transcript = Transcript((Message("user", "How many?"),))
-        number = 0
+        steps = [
+            Segment(
+                "small", f"{n}:{' and' * 28}.\n\n", tuple(range(STEP)), (-0.1,) * STEP, "instant"
+            )
+            for n in range(BLOCK)
+        ]
+        transcripts = list(accumulate(steps, Transcript.extend, initial=QUESTION))
 
-        def grown() -> Call:
-            """The call after the last one: with a step more."""
-            nonlocal transcript, number
-            places = tuple(range(number * STEP, (number + 1) * STEP))
-            text = f"{number}:" + " and" * (STEP - 2) + ".\n\n"
-            step = Segment("small", text, places, (-0.1,) * STEP, "instant")
-            transcript, number = transcript.extend(step), number + 1
-            return Call(f"bench-{number // 100}", transcript, "large")
+        async def classify(block: int, number: int) -> None:
+            """Judge a thought that has a step more each time."""
+            call = Call(f"bench-{block}", transcripts[number + 1], "large")
+            await self._worker.classify(call, QUERY)
 
-        async def classify() -> None:
-            await self._worker.classify(grown(), QUERY)
-
-        async def bare() -> None:
+        async def bare(block: int, number: int) -> None:
             await self._bare.echo.remote(b"." * 2000)
 
-        kinds: dict[str, Callable[[], Awaitable[None]]] = {"bare": bare, "classify": classify}
-        seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-        cpu: dict[str, list[float]] = {kind: [] for kind in kinds}
+        seconds: dict[str, list[float]] = {"bare": [], "classify": []}
+        cpu: dict[str, list[float]] = {"bare": [], "classify": []}
         for block in range(blocks + 1):  # the first warms up
-            for kind, call in kinds.items():
-                began = process_time()
-                times = [await _timed(call) for _ in range(BLOCK)]
+            for kind, call in (("bare", bare), ("classify", classify)):
+                began, times = process_time(), []
+                for number in range(BLOCK):
+                    asked = perf_counter()
+                    await call(block, number)
+                    times.append(perf_counter() - asked)
                 if block:
                     seconds[kind] += times
                     cpu[kind].append((process_time() - began) / BLOCK)
-            transcript = Transcript((Message("user", f"How many, {block}?"),))
         return [
-            {
-                "call": kind,
-                "ms": 1e3 * median(seconds[kind]),
-                "cpu_ms": 1e3 * median(cpu[kind]),
-            }
-            for kind in kinds
+            {"call": kind, "ms": 1e3 * median(seconds[kind]), "cpu_ms": 1e3 * median(cpu[kind])}
+            for kind in seconds
         ]
-
-
-async def _timed(call: Callable[[], Awaitable[None]]) -> float:
-    began = perf_counter()
-    await call()
-    return perf_counter() - began

@@ -1,27 +1,24 @@
-"""Recorded dialogues, those that ship or one's own, and their answers by the call they answer."""
+"""The recorded dialogues that ship, and their answers by the call they answer."""
 
 from __future__ import annotations
 
 import lzma
 import re
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from deploy.evaluation import evaluation_log
 from deploy.evaluation.candidates import build_policy
 from deploy.evaluation.recorded_answers import answered_calls
-from deploy.evaluation.recording import Recording, load, loads
-from orchestrator.errors import BatonError, ConfigError
+from deploy.evaluation.recording import Recording, loads
+from orchestrator.errors import BatonError
 from orchestrator.loop.actions import Classify, Verify, WorkerName
 from orchestrator.loop.budget import Budget
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
 from orchestrator.types import LabelQuery, Segment, StopCriteria, Transcript
-from policies import POLICIES
 
 SHIPPED: Final = Path(__file__).parent / "dialogues.jsonl.xz"
 About: TypeAlias = StopCriteria | LabelQuery | Segment
@@ -113,26 +110,3 @@ def shipped() -> tuple[Dialogue, ...]:
     text = lzma.decompress(SHIPPED.read_bytes()).decode()
     each = map(loads, re.split(r"\n(?={\"baton\")", text))
     return tuple(Dialogue(one.request.policy, one.request.request_id, one) for one in each)
-
-
-def recorded(folder: Path) -> Sequence[Dialogue]:
-    """What `baton eval --recordings` left: the questions that every policy answered.
-
-    Raises:
-        ConfigError: no recordings, or they were made with speculation.
-    """
-    settings, rows = evaluation_log.read(folder / "rows.jsonl")
-    if (method := settings.get("speculation")) != "vanilla":
-        raise ConfigError(f"{folder}: recorded with {method!r} in the large worker, not vanilla")
-    found: dict[str, dict[int, Dialogue]] = {}
-    for row in rows:
-        label = row["policy"] if row["budget"] is None else f"{row['policy']} @{row['budget']}"
-        if row["policy"].partition(":")[0] in POLICIES:  # else it is of an earlier version
-            of_policy = found.setdefault(label, {})
-            if "recording" in row:
-                recording = load(folder / row["recording"])
-                of_policy[row["problem"]] = Dialogue(label, row["problem"], recording)
-    asked = set.intersection(*map(set, found.values())) if found else set()
-    if not asked:
-        raise ConfigError(f"{folder}: no question that every policy answered is on record")
-    return [of_policy[problem] for of_policy in found.values() for problem in sorted(asked)]

@@ -1,7 +1,7 @@
 """Attacks on a running service, each with what must hold afterwards: `baton lab torture`.
 
 - `attack`: the service under attack, a question to it, and the outcome of a scenario.
-- `load`: more requests than places, a long soak.
+- `load`: more requests than places.
 - `faults`: killed and stopped processes, and Redis in bad states, under requests.
 - `own`: a service started for this, its processes and its redis-server.
 - `run`: the scenarios by name.

@@ -98,13 +98,6 @@ class Attack:
         later = int(after) if after.isdecimal() else 0
         return Reply(str(status), answer.decode(errors="replace"), later, seconds=seconds)
 
-    async def leave(self, content: str, **more: Any) -> None:
-        """Ask for a stream and leave at its first bytes."""
-        with suppress(*LOST):
-            async with self._post(content, stream=True, **more) as reply:
-                await reply.content.readany()
-                reply.close()
-
     def _post(self, content: str, **more: Any) -> Any:
         message = {"role": "user", "content": content}
         body = {"model": MODEL, "max_tokens": 200, "messages": [message], **more}

@@ -1,4 +1,4 @@
-"""More requests than places, and a long soak.
+"""More requests than places.
 
 The times of answers are judged here, so the machine must be idle otherwise.
 """
@@ -15,8 +15,6 @@ ADMITTED_SLOWER: Final = 3.0  # most p95 at four times the capacity, relative to
 GOODPUT: Final = 0.9  # least share of the most answers a second
 TRIES: Final = 3  # of one request, as many as OpenAI's clients make
 COME_AGAIN: Final = 0.9  # least share answered of the refused that come again as asked
-STEADY: Final = 0.05  # most growth of memory, descriptors and threads
-LEAVING: Final = 0.1  # share of a soak's clients that leave during their stream
 STEP_S: Final = 5.0  # at each concurrency, to find the capacity
 WARM_S: Final = 1.0  # before it, in which the places fill
 CONCURRENT: Final = (1, 2, 4, 8, 16, 32)
@@ -117,45 +115,3 @@ async def _at_once(attack: Attack, concurrent: int) -> list[float]:
 
     await asyncio.gather(*(client() for _ in range(concurrent)))
     return times
-
-
-async def soak(attack: Attack) -> None:
-    """Mixed traffic: memory, descriptors and threads stay as they are after a sixth of it."""
-    outcome, number, chance = attack.outcome, attack.number, attack.chance
-    processes = attack.target.processes
-    assert processes is not None
-    models = ("large-only", "small-only", "specreason", "bild", "cascade")
-    began, level = time.monotonic(), dict[str, float]()
-
-    async def client() -> None:
-        while time.monotonic() < began + number:
-            question = f"{chance.randrange(99)} + {chance.randrange(99)}, then twice"
-            model = chance.choice(models)
-            if chance.random() < LEAVING:
-                await attack.leave(question, model=model)
-                outcome.seen["left"] += 1
-                continue
-            reply = await attack.ask(question, model=model)
-            outcome.count(reply)
-            if reply.kind not in ("200", "429"):
-                outcome.broken.append(f"{reply.kind} {reply.text[:80]}")
-            await asyncio.sleep(chance.random() * 0.2)
-
-    async def note() -> None:
-        for sixth in range(1, 7):
-            await asyncio.sleep(number / 6)
-            now = processes.levels()
-            if sixth == 1:
-                level.update(now)
-            held = ", ".join(f"{name} {value:.0f}" for name, value in now.items())
-            attack.say(f"{sixth * number // 6} of {number} s: {held}")
-
-    await asyncio.gather(note(), *(client() for _ in range(4)))
-    await asyncio.sleep(2)  # ended requests are freed
-    for name, end in processes.levels().items():
-        if (start := level.get(name)) is None:  # this kind was being replaced
-            outcome.seen[f"{name} unknown to {end:.0f}"] = 1
-            continue
-        outcome.seen[f"{name} {start:.0f} to {end:.0f}"] = 1
-        if end > start * (1 + STEADY):
-            outcome.broken.append(f"{name} grew from {start:.0f} to {end:.0f}")

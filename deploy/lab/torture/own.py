@@ -6,8 +6,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -48,20 +47,6 @@ class OwnProcesses:
                     one.send_signal(sign)
                     return partial(_signal_again, one)
         raise LookupError(kind)
-
-    def levels(self) -> Mapping[str, float]:
-        """Memory in MiB, of all and of each kind, descriptors and threads."""
-        levels = defaultdict[str, float](float)
-        for one in self._tree():
-            with suppress(psutil.Error):
-                memory = one.memory_info().rss / 2**20
-                levels["MiB"] += memory
-                levels["threads"] += one.num_threads()
-                levels["descriptors"] += one.num_fds()
-                line = " ".join(one.cmdline())
-                if kind := next((kind for kind in KINDS if kind in line), None):
-                    levels[f"MiB of {kind}"] += memory
-        return levels
 
     def _tree(self) -> list[psutil.Process]:
         tree: list[psutil.Process] = psutil.Process(self._root).children(recursive=True)

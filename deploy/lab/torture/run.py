@@ -11,7 +11,7 @@ import aiohttp
 
 from deploy.lab.torture.attack import HANG_S, Attack, AttackedService, ScenarioOutcome
 from deploy.lab.torture.faults import faults, redis
-from deploy.lab.torture.load import capacity, overload, soak
+from deploy.lab.torture.load import capacity, overload
 from deploy.lab.torture.own import own_service
 
 SCENARIOS: Final[Mapping[str, tuple[Callable[[Attack], Awaitable[None]], int]]] = {
@@ -19,10 +19,9 @@ SCENARIOS: Final[Mapping[str, tuple[Callable[[Attack], Awaitable[None]], int]]] 
     "capacity": (capacity, 300),
     "faults": (faults, 15),
     "redis": (redis, 6),
-    "soak": (soak, 3600),
 }
-"""With their sizes: requests, faults, states of redis, or seconds of capacity and soak."""
-OWN: Final = ("faults", "redis", "soak")
+"""With their sizes: requests, faults, states of redis, or seconds of capacity."""
+OWN: Final = ("faults", "redis")
 """Scenarios that need a service started for them."""
 
 
