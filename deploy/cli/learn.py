@@ -121,9 +121,6 @@ async def _examples(
     from deploy.evaluation.grading import Grader
 
     async with pair as workers, AsyncExitStack() as stack:
-        for recording in found:
-            for name, worker in workers.items():
-                worker.load_recording(name, recording)
         grader = stack.enter_context(closing(Grader()))
         shown = stack.enter_context(bar(Console(stderr=True, highlight=False)))
         questions = by_question(found)[:limit]

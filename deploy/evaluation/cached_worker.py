@@ -19,19 +19,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from deploy.evaluation.call_log import CallLog
-from deploy.evaluation.recording import Recording
 from deploy.launch.workers import close, open_worker
 from deploy.service.config import Workers
-from orchestrator.loop.actions import Classify, Generate, Verify, WorkerName, Write
-from orchestrator.loop.budget import Budget
-from orchestrator.loop.events import ActionCompleted
+from orchestrator.loop.actions import WorkerName
 from orchestrator.types import (
     ENDED,
     Classification,
     Constraint,
     Generation,
     LabelQuery,
-    Limits,
     Sampling,
     Segment,
     StopCriteria,
@@ -114,49 +110,6 @@ class CachedWorker:
         self.replayed += 1
         known: Verification = self._answers[key]
         return known
-
-    def load_recording(self, name: WorkerName, recording: Recording) -> int:
-        """Add the answers of worker `name` in a recording to the cache; return their number.
-
-        A sampled request has none, since recordings lack the seeds of its calls. Nor has a worker
-        that speculated with loss: the answers are not its model's.
-        """
-        request = recording.request
-        if _sampling_key(request.sampling) != () or request.lossy(name):
-            return 0
-        parameters = request.parameters
-        reserve = parameters.get("answer_reserve", 0)  # a recording may be older than the parameter
-        budget = Budget.of(request.limits, parameters.get("budget"), reserve)
-        return sum(
-            self._load(name, event.action, event.answer, budget, request.limits)
-            for event in recording.events
-            if isinstance(event, ActionCompleted)
-        )
-
-    def _load(self, name: str, action: Any, answer: Any, budget: Budget, limits: Limits) -> int:
-        match action, answer:
-            case (
-                (Generate(worker, transcript, criteria) | Write(worker, transcript, criteria)),
-                Generation(),
-            ):
-                # A stream that broke off is recorded as a short generation without a prompt.
-                if worker == name and answer.usage.prompt:
-                    clipped = budget.clip(transcript, criteria)
-                    certain = budget.room.certain(transcript, clipped.max_tokens)
-                    if answer.segment.finish == "length" and certain < clipped.max_tokens:
-                        return 0  # what it gave up for the answer is not on record
-                    seen = _prefix(transcript, limits.constraint)
-                    key = _generation_key(seen, clipped, Sampling())
-                    self._store(key, clipped.max_tokens, answer)
-                    return 1
-            case Classify(worker, transcript), Classification() if worker == name:
-                self._keep(_query_key(transcript, action.query), answer)
-                return 1
-            case Verify(worker, transcript, segment), Verification() if worker == name:
-                seen = _prefix(transcript, limits.constraint)
-                self._keep(_digest("verify", seen, segment, ()), answer)
-                return 1
-        return 0
 
     def _keep(self, key: str, answer: Classification | Verification) -> None:
         if self._log is not None and key not in self._answers:

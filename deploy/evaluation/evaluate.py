@@ -29,17 +29,14 @@ class Problem(Protocol):
     def question(self) -> str: ...
     @property
     def answer(self) -> str: ...
-    @property
-    def level(self) -> int | str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A problem from a file; `level` is its difficulty, if the file has one."""
+    """A problem from a file."""
 
     question: str
     answer: str
-    level: int | str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,6 @@ class EvaluationLog:
                 "problem": index,
                 "question": problem.question,
                 "answer": problem.answer,
-                "level": problem.level,
                 "policy": candidate.label,
                 "budget": candidate.budget,
                 **_plain(result),

@@ -76,7 +76,4 @@ def _question(source: str, at: int, line: str, answers: bool) -> Question:
         ) from None
     if not isinstance(question, str) or not isinstance(answer, str | int | float):
         raise ConfigError(f"{source}:{at}: question must be text, answer text or a number")
-    level = data.get("level")
-    if not isinstance(level, str | int | None):
-        raise ConfigError(f"{source}:{at}: level must be a whole number or text")
-    return Question(question, str(answer), level)
+    return Question(question, str(answer))

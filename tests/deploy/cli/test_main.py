@@ -268,7 +268,7 @@ def test_lossy_speculation_shows_wherever_it_serves(
 def test_an_evaluation_is_continued(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
     config = ("--config", str(tiny_file), "--max-tokens", "40")
     problems, recordings = tmp_path / "problems.jsonl", tmp_path / "run"
-    line = {"question": "1+1?", "answer": "\\frac{4}{2}", "level": "easy"}
+    line = {"question": "1+1?", "answer": "\\frac{4}{2}"}
     problems.write_text(f"{json.dumps(line)}\n" * 2)
     asked = ("eval", "--problems", str(problems), "--recordings", str(recordings), *config)
     first = baton(*asked, "--limit", "1")

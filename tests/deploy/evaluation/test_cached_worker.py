@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deploy.evaluation.cached_worker import CachedWorker, cached_pair, opened_pair
-from deploy.evaluation.recording import RecordedRequest, Recording
 from deploy.service.config import Workers
 from orchestrator.errors import ConfigError
-from orchestrator.loop.actions import WorkerName, Write
-from orchestrator.loop.events import ActionCompleted, Event, RequestCompleted, TextDelta
+from orchestrator.loop.actions import WorkerName
+from orchestrator.loop.events import Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
@@ -27,10 +25,8 @@ from orchestrator.types import (
     Segment,
     StopCriteria,
     Transcript,
-    Usage,
 )
 from orchestrator.worker import Call, Worker
-from policies.single import LargeOnly
 from policies.specreason import SpecReason
 from tests.workers.scripted import Scripted
 
@@ -160,7 +156,6 @@ async def test_a_generation_that_ended_by_itself_serves_every_span_that_holds_it
 
 
 async def test_an_answer_that_had_to_match_a_form_serves_no_other_call() -> None:
-    """Neither a live one nor one that was recorded."""
     closed = Transcript(ASKED, closed=True)
     form = Constraint("regex", "[0-9]+")
     worker = CachedWorker(lambda: Scripted(story=("", "4")))
@@ -170,77 +165,6 @@ async def test_an_answer_that_had_to_match_a_form_serves_no_other_call() -> None
             pass
         await worker.verify(call, Segment("small", "4"), Sampling())
     assert (worker.live, worker.replayed) == (4, 4)
-    answer = Generation(Segment("large", "4", finish="eos"), Usage(5, 0, 1, 1), 1.0)
-    asked = RecordedRequest("r", "large-only", ASKED, limits=Limits(9, constraint=form))
-    done = ActionCompleted(Write("large", closed, StopCriteria(9)), answer, 1.0)
-    other = CachedWorker(lambda: Scripted(story=("", "four")))
-    assert other.load_recording("large", Recording(asked, (done,))) == 1
-    call = Call("r", closed)
-    last = [item async for item in other.generate(call, StopCriteria(9), Sampling())][-1]
-    assert isinstance(last, Generation)
-    assert last.segment.text == "four"
-
-
-async def test_a_recording_answers_without_a_model() -> None:
-    policy = SpecReason(threshold=6, scoring="likelihood", budget=30)
-    found = [e for e in await events(policy, pair()) if not isinstance(e, TextDelta)]
-    asked = RecordedRequest(
-        "r", "specreason", ASKED, policy.model_dump(mode="json"), limits=Limits(100)
-    )
-    recording = Recording(asked, tuple(found))  # type: ignore[arg-type]
-
-    def none() -> Worker:
-        raise AssertionError("a model was asked")
-
-    remembered: dict[WorkerName, CachedWorker] = {
-        "small": CachedWorker(none),
-        "large": CachedWorker(none),
-    }
-    loaded = sum(cache.load_recording(name, recording) for name, cache in remembered.items())
-    assert loaded == sum(isinstance(e, ActionCompleted) and _asks(e) for e in found)
-    again = await events(policy, remembered)
-    assert isinstance(again[-1], RequestCompleted)
-    assert again[-1].transcript == found[-1].transcript  # type: ignore[union-attr]
-
-
-def _asks(called: ActionCompleted) -> bool:
-    return type(called.action).__name__ in ("Generate", "Write", "Verify", "Classify")
-
-
-async def test_a_stream_that_broke_off_teaches_nothing() -> None:
-    workers = pair() | {"large": Scripted(story=STORY, deaths={0: 1})}
-    found = [e for e in await events(LargeOnly(), workers) if not isinstance(e, TextDelta)]
-    recording = Recording(
-        RecordedRequest("r", "large-only", ASKED, limits=Limits(100)), tuple(found)
-    )  # type: ignore[arg-type]
-    large = Scripted(story=STORY)
-    cache = CachedWorker(lambda: large)
-    cache.load_recording("large", recording)
-    whole = await events(LargeOnly(), {"large": cache})
-    assert texts(whole).startswith(STORY[0])
-    assert large.calls[0].call.transcript.thought == ()
-
-
-def test_drawn_recordings_teach_nothing() -> None:
-    said = ActionCompleted(
-        _generate(), Generation(Segment("small", "a", finish="eos"), Usage(5, 0, 1)), 1.0
-    )
-    asked = RecordedRequest("r", "p", ASKED, sampling=Sampling(0.7))
-    assert CachedWorker(lambda: Scripted()).load_recording("small", Recording(asked, (said,))) == 0
-
-
-async def test_what_was_speculated_with_loss_is_nobodys_own() -> None:
-    policy = SpecReason(threshold=6)
-    found = [e for e in await events(policy, pair()) if not isinstance(e, TextDelta)]
-    asked = RecordedRequest("r", "specreason", ASKED, policy.model_dump(mode="json"))
-    lossy = replace(asked, speculation={"small": "vanilla", "large": "reflective (lossy)"})
-    loaded: dict[str, list[int]] = {}
-    for request in (asked, lossy):
-        recording = Recording(request, tuple(found))  # type: ignore[arg-type]
-        for name, cache in cached(pair()).items():
-            loaded.setdefault(name, []).append(cache.load_recording(name, recording))
-    assert loaded["small"][0] == loaded["small"][1] > 0
-    assert loaded["large"][0] > loaded["large"][1] == 0
 
 
 async def test_answers_of_another_lossy_setting_are_not_taken(tmp_path: Path) -> None:
