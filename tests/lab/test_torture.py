@@ -28,7 +28,7 @@ from deploy.lab.torture import faults as faults_module
 from deploy.lab.torture import load
 from deploy.lab.torture.attack import Attack, AttackedService, ScenarioOutcome
 from deploy.lab.torture.faults import FAULTS, QUESTIONS, ProcessFault
-from deploy.lab.torture.own import KINDS, STATES, OwnProcesses, OwnRedis
+from deploy.lab.torture.own import KINDS, OwnProcesses, own_redis
 from deploy.lab.torture.run import SCENARIOS, client, torture
 from orchestrator.errors import WorkerError
 from orchestrator.http.settings import ServiceLimits
@@ -95,7 +95,7 @@ async def test_what_does_not_hold_is_reported(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("http://127.0.0.1:1", "--scenarios", "faults"), "faults, redis need a service"),
+        (("http://127.0.0.1:1", "--scenarios", "faults"), "faults needs a service"),
         (("http://127.0.0.1:1", "--scenarios", "overload=0"), "above 0"),
         (("http://127.0.0.1:1", "--scenarios", "overload=many"), "above 0"),
         (("http://127.0.0.1:1", "--scenarios", "nonesuch"), "expected one of overload"),
@@ -188,70 +188,17 @@ async def test_an_answer_that_a_fault_changed_or_lost_is_told() -> None:
     assert any("503" in one for one in found.broken)
 
 
-def test_a_redis_in_every_bad_state(tmp_path: Path) -> None:
-    with closing(OwnRedis(tmp_path)) as server:
-        user = redis.Redis.from_url(server.url, socket_timeout=0.3)
-        user.set("kept", "1")
-        for state in STATES:
-            server.begin(state)
-            if state in ("hung", "gone", "read-only", "full"):
-                with pytest.raises(redis.RedisError):
-                    user.set("new", "2")
-            server.end(state)
-            user.set("new", "2")
-            assert (user.get("kept") is None) == (STATES.index(state) >= STATES.index("wiped"))
-        user.close()
-    with pytest.raises(redis.ConnectionError):
-        redis.Redis.from_url(server.url).ping()
-
-
 def test_a_redis_that_does_not_start_leaves_no_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    begun: list[subprocess.Popen[bytes]] = []
-
-    class Noted(subprocess.Popen[bytes]):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            begun.append(self)
-
-    monkeypatch.setattr(subprocess, "Popen", Noted)
-    monkeypatch.setattr("deploy.lab.torture.own.START_S", 0.0)
-    with pytest.raises(WorkerError, match="did not start"):
-        OwnRedis(tmp_path)
-    (process,) = begun
-    ended = process.poll() is not None
-    process.kill()
-    assert ended
-
-
-class Store:
-    """A Redis that notes its states."""
-
-    def __init__(self) -> None:
-        self.noted: list[str] = []
-
-    def begin(self, state: str) -> None:
-        self.noted.append(state)
-
-    def end(self, state: str) -> None:
-        self.noted.append(f"no longer {state}")
-
-
-async def test_bad_states_of_redis_end_and_change_no_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(faults_module, "STATE_S", 0.1)
-    store = Store()
-    with serving(service()) as url:
-        found = (await attacked(url, own={"redis": store}, redis=2))["redis"]
-    assert found.broken == []
-    assert store.noted == ["hung", "no longer hung", "gone", "no longer gone"]
-    assert (found.requests, found.seen["hung"]) == (24, 1)
-    numbers = count()
-    with behind_the_proxy(answers(chat=lambda: _answer(f"{next(numbers)}"))) as url:
-        found = (await attacked(url, own={"redis": Store()}, redis=1))["redis"]
-    assert any("after hung: large-only: another" in one for one in found.broken)
+    with own_redis(tmp_path) as url, closing(redis.Redis.from_url(url)) as user:
+        assert user.ping()
+    with pytest.raises(redis.ConnectionError):
+        user.ping()
+    monkeypatch.setattr("deploy.lab.torture.own.START_S", -1.0)
+    monkeypatch.setattr(redis.Redis, "ping", lambda _: (_ for _ in ()).throw(redis.RedisError()))
+    with pytest.raises(WorkerError, match="did not start"), own_redis(tmp_path):
+        pass
 
 
 async def test_ready_is_asked_again_until_the_store_is_back(
@@ -266,7 +213,7 @@ async def test_ready_is_asked_again_until_the_store_is_back(
             raise gone
         return httpx.Response(200, content=now if isinstance(now, str) else json.dumps(now))
 
-    attack = attacking(answer, "redis", 1)
+    attack = attacking(answer, "faults", 1)
     await attack.until_ready()
     assert attack.outcome.broken == []
     assert len(said) == 1
@@ -375,7 +322,7 @@ async def test_health_that_says_it_is_ill_is_seen() -> None:
     assert any("/health answered 503" in one for one in attack.outcome.broken)
 
 
-@pytest.mark.parametrize(("scenario", "excused"), [("faults", True), ("redis", False)])
+@pytest.mark.parametrize(("scenario", "excused"), [("faults", True), ("overload", False)])
 async def test_health_is_excused_only_if_replicas_are_killed(
     monkeypatch: pytest.MonkeyPatch, scenario: str, excused: bool
 ) -> None:

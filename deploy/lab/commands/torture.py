@@ -30,12 +30,12 @@ def torture(
 
       baton lab torture                                   a service started for this
 
-      baton lab torture --scenarios faults=200,redis      some scenarios, one of another size
+      baton lab torture --scenarios faults=200,overload   some scenarios, one of another size
 
       baton lab torture http://127.0.0.1:8000             a running one, its key in $BATON_API_KEY
 
-    [bold]Scenarios[/]: overload, capacity; without a URL faults, redis. Sizes are requests, seconds
-    of capacity, faults, or states of redis.
+    [bold]Scenarios[/]: overload, capacity; without a URL faults. Sizes are requests, seconds of
+    capacity, or faults.
     """
     from deploy.lab.torture import run
     from deploy.lab.torture.attack import AttackedService
@@ -83,7 +83,7 @@ def _wanted(given: str | None, own: bool) -> dict[str, int]:
         if name not in possible:
             raise InvalidRequest(
                 f"--scenarios: expected one of {', '.join(possible)}, got {name!r}"
-                + ("" if own else f" ({', '.join(OWN)} need a service of their own: name no URL)")
+                + ("" if own else f" ({', '.join(OWN)} needs a service of ours: name no URL)")
             )
         if named and not (size.isascii() and size.isdecimal() and int(size) > 0):
             raise InvalidRequest(f"--scenarios: {part!r}: a size is a whole number above 0")

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -37,34 +37,27 @@ from deploy.lab.pair.words import WORDS
 JUDGE_QUESTION = "Score?"
 
 
-@dataclass(slots=True)
 class _Builder:
-    """A document under construction."""
+    """A document under construction: its rows are those of `TrainingDocument`, one a token."""
 
-    tokenizer: Tokenizer
-    tokens: list[int] = field(default_factory=list)
-    targets: list[int] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    branches: list[int] = field(default_factory=list)
-    flags: list[int] = field(default_factory=list)
-    branch: int = 0
-    opened: int = 0
-    main: int = -1  # index of the main chain's last token
-    last: int = -1  # index of the current branch's last token
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.rows: list[list[Any]] = []  # token, target, weight, position, branch, flag
+        self.branch = self.opened = 0
+        self.main = self.last = -1  # the last token of the main chain, and of the current branch
 
     def add(self, ids: Sequence[int], weight: float = 0.0, flags: Sequence[int] = ()) -> None:
         """Append tokens to the current branch; weight 0 means that they are only read."""
         for offset, token in enumerate(ids):
-            if weight:
-                self.targets[self.last], self.weights[self.last] = token, weight
-            self.tokens.append(token)
-            self.targets.append(-100)
-            self.weights.append(0.0)
-            self.positions.append(self.positions[self.last] + 1 if self.last >= 0 else 0)
-            self.branches.append(self.branch)
-            self.flags.append(flags[offset] if flags else -1)
-            self.last = len(self.tokens) - 1
+            position = 0
+            if self.last >= 0:
+                before = self.rows[self.last]
+                position = before[3] + 1
+                if weight:
+                    before[1:3] = token, weight
+            flag = flags[offset] if flags else -1
+            self.rows.append([token, -100, 0.0, position, self.branch, flag])
+            self.last = len(self.rows) - 1
         if self.branch == 0:
             self.main = self.last
 
@@ -89,9 +82,7 @@ class _Builder:
         self.branch, self.last = 0, self.main
 
     def finish(self) -> TrainingDocument:
-        return TrainingDocument(
-            self.tokens, self.targets, self.weights, self.positions, self.branches, self.flags
-        )
+        return TrainingDocument(*map(list, zip(*self.rows, strict=True)))
 
 
 class DocumentWriter:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from deploy.lab.torture.own import OwnProcesses, OwnRedis
+from deploy.lab.torture.own import OwnProcesses
 
 HANG_S: Final = 60.0  # a longer wait counts as no answer
 LOST: Final = (aiohttp.ClientError, TimeoutError)  # errors of a request without an answer
@@ -59,12 +59,11 @@ class ScenarioOutcome:
 
 @dataclass(frozen=True, slots=True)
 class AttackedService:
-    """The service under attack; `processes` and `redis` are None for one that others started."""
+    """The service under attack; `processes` is None for one that others started."""
 
     url: str
     key: str | None = None
     processes: OwnProcesses | None = None
-    redis: OwnRedis | None = None
 
 
 @dataclass(frozen=True, slots=True)

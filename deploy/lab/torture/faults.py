@@ -1,4 +1,4 @@
-"""Killed and stopped processes, and Redis in bad states, under requests.
+"""Killed and stopped processes, under requests.
 
 No answer is lost, and none differs without a reason. Two exceptions: a killed or stopped proxy may
 lose the requests that it carries, and a stream ends by an error event when its orchestrator dies.
@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from deploy.lab.torture.attack import MODEL, QUESTION, Attack, Reply
-from deploy.lab.torture.own import KINDS, STATES
+from deploy.lab.torture.attack import QUESTION, Attack, Reply
+from deploy.lab.torture.own import KINDS
 from policies import POLICIES
 
-MODELS: Final = (MODEL, "specreason")
 QUESTIONS: Final = (QUESTION, "37 * 46 + 12", "Mia has 6 bags with 17 marbles each. How many?")
 BEFORE_S: Final = 1.0  # most between the first requests and their fault
-STATE_S: Final = 5.0  # duration of a state of Redis
 TAKEN_FOR_DEAD_S: Final = 60.0  # Serve replaces a process that is stopped this long
 
 
@@ -107,32 +105,3 @@ def _judge(
             attack.outcome.broken.append(f"{what}: another answer that does not say why")
     elif reply.kind not in excused:
         attack.outcome.broken.append(f"{what}: {reply.kind} {reply.text[:80]}")
-
-
-async def redis(attack: Attack) -> None:
-    """Bad states of Redis, one after the other: every answer is whole and equal throughout."""
-    store, outcome = attack.target.redis, attack.outcome
-    assert store is not None
-    said = {model: await attack.ask(model=model) for model in MODELS}
-
-    async def ask(model: str, when: str) -> None:
-        reply = await attack.ask(model=model)
-        outcome.count(reply)
-        _judge(attack, f"{when}: {model}", reply, said[model])
-
-    def questions(when: str) -> asyncio.Future[list[None]]:
-        return asyncio.gather(*(ask(model, when) for model in MODELS * 2))
-
-    for number in range(attack.number):
-        state = STATES[number % len(STATES)]
-        running = questions(state)
-        await asyncio.to_thread(store.begin, state)
-        outcome.seen[state] += 1
-        try:
-            await asyncio.sleep(STATE_S)
-            await asyncio.gather(running, questions(f"{state}, later"))
-        finally:
-            running.cancel()
-            await asyncio.to_thread(store.end, state)
-        await attack.until_ready()
-        await questions(f"after {state}")

@@ -1,4 +1,4 @@
-"""A service that is started to be attacked: its processes and its redis-server."""
+"""A service that is started to be attacked: and its processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from deploy.launch.deployment_file import DEFAULT_FILE
 from orchestrator.errors import WorkerError
 
 KINDS: Final = ("SmallWorker", "LargeWorker", "Orchestrator", "ServeController", "ProxyActor")
-STATES: Final = ("hung", "gone", "restarted", "wiped", "read-only", "full")
 START_S: Final = 10.0
 KEYS: Final = "BATON_TORTURE_KEYS"
 
@@ -58,88 +57,43 @@ def _signal_again(process: psutil.Process, sign: signal.Signals) -> None:
         process.send_signal(sign)
 
 
-class OwnRedis:
-    """A redis-server with its data in a folder, and its bad states.
+@contextmanager
+def own_redis(folder: Path) -> Iterator[str]:
+    """Run a redis-server with its data in a folder for the block; yield its address.
 
     Raises:
         WorkerError: it is not installed, or does not start.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._port = free_port()
-        self.url = f"redis://127.0.0.1:{self._port}/0"
-        self._admin = redis.Redis(port=self._port, socket_timeout=5)
-        self._start()
-
-    def _start(self) -> None:
-        options = ["--port", str(self._port), "--bind", "127.0.0.1", "--appendonly", "yes"]
-        try:
-            self._process = subprocess.Popen(
-                ["redis-server", *options, "--dir", str(self._folder)],  # noqa: S607
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        except FileNotFoundError:
-            raise WorkerError("torture needs redis-server: apt install it") from None
+    port = free_port()
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    try:
+        process = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)  # noqa: S607
+    except FileNotFoundError:
+        raise WorkerError("torture needs redis-server: apt install it") from None
+    try:
         until = time.monotonic() + START_S
-        while time.monotonic() < until:
-            with suppress(redis.RedisError):
-                self._admin.ping()
-                return
-            time.sleep(0.05)
-        self._end()
-        raise WorkerError(f"redis-server did not start within {START_S:g} s")
-
-    def begin(self, state: str) -> None:
-        """Bring it into a state of `STATES`."""
-        match state:
-            case "hung":
-                self._process.send_signal(signal.SIGSTOP)
-            case "gone":
-                self._end()
-            case "restarted":
-                self._end()
-                self._start()
-            case "wiped":
-                self._admin.flushall()
-            case "read-only":
-                self._admin.config_set("min-replicas-to-write", 1)
-            case "full":
-                self._admin.config_set("maxmemory", 1)
-
-    def end(self, state: str) -> None:
-        """Bring it out of a state."""
-        match state:
-            case "hung":
-                self._process.send_signal(signal.SIGCONT)
-            case "gone":
-                self._start()
-            case "read-only":
-                self._admin.config_set("min-replicas-to-write", 0)
-            case "full":
-                self._admin.config_set("maxmemory", 0)
-
-    def _end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def close(self) -> None:
-        self._end()
-        self._admin.close()
+        with closing(redis.Redis(port=port, socket_timeout=5)) as admin:
+            while True:
+                with suppress(redis.RedisError):
+                    admin.ping()
+                    break
+                if time.monotonic() > until:
+                    raise WorkerError(f"redis-server did not start within {START_S:g} s")
+                time.sleep(0.05)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager
-def own_service() -> Iterator[tuple[str, str, OwnProcesses, OwnRedis]]:
-    """Serve the local deployment on a free port, with a key and a Redis: address, key, both."""
+def own_service() -> Iterator[tuple[str, str, OwnProcesses]]:
+    """Serve the local deployment over a Redis for the block: address, key, processes."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end what was started, as by Ctrl-C
     key = secrets.token_hex(16)
-    with ExitStack() as owned:
-        folder = Path(owned.enter_context(TemporaryDirectory(prefix="bt-")))
-        store = owned.enter_context(closing(OwnRedis(folder)))
-        changes = {"auth": {"api_keys_env": KEYS}, "store": store.url}
-        how = replace(
-            baton(DEFAULT_FILE, folder, lambda args: args.update(changes)), env={KEYS: key}
-        )
-        server = owned.enter_context(running(replace(how, env={KEYS: key}), folder / "log"))
-        yield server.url, key, OwnProcesses(server.process.pid), store
+    with TemporaryDirectory(prefix="bt-") as name, own_redis(Path(name)) as store:
+        folder = Path(name)
+        changes = {"auth": {"api_keys_env": KEYS}, "store": store}
+        how = baton(DEFAULT_FILE, folder, lambda args: args.update(changes))
+        with running(replace(how, env={KEYS: key}), folder / "log") as server:
+            yield server.url, key, OwnProcesses(server.process.pid)

@@ -10,7 +10,7 @@ from typing import Final
 import aiohttp
 
 from deploy.lab.torture.attack import HANG_S, Attack, AttackedService, ScenarioOutcome
-from deploy.lab.torture.faults import faults, redis
+from deploy.lab.torture.faults import faults
 from deploy.lab.torture.load import capacity, overload
 from deploy.lab.torture.own import own_service
 
@@ -18,10 +18,9 @@ SCENARIOS: Final[Mapping[str, tuple[Callable[[Attack], Awaitable[None]], int]]] 
     "overload": (overload, 1000),
     "capacity": (capacity, 300),
     "faults": (faults, 15),
-    "redis": (redis, 6),
 }
-"""With their sizes: requests, faults, states of redis, or seconds of capacity."""
-OWN: Final = ("faults", "redis")
+"""With their sizes: requests, faults, or seconds of capacity."""
+OWN: Final = ("faults",)
 """Scenarios that need a service started for them."""
 
 
@@ -55,5 +54,5 @@ async def torture(
 @contextmanager
 def started() -> Iterator[AttackedService]:
     """Start a service for the block."""
-    with own_service() as (url, key, processes, store):
-        yield AttackedService(url, key, processes, store)
+    with own_service() as (url, key, processes):
+        yield AttackedService(url, key, processes)
