@@ -68,7 +68,7 @@ def test_loss_is_the_weighted_cross_entropy_and_the_flags() -> None:
     log_p = logits(model, doc).log_softmax(-1)
     mean = -sum(w * float(log_p[i, i + 2]) for i, w in enumerate(weights)) / sum(weights)
     # The flag head starts at zero.
-    assert float(model.loss(collate([doc], 16))) == pytest.approx(mean + 0.3 * np.log(2), rel=1e-4)
+    assert model.loss(collate([doc], 16)).item() == pytest.approx(mean + 0.3 * np.log(2), rel=1e-4)
 
 
 def test_warm_up_plateau_and_decay_to_nothing() -> None:
