@@ -39,7 +39,7 @@ def gate(
         Path,
         typer.Option(
             help="The calibration file to write; thresholds of the same pair that it already "
-            "holds stay. The models' answers are kept beside it, so that a run that is broken off "
+            "holds stay. The models' answers are kept beside it, so that an interrupted run "
             "goes on."
         ),
     ],

@@ -33,7 +33,7 @@ class WorkerCosts(_Strict):
     read_ms: float = Field(ge=0, description="the least that a pass takes that reads")
     read_token_ms: float = Field(ge=0, description="more for every token that it reads")
     graph_tokens: int = Field(
-        default=0, ge=0, description="a pass of up to so many tokens costs nothing for reading"
+        default=0, ge=0, description="a pass of up to this many tokens costs nothing for reading"
     )
     no_graph_ms: float = Field(default=0.0, ge=0, description="more for a pass of more tokens")
     verify_ms: float = Field(default=0.0, ge=0, description="more for a call that verifies")
@@ -59,7 +59,7 @@ class WorkerCosts(_Strict):
         return max(self.token_ms)
 
     def token_ms_at(self, streams: int) -> float:
-        """Milliseconds of a pass with so many live streams, at most `most`: on the line between
+        """Milliseconds of a pass with this many live streams, at most `most`: on the line between
         two figures, and below the fewest streams what those take."""
         known = sorted(self.token_ms.items())
         for (fewer, fast), (more, slow) in pairwise(known):
@@ -68,7 +68,7 @@ class WorkerCosts(_Strict):
         return known[0][1]
 
     def pass_ms(self, streams: int, new: int = 0) -> float:
-        """Milliseconds of a pass with so many live streams that reads so many `new` tokens."""
+        """Milliseconds of a pass with this many live streams that reads `new` tokens."""
         ms = self.token_ms_at(streams)
         if not new:
             return ms
@@ -86,7 +86,7 @@ class DraftRounds(_Strict):
 
 
 class MeasuredRow(_Strict):
-    """What the first so many questions of each set took on the hardware itself."""
+    """What the first this many questions of each set took on the hardware itself."""
 
     policy: str
     clients: int = Field(ge=1)
