@@ -86,7 +86,7 @@ class DraftRounds(_Strict):
 
 
 class MeasuredRow(_Strict):
-    """What the first this many questions of each set took on the hardware itself."""
+    """What the first questions of each set took on the hardware itself."""
 
     policy: str
     clients: int = Field(ge=1)

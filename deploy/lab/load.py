@@ -100,7 +100,7 @@ async def round_of(
     answers, seconds = await ask_all(url, bodies, plan.clients)
     kept = Counter[str]()
     for answer in answers:
-        for step in (*answer.baton["steps"], *answer.baton["answer_steps"]):
+        for step in (*answer.baton["steps"], *answer.baton.get("answer_steps", ())):
             kept[step["author"]] += step["tokens"] * step["accepted"]
     pairs = zip(answers, problems, strict=True)
     right = sum([await grader.right(answer.text, problem) for answer, problem in pairs])

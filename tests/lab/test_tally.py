@@ -87,7 +87,6 @@ async def test_a_coin_at_any_share(tmp_path: Path) -> None:
     assert len(above_coin(twin, [*tallies, twin])) == len(twin.right)
     specreason = [one for one in tallies if one.label == "specreason"]
     assert above_coin(specreason[0], specreason) == []
-    assert Tally("x:y=1").policy == "x"
 
 
 async def test_a_row_says_what_a_policy_gains(baton: Any, tmp_path: Path) -> None:
