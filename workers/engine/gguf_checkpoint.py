@@ -8,7 +8,7 @@ that is passed over would make a model that computes something else. Quantized w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +58,8 @@ def read_config(path: str | Path) -> Any:
     return _config(_open(path), path)
 
 
-def read_network(
-    path: str | Path,
-    dtype: torch.dtype,
-    progress: Callable[[int, int], None] = lambda done, of: None,
-) -> Any:
+def read_network(path: str | Path, dtype: torch.dtype) -> Any:
     """The network with its weights unpacked to `dtype`, on the CPU.
-
-    Args:
-        progress: called after each tensor with how many of how many are unpacked.
 
     Raises:
         ConfigError: as `read_config`; a tensor that has no place in the network, or lacks.
@@ -90,7 +83,6 @@ def read_network(
         weights[name] = _unpack(tensor, config, path).to(dtype)
         if tuple(weights[name].shape) != shape:
             raise ConfigError(f"{path}: {name} is {tuple(weights[name].shape)}, expected {shape}")
-        progress(len(weights), len(expected))
     if tensors:
         raise ConfigError(f"{path} has {min(tensors)}, which a {config.architectures[0]} has not")
     network = network_class.from_pretrained(
