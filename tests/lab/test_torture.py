@@ -351,7 +351,8 @@ async def test_four_times_the_capacity_is_judged(monkeypatch: pytest.MonkeyPatch
 def test_a_process_is_stopped_and_continued(monkeypatch: pytest.MonkeyPatch) -> None:
     name = ["bash", "-c", "exec -a ray::LargeWorker sleep 60"]
     child = subprocess.Popen(name)
-    monkeypatch.setattr(OwnProcesses, "_tree", lambda _: [psutil.Process(child.pid)])
+    tree = [psutil.Process(child.pid)]
+    monkeypatch.setattr(OwnProcesses, "_tree", lambda _: tree)
     processes = OwnProcesses(0)
     with pytest.raises(LookupError, match="SmallWorker"):
         processes.signal("SmallWorker", signal.SIGKILL)

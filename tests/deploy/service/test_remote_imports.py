@@ -46,4 +46,4 @@ def test_the_http_process_of_a_remote_pair_imports_no_torch() -> None:
 
 
 def test_a_deployment_file_of_servers_is_checked_without_torch() -> None:
-    assert imported(CHECK) == ""
+    assert imported(CHECK) in ("", "ray")

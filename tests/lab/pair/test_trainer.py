@@ -81,5 +81,5 @@ def test_training_learns() -> None:
     lines: list[str] = []
     model = PairModel(replace(RECIPE, batch_tokens=1024))
     fit(model, model.matrices, counting(), model.loss, model.recipe, lines.append)
-    assert lines[-1].startswith("100.0% step")
+    assert float(lines[-1].partition("%")[0]) >= 100
     assert float(lines[-1].split("loss ")[1].split()[0]) < 3  # at the end; uniform: 4.85

@@ -121,7 +121,7 @@ def test_problems_stay_the_same_from_version_to_version() -> None:
 
 
 def test_new_wordings_are_only_the_kept_out_ones() -> None:
-    kept = {_skeleton(w.format(e="")) for w in wordings.EXPRESSION[-wordings.KEPT_OUT :]}
+    kept = {_skeleton(w.format(e="")) for w in wordings.WORDS["expression"][-wordings.KEPT_OUT :]}
     for problem in islice(stream("dev", 0, new_wordings=True, family="chain"), 200):
         assert _skeleton(problem.question) in kept, problem.question
 
@@ -139,8 +139,8 @@ def test_keywords_occur_only_as_reflection() -> None:
 
 
 def test_a_scene_has_every_part_of_a_story() -> None:
-    assert len(wordings.SCENES) >= 10
-    for scene in wordings.SCENES.values():
+    assert len(wordings.WORDS["scenes"]) >= 10
+    for scene in wordings.WORDS["scenes"].values():
         assert set(scene) == {"has", "gain", "loss", "now", "left"}
         assert all(len(set(part)) >= 3 for part in scene.values())
 
