@@ -10,8 +10,8 @@ not ask. The gate asks if
 
 The draft is dropped. The large model reads all and writes at most `advice_tokens`, with which the
 small one continues. In a thought that is a paragraph, so the advice is a step. A pair without a
-thought gets it as a turn before the answer (`Advise`); in an answer that has begun it is a
-paragraph of the answer.
+thought gets it as a turn before the answer (`Advise`), or as the answer's first tokens: that helps
+a large model that can answer, but not advise. In an answer that has begun it is a paragraph.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ class Advisor(Judging):
     )
     max_uses: int = Field(default=3, ge=0, description="most times that advice is asked for")
     advice_tokens: int = Field(default=64, ge=1, description="cap on the tokens of one advice")
+    advise_by: Literal["turn", "beginning"] = Field(
+        default="turn",
+        description="if the pair has no thought: by a turn before the answer, or by its beginning",
+    )
     instruction: str = Field(
         default=INSTRUCTION,
         min_length=1,
@@ -89,7 +93,8 @@ class Advisor(Judging):
 
     def _advise(self, transcript: Transcript) -> Script[Transcript]:
         """Add advice; none if the large model fails."""
-        if transcript.thinking or not transcript.begins_answer:
+        in_chain = self.advise_by == "beginning" or not transcript.begins_answer
+        if transcript.thinking or in_chain:
             criteria = StopCriteria(self.advice_tokens, until=self.delimiters)
             advised = yield from attempt(Write("large", transcript, criteria))
         else:

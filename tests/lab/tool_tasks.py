@@ -32,7 +32,9 @@ TURNS = 4
 PRICES = {name: 3 + 7 * i % 40 for i, name in enumerate(("tea", "lamp", "chair", "book", "pen"))}
 KINDS = ("calculator", "look-up", "two in a row")
 SYSTEM = "Use the tools. Then answer in one short sentence."
-OWN_PARAMS = {  # as in `baton lab run deploy/lab/experiments/real-pair.yaml`
+OWN_PARAMS = {
+    "advisor": "advisor:advise_by=beginning:advice_tokens=4",  # on 6 tasks of another seed
+    # As in `baton lab run deploy/lab/experiments/real-pair.yaml`:
     "coin": "coin:large_probability=0.3",
     "bild": "bild:rollback=1.5",
     "speculative-thinking": "speculative-thinking:begin=60:every_delimiter=true",

@@ -80,6 +80,14 @@ def test_advice_without_a_thought_is_a_turn_before_the_answer() -> None:
     assert writes(play(None), "large", begun)  # a paragraph of the answer, which has begun
 
 
+def test_advice_may_be_the_beginning_of_an_answer() -> None:
+    play = Play(Advisor(advise_by="beginning", advice_tokens=4), PLAIN)
+    play(draft("It is 5.\n\n", logprob=-3.0))
+    advice = play(None)
+    assert writes(advice, "large", PLAIN)
+    assert advice.criteria.max_tokens == 4
+
+
 @pytest.mark.parametrize(
     ("transcript", "text", "asks"),
     [

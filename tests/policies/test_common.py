@@ -89,6 +89,7 @@ BAD: dict[str, dict[str, list[Any]]] = {
         "max_uses": [-1],
         "advice_tokens": [0],
         "instruction": [""],
+        "advise_by": ["post"],
         "threshold": [11],
         "answer_by": ["me"],
     },
