@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
 from orchestrator.errors import ConfigError
-from orchestrator.state.redis import RedisStore
 from orchestrator.validation import StrictModel
 from workers.remote.address import checked
+
+if TYPE_CHECKING:
+    from orchestrator.state.redis import RedisStore
 
 PASSWORD = "BATON_REDIS_PASSWORD"  # noqa: S105 (a name, no password)
 
@@ -50,6 +53,8 @@ class StoreSpec(StrictModel):
 
     def redis(self, password: str | None) -> RedisStore:
         """Return a client of the server, not connected yet."""
+        from orchestrator.state.redis import RedisStore  # slow, and not needed for a memory store
+
         try:
             return RedisStore(self.url, password=password, prefix=self.prefix)
         except ConfigError as error:
