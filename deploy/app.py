@@ -20,6 +20,7 @@ from ray.serve import Application
 from starlette.types import ASGIApp
 
 from deploy.service.config import Args, WorkerSpec
+from deploy.service.notes import notes
 from deploy.service.pools import WorkerViews
 from deploy.service.scaling import by_load
 from deploy.service.stores import open_store, store_deployment
@@ -95,6 +96,8 @@ class Orchestrator:
                 loopback=args.auth is None,
                 trace_ttl_s=args.store.trace_ttl_s,
                 prices=args.prices,
+                remarks=args.workers.remarks(),
+                notes=tuple(notes(args)),
             ),
             args.access(),
             open_store(args.store, store),

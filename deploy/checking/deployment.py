@@ -20,10 +20,10 @@ from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import RayActorOptionsSchema, ServeDeploySchema
 
 from deploy.checking.documents import Document, Finding, Path
-from deploy.evaluation.calibration_file import notes
 from deploy.launch.deployment_file import Deployment, unknown_keys
 from deploy.launch.workers import without_engine
 from deploy.service.config import Args, MethodSpec, WorkerSpec
+from deploy.service.notes import uncalibrated
 from deploy.service.workers import WITH_VLLM
 from orchestrator.errors import ConfigError
 from orchestrator.validation import error_text, unknown
@@ -95,7 +95,7 @@ def check(document: Document) -> Checked:
     except ValidationError as error:
         return Checked(findings + list(_typed(document, error, ARGS)))
     findings += _fits(document, serve, args)
-    findings += [document.finding((*ARGS, "policy"), note, "note") for note in notes(args)]
+    findings += [document.finding((*ARGS, "policy"), note, "note") for note in uncalibrated(args)]
     return Checked(findings, Deployment(serve, args))
 
 

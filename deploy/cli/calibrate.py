@@ -237,11 +237,12 @@ async def _calibrate(
 ) -> dict[str, Any]:
     """The calibration file's content."""
     from deploy.evaluation.cached_worker import opened_pair
-    from deploy.evaluation.calibration_file import document_of, pair_of
+    from deploy.evaluation.calibration_file import document_of
     from deploy.evaluation.calibrator import Calibrator, as_json
     from deploy.evaluation.candidates import policy_of
     from deploy.evaluation.clients import LocalClient, RequestOptions, ask
     from deploy.evaluation.grading import Grader
+    from deploy.service.notes import pair_of
     from policies import POLICIES
     from policies.judge import Judging
 

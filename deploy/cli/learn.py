@@ -71,8 +71,9 @@ def gate(
     from deploy.service.extras import want
 
     want("eval", "baton learn", "sklearn")
-    from deploy.evaluation.calibration_file import document_of, pair_of
+    from deploy.evaluation.calibration_file import document_of
     from deploy.launch.deployment_file import DEFAULT_FILE, load_args
+    from deploy.service.notes import pair_of
 
     args = load_args(config or DEFAULT_FILE)
     if notes := lossy(args.workers.speculation()):

@@ -65,7 +65,7 @@ def serve(
     from deploy.launch.environment import prepare
 
     prepare()  # before the imports below, which import ray
-    from deploy.evaluation.calibration_file import notes
+    from deploy.service.notes import notes
     from deploy.launch.cluster import serving
     from deploy.launch.deployment_file import DEFAULT_FILE, load
     from deploy.launch.workers import want_engines

@@ -143,7 +143,7 @@ async def opened_pair(
     """Open both workers of a deployment with a cache, and close at the end those that were loaded.
 
     `log` is a file that keeps answers, made if it is missing; it must be of the same `pair`
-    (`deploy.evaluation.calibration_file.pair_of`) and settings.
+    (`deploy.service.notes.pair_of`) and settings.
 
     Raises:
         ConfigError: the log is of another pair or other settings, or cannot be written.

@@ -124,7 +124,15 @@ class LocalClient:
             self._args.workers.speculation(),
         )
         recorded: list[ActionCompleted | StepCompleted | RequestCompleted] = []
-        asked = Request(request.request_id, request.messages, request.sampling, request.limits)
+        # A replay of a recording has no remark.
+        remarks = {} if self._recording else self._args.workers.remarks()
+        asked = Request(
+            request.request_id,
+            request.messages,
+            request.sampling,
+            request.limits,
+            remarks=remarks,
+        )
         events = solve(policy, asked, self._workers)
         async with aclosing(events):
             async for event in events:

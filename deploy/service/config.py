@@ -43,6 +43,7 @@ from workers.embedded.checkpoints import (
     place_of,
     resolve,
 )
+from workers.embedded.remarks import REMARKS
 from workers.remote.address import base, checked, trusted
 from workers.text.thinking import parse_thinking
 from workers.vllm import is_lossy
@@ -386,6 +387,18 @@ class Workers(StrictModel):
 
     def by_name(self) -> dict[WorkerName, WorkerSpec]:
         return {"small": self.small, "large": self.large}
+
+    @property
+    def embedded(self) -> bool:
+        """Whether this is the embedded pair, run by this deployment."""
+        return all(
+            spec.url is None and (spec.model or "").startswith(EMBEDDED)
+            for spec in self.by_name().values()
+        )
+
+    def remarks(self) -> dict[str, str]:
+        """Return what is added to an answer, by the answer."""
+        return REMARKS if self.embedded else {}
 
     def speculation(self) -> dict[str, str]:
         """Return each worker's method of decoding, as users read it."""

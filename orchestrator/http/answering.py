@@ -143,6 +143,7 @@ class Answer:
             choice.affinity,
             # Not when the loop starts: some answers wait until the first has read the prompt.
             asyncio.get_running_loop().time(),
+            service.settings.remarks,
         )
 
     async def events(self) -> AsyncGenerator[Event, None]:

@@ -66,6 +66,7 @@ class Model(TypedDict):
 class ModelList(TypedDict):
     object: Literal["list"]
     data: list[Model]
+    notes: Annotated[list[str], Field(description="what users should know of this deployment")]
 
 
 def create_app(service: Service) -> FastAPI:
@@ -148,7 +149,8 @@ def create_app(service: Service) -> FastAPI:
     async def models() -> Response:
         contexts = await service.pools.contexts()
         cards = [card(name, contexts) for name in service.planner.models]
-        return JSONResponse({"object": "list", "data": cards})
+        notes = list(service.settings.notes)
+        return JSONResponse({"object": "list", "data": cards, "notes": notes})
 
     @app.get("/v1/models/{model:path}", **described("One model", answer=Model, errors=(404, 503)))
     async def model(model: str) -> Response:
@@ -210,7 +212,11 @@ async def _readiness(service: Service) -> Response:
     state = {"workers": pools, "store": service.shared.error is None, "degraded": degraded}
     if all(pools.values()) and not service.live.draining:
         return JSONResponse({"ready": True, **state})
-    not_ready = HttpError(503, "not ready yet", code="not_ready")
+    silent = ", ".join(name for name, well in pools.items() if not well)
+    reason = (
+        f"not ready yet: no answer of {silent}, which loads or is lost" if silent else "stopping"
+    )
+    not_ready = HttpError(503, reason, code="not_ready")
     return JSONResponse(
         {"ready": False, **state, **not_ready.body}, status_code=503, headers=not_ready.headers
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -65,7 +65,8 @@ class HttpSettings:
     from a browser; "*": all. `proxy_adds_request_id`: a proxy adds `x-request-id` to responses, as
     Serve's does. `loopback`: the Host header must name this machine, so that no other site's page
     can use the service. Traces stay in the store for `trace_ttl_s` seconds. A policy's `max_cost`
-    is counted at these `prices`.
+    is counted at these `prices`. `remarks` is added to answers, by the answer (`Request`). `notes`
+    are sentences about the deployment, for users.
     """
 
     limits: ServiceLimits = field(default_factory=ServiceLimits)
@@ -76,4 +77,6 @@ class HttpSettings:
     loopback: bool = False
     trace_ttl_s: float = 24 * 3600.0
     prices: TokenPrices | None = None
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
     patience: Patience = Patience()

@@ -88,7 +88,7 @@ class Executor:
                 found += [task.result().answer for task in done]
         failures = [one for one in found if isinstance(one, WorkerError)]
         if failures and len(failures) == len(actions):
-            raise failures[0]
+            raise min(failures, key=lambda one: one.worker or "")  # whichever was first
         return any(isinstance(one, Generation) and one.thinks for one in found)
 
     async def prefilled(self) -> list[ActionCompleted]:

@@ -6,7 +6,7 @@ a recording; an answer has the same effects in both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal
@@ -323,6 +323,13 @@ class PolicyRunner:
         last = self.transcript.last
         if last is not None and (rest := self._stops.end()):
             yield self.response.add(TextDelta(last.author, self.phase, rest))
+
+    def remark(self, remarks: Mapping[str, str]) -> Iterator[TextDelta]:
+        """Yield what the deployment adds to this answer, if anything."""
+        last, text = self.transcript.last, remarks.get(self.transcript.reply.strip())
+        if text is not None and last is not None and last.finish == "eos":
+            self.transcript = self.transcript.extend(Segment("policy", text))
+            yield self.response.add(TextDelta("policy", "answer", text))
 
     def complete(self, total_ms: float) -> RequestCompleted:
         """Return the last event; `total_ms` is the request's wall time."""

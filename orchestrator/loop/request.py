@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from orchestrator.types import GREEDY, Limits, Message, Sampling
 
@@ -14,7 +15,8 @@ class Request:
     Logs, traces and every call have the `id`. `speculation` names the large worker's token-level
     method, of which no policy knows; None: the worker's default. Workers share cached prefixes
     within one `owner`. Requests of one `session` prefer one replica of each worker.
-    `limits.deadline_s` counts from `began_at`, a time of the event loop; None: from now.
+    `limits.deadline_s` counts from `began_at`, a time of the event loop; None: from now. An answer
+    that `remarks` has is followed by its remark, by the author `policy`.
     """
 
     id: str
@@ -25,3 +27,4 @@ class Request:
     owner: str = ""
     session: str = ""
     began_at: float | None = None
+    remarks: Mapping[str, str] = field(default_factory=dict)

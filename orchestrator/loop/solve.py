@@ -83,6 +83,8 @@ async def solve(
                         executor.stop_writing()
         for event in runner.rest_of_text():
             yield event
+        for event in runner.remark(request.remarks):
+            yield event
         yield runner.complete((perf_counter() - began) * 1000)
     finally:
         await executor.close()

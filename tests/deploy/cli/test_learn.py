@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from deploy.evaluation import gate_learning
-from deploy.evaluation.calibration_file import pair_of
 from deploy.evaluation.problems import load_problems
 from deploy.evaluation.recording import RecordedRequest, Recording, dumps
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.calibration import read
+from deploy.service.notes import pair_of
 from orchestrator.types import Message
 from policies.gate import Gate
 from policies.learned_gate import LearnedGate

@@ -16,10 +16,10 @@ from deploy.cli import serve
 from deploy.cli.eval import _served_by
 from deploy.cli.pair import Pair
 from deploy.evaluation import recording as record
-from deploy.evaluation.calibration_file import notes, pair_of
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.problems import EXTERNAL
 from deploy.launch.deployment_file import load
+from deploy.service.notes import pair_of, uncalibrated
 from orchestrator.loop.events import Metrics, RequestCompleted, StepCompleted
 from orchestrator.types import Message, Segment, Segments, Step, Transcript
 from policies import POLICIES
@@ -355,7 +355,7 @@ def test_calibrate_a_pair_on_questions_alone(baton: Any, tiny_file: Path, tmp_pa
     for name, row in document["policies"].items():
         policy = args.policy.policy(name)
         assert getattr(policy, row["parameter"]) == row["value"]
-    assert notes(args) == []
+    assert uncalibrated(args) == []
     refused = baton(*asked[:-2], "--target-accuracy", "0.5")
     assert (refused.status, "give one target" in refused.err) == (2, True)
     other = [*asked[:5], "--target-accuracy", "0.5"]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from deploy.evaluation.cached_worker import CachedWorker, opened_pair
-from deploy.evaluation.calibration_file import pair_of
 from deploy.evaluation.call_log import CallLog
 from deploy.launch.deployment_file import load
+from deploy.service.notes import pair_of
 from orchestrator.errors import ConfigError
 from orchestrator.types import (
     Classification,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from deploy.evaluation.calibration_file import pair_of
 from deploy.launch.deployment_file import load
 from deploy.service.calibration import read, same_checkpoint
+from deploy.service.notes import pair_of
 from orchestrator.errors import ConfigError
 from tests.deploy.service.test_config import ARGS, write
 

@@ -79,8 +79,10 @@ def start(
     limits: Limits | None = None,
     sampling: Sampling | None = None,
     response: ResponseAccumulator | None = None,
+    remarks: dict[str, str] | None = None,
 ) -> Any:
-    request = Request("r", QUESTION, sampling or Sampling(), limits or Limits())
+    limits = limits or Limits()
+    request = Request("r", QUESTION, sampling or Sampling(), limits, remarks=remarks or {})
     return solve(policy, request, workers, response)
 
 
@@ -358,6 +360,19 @@ async def test_stop_strings_end_the_answer() -> None:
     _, ended = await run(LargeOnly(), pair(), limits=Limits(stop=("is",)))
     assert ended.transcript.text == LARGE[0]
     assert (answer(ended), ended.transcript.finish) == ("It ", "stop")
+
+
+async def test_an_answer_may_be_followed_by_a_remark() -> None:
+    remarks = {LARGE[1]: " Ask a real model.", "It": " Ask."}
+    events, ended = await run(LargeOnly(), pair(), remarks=remarks)
+    assert answer(ended) == f"{LARGE[1]} Ask a real model."
+    assert [one.author for one in ended.transcript.answer] == ["large", "policy"]
+    assert isinstance(events[-2], TextDelta)
+    _, other = await run(SmallOnly(), pair(), remarks=remarks)
+    assert answer(other) == SMALL[1]
+    for cut in (Limits(stop=(" is",)), Limits(max_tokens=spent(ended.transcript) - 1)):
+        _, short = await run(LargeOnly(), pair(), limits=cut, remarks=remarks)
+        assert "Ask" not in answer(short)
 
 
 def seeds(worker: Scripted) -> list[int | None]:

@@ -7,6 +7,8 @@ import { QUESTIONS } from "../questions.js";
 import { Run } from "../run.js";
 import { RunView } from "../runview.js";
 
+const STARTING_MS = 2000; // between two looks at a service that starts
+
 export class AskView {
   constructor() {
     const last = session();
@@ -20,6 +22,7 @@ export class AskView {
     this.trouble = h("p", { class: "bad", role: "alert" });
     this.submit = h("button", { class: "primary", type: "submit" }, "Ask", h("kbd", {}, "Ctrl ↵"));
     this.about = h("p", { class: "hint", id: "about-policy" });
+    this.notes = h("div", {});
     this.result = h("div", { class: "result" });
     this.element = h("div", { class: "ask" },
       h("form", { class: "asking", novalidate: true, onsubmit: (event) => { event.preventDefault(); this.ask(); } },
@@ -39,6 +42,7 @@ export class AskView {
             field("price of large", this.prices[1], "per million generated tokens")),
           this.own),
         this.trouble),
+      this.notes,
       this.result);
     this.question.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); this.ask(); }
@@ -53,12 +57,16 @@ export class AskView {
   async load() {
     try {
       this.schemas = await policySchemas();
-      const models = (await get("v1/models")).data.map((model) => model.id);
+      const { data, notes } = await get("v1/models");
+      const models = data.map((model) => model.id);
+      this.notes.replaceChildren(...notes.map((note) => h("p", { class: "note" }, note)));
+      this.trouble.replaceChildren();
       const wanted = session().model ?? "baton";
       this.model.replaceChildren(...models.map((id) => h("option", { value: id, selected: id === wanted }, id)));
       this.choose();
     } catch (error) {
       this.trouble.replaceChildren(...refusal(error, () => this.load()));
+      if (error.status === 503) setTimeout(() => this.load(), STARTING_MS);
     }
   }
 
