@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,7 @@ from pydantic import (
 
 from deploy.service.calibration import fingerprint, same_checkpoint
 from deploy.service.calibration import read as read_calibration
+from deploy.service.overrides import overridden
 from deploy.service.store_spec import StoreSpec
 from orchestrator.errors import ConfigError
 from orchestrator.http.auth import Access, Keys
@@ -570,6 +572,11 @@ class Args(StrictModel):
     prices: TokenPrices | None = Field(
         default=None, description="what tokens cost; without it no policy takes `max_cost`"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_the_environment(cls, given: Any) -> Any:
+        return overridden(given, cls.model_fields) if isinstance(given, Mapping) else given
 
     @model_validator(mode="after")
     def _caps_have_prices(self) -> Args:

@@ -1,0 +1,42 @@
+"""Settings of the environment take the place of a deployment file's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.launch.deployment_file import load
+from orchestrator.errors import ConfigError
+from tests.deploy.service.test_config import ARGS, write
+
+
+def test_the_environment_overrides_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_STORE", "redis://store:6379/1")
+    monkeypatch.setenv("BATON_LIMITS__CONCURRENT", "8")
+    monkeypatch.setenv("BATON_WORKERS__LARGE__ROWS", "3")
+    monkeypatch.setenv("BATON_POLICY__DEFAULT", "large-only")
+    monkeypatch.setenv("BATON_API_KEY", "a client's, of no field")
+    args = load(write(tmp_path, {f"{ARGS}.limits.concurrent": 5})).args
+    assert (args.store.url, args.limits.concurrent) == ("redis://store:6379/1", 8)
+    assert (args.workers.large.rows, args.workers.large.model) == (3, "embedded:large")
+    assert args.policy.default == "large-only"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("BATON_LIMITS__CONCURRENT", "many", "limits.concurrent"),
+        ("BATON_LIMITS__TYPO", "1", "limits.typo: unknown field"),
+        ("BATON_STORE__PREFIX", "x:", r"\$BATON_STORE__PREFIX: expected an object"),
+        ("BATON_STORE", "[", "store"),
+    ],
+)
+def test_a_wrong_override_is_refused(
+    name: str, text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ConfigError, match=said):
+        load(write(tmp_path))
