@@ -84,6 +84,7 @@ class Orchestrator:
             Pools(
                 workers,
                 ready=views.ready,
+                loading=views.loading,
                 contexts=views.contexts,
                 sampling=views.sampling,
             ),

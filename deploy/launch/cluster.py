@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import json
 import logging
 import os
 import re
@@ -13,7 +14,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,17 @@ import httpx
 
 from deploy.launch.deployment_file import Deployment
 from deploy.launch.environment import PROCESSES
+from deploy.launch.meanwhile import answering
+from deploy.launch.watch import Watch
 from deploy.service.config import Workers
 from orchestrator.errors import BatonError
 
+NODE_S = 300.0  # for Ray's own processes to start
 READY_S = 300.0  # to answer, once Serve says that everything runs
 TOLD_S = 60.0  # between two words on what is still starting
 SHUTDOWN_S = 5.0  # for replicas to shut down before they are killed
 ASK_S, CUT_S = 5.0, 0.5  # for replicas to answer, and for what they send last to arrive
+LOOPBACK = "127.0.0.1"
 DAEMONS = ("gcs_server", "raylet")
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl.h
 OBJECTS_BYTES = 100 << 20  # nothing of ours travels through the object store
@@ -47,16 +52,26 @@ class RunningService:
 
     Args:
         application: its name in Serve.
+        workers: the models' part of its deployment file.
         node: process ids of Ray's own daemons, without which nothing is answered any more.
     """
 
-    def __init__(self, url: str, application: str, node: set[int]) -> None:
+    def __init__(self, url: str, application: str, workers: Workers, node: set[int]) -> None:
         self.url, self._application, self._node = url, application, node
+        self._watch = Watch(url, workers)
 
-    def check(self) -> None:
-        """Raises NodeDied where one of the node's processes has ended."""
-        if not all(map(_runs, self._node)):
-            raise NodeDied("Ray's node has died, and the service with it: start it again")
+    def check(self) -> list[str]:
+        """What has died since the last check, a line each.
+
+        Raises:
+            NodeDied: one of the node's processes has ended.
+        """
+        if dead := [pid for pid in self._node if not _runs(pid)]:
+            raise NodeDied(
+                f"Ray's node has died (process {dead[0]}), and the service with it: start it "
+                f"again; Ray's logs are in {_logs()}"
+            )
+        return list(self._watch.look())
 
     def drain(self, seconds: float, enough: Callable[[], bool]) -> int:
         """Take on no more requests and wait for the answers that are under way.
@@ -117,16 +132,20 @@ def serving(
     """
     options = deployment.serve.http_options
     _want_port(options.host, options.port)
-    with own_ray() as before:
-        daemons = {pid for pid in descendants(os.getpid()) - before if _is_daemon(pid)}
-        on_ray()
-        if not deployment.serve.applications[0].deployments:  # which may ask for other GPUs
-            _want_gpus(deployment.args.workers)
-        client = _start_serve(deployment)
-        # As `serve run FILE` does it: the whole file counts, with its `deployments` overrides.
-        client.deploy_apps(deployment.serve, _blocking=False)
-        _wait(deployment, ready_s, tell)
-        yield RunningService(deployment.url, deployment.serve.applications[0].name, daemons)
+    with ExitStack() as meanwhile:
+        meanwhile.enter_context(answering(options.host or LOOPBACK, options.port))
+        with own_ray() as before:
+            daemons = {pid for pid in descendants(os.getpid()) - before if _is_daemon(pid)}
+            on_ray()
+            if not deployment.serve.applications[0].deployments:  # which may ask for other GPUs
+                _want_gpus(deployment.args.workers)
+            client = _start_serve(deployment)
+            meanwhile.close()
+            # As `serve run FILE` does it: the whole file counts, with its `deployments` overrides.
+            client.deploy_apps(deployment.serve, _blocking=False)
+            _wait(deployment, ready_s, tell)
+            name = deployment.serve.applications[0].name
+            yield RunningService(deployment.url, name, deployment.args.workers, daemons)
 
 
 @contextmanager
@@ -175,6 +194,11 @@ def _start_node(folder: Path) -> Any:
         def start_api_server(self, **_: object) -> None:
             """Start no dashboard."""
 
+        def start_ray_processes(self) -> None:
+            """Wait for the node, too: Ray itself gives it 30 s, too few on a busy machine."""
+            super().start_ray_processes()
+            _until_known(self)
+
     return ServingNode(
         RayParams(
             num_cpus=max(PROCESSES, os.cpu_count() or 1),  # as many workers start at once
@@ -187,6 +211,23 @@ def _start_node(folder: Path) -> Any:
         shutdown_at_exit=False,
         ray_init_cluster=True,
     )
+
+
+def _until_known(node: Any) -> None:
+    """Wait until a node is registered.
+
+    Raises:
+        NotServing: it has died, or takes too long.
+    """
+    from ray._private.services import get_node
+
+    until = time.monotonic() + NODE_S
+    while time.monotonic() < until and not node.dead_processes():
+        with suppress(RuntimeError):
+            get_node(node.gcs_address, node._node_id)
+            return
+        time.sleep(0.1)
+    raise NotServing(f"Ray's node did not start; its logs are in {_logs()}")
 
 
 def _own_folder() -> Path:
@@ -240,7 +281,7 @@ def _want_port(host: str | None, port: int) -> None:
     with socket.socket(socket.AF_INET6 if ":" in (host or "") else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host or "127.0.0.1", port))
+            probe.bind((host or LOOPBACK, port))
         except OSError as error:
             raise NotServing(
                 f"cannot listen on {host}:{port}: {error.strerror}; name another port "
@@ -292,13 +333,9 @@ def _wait(deployment: Deployment, ready_s: float | None, tell: Callable[[str], o
                     )
                     starting.append(", ".join(waited_for) or name)
                 for deployed, status in app.deployments.items():
-                    _, waits, resources = status.message.partition(
-                        "Resources required for each replica: "
-                    )
-                    if waits and deployed not in told:
+                    if deployed not in told and (needs := _missing(status.message)):
                         told.add(deployed)
-                        needed = resources.partition(". Use `ray status`")[0]
-                        tell(f"{deployed} waits for a place: a replica needs {needed}")
+                        tell(f"{deployed} waits for a place: a replica needs {needs}")
             now = time.monotonic()
             if starting:
                 starting_at = now
@@ -317,6 +354,16 @@ def _wait(deployment: Deployment, ready_s: float | None, tell: Callable[[str], o
                 minutes = round((now - began) / 60)
                 tell(f"Still starting after {minutes} min: {', '.join(starting)} (logs: {_logs()})")
             time.sleep(0.25)
+
+
+def _missing(message: str) -> str | None:
+    """What a replica needs more of than there is, by Serve's words; a slow start needs nothing."""
+    found = re.search(r"each replica: (\{.*?\}), total resources available: (\{.*?\})", message)
+    if found is None:
+        return None
+    needed, there = json.loads(found[1]), json.loads(found[2])
+    short = any(size > there.get(name, 0) for name, size in needed.items())
+    return f"{found[1]}, total resources available: {found[2]}" if short else None
 
 
 def _gist(messages: list[str]) -> str:

@@ -36,6 +36,8 @@ def prepare() -> None:
         # address, also with its port for metrics, which has no token.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # A busy machine is slow, not broken: 30 s would end the start.
+        "RAY_gcs_server_port_wait_time_s": "300",
         # Ray makes its workers nice (15): any other load on the machine would starve the models.
         "RAY_worker_niceness": "0",
         # A busy machine is slow, not broken: Serve's 5 and 10 s would kill its HTTP proxy.
@@ -45,6 +47,8 @@ def prepare() -> None:
         # one waits for another's end of start on a machine of few cores.
         "RAY_worker_maximum_startup_concurrency": str(PROCESSES),
         "RAY_num_workers_soft_limit": str(PROCESSES),
+        # By default a process keeps up to eight heaps a core, mostly empty.
+        "MALLOC_ARENA_MAX": "2",
         "RAY_preload_python_modules": "ray.serve",
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deploy.service.proxy:middlewares",

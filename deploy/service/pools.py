@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import WorkerUnavailable
@@ -44,6 +44,12 @@ class WorkerView:
                 self._until = self._clock() + REUSE_S
         return self._answers
 
+    async def is_loading(self) -> bool:
+        """Return whether the model of a pool has not answered since the start."""
+        if not isinstance(self._worker, ReplicaWorker) or self._sampling is not None:
+            return False
+        return not await self.answers()
+
     async def context(self) -> int | None:
         """Return the model's context in tokens; None if it is not known."""
         if not isinstance(self._worker, ReplicaWorker):
@@ -63,7 +69,7 @@ class WorkerView:
         if self._sampling is None:
             await self.answers()
         if self._sampling is None:
-            raise WorkerUnavailable("the model's pool has not reported its sampling yet")
+            raise WorkerUnavailable("the model is still loading; try again shortly")
         return self._sampling
 
     async def _ask(self) -> bool:
@@ -88,6 +94,10 @@ class WorkerViews:
         """Return whether each worker answers, by name."""
         answers = await asyncio.gather(*(view.answers() for view in self._views.values()))
         return dict(zip(self._views, answers, strict=True))
+
+    async def loading(self, names: Collection[WorkerName]) -> list[WorkerName]:
+        """Return those of the models that have not answered since the start."""
+        return [name for name in names if await self._views[name].is_loading()]
 
     async def contexts(self) -> dict[WorkerName, int | None]:
         """Return each model's context in tokens, by name; None if it is not known."""

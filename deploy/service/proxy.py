@@ -8,6 +8,7 @@ never ends a stream whose replica died. This middleware
 - ends a stream that broke off with an error event;
 - gathers a body before the request takes a place in a replica, so that slow bodies take none;
 - bounds the memory for large bodies (`body_room`);
+- answers as a service that starts until Serve has a replica of the orchestrator (`starting`);
 - passes large bodies to Serve one after the other, so that small ones need not wait for many;
 - refuses headers that Serve cannot read (400) or that are too large (431);
 - repeats a 429 for a key that just got one, and gives each refused request another Retry-After
@@ -39,6 +40,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deploy.service.body_room import BodyRoom, BodyShare
 from deploy.service.recent_refusals import RecentRefusals
+from deploy.service.starting import SERVES_OWN, is_starting, starting_app
 from orchestrator.errors import InvalidRequest, describe
 from orchestrator.http.auth import READ_METHODS, USER_PATHS
 from orchestrator.http.errors import EXPOSED, HttpError, http_error
@@ -77,10 +79,14 @@ class ProxyMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self.app, self.origins, self.refusals = app, AllowedOrigins(), RecentRefusals()
         self._large, self._room = asyncio.Lock(), BodyRoom()
+        self._starting = starting_app()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
+            return
+        if is_starting(self.app) and not scope["path"].startswith(SERVES_OWN):
+            await self._starting(scope, receive, send)
             return
         share = BodyShare(self._room)
         try:

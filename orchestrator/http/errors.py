@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
 from math import ceil
@@ -122,11 +123,13 @@ def http_error(error: BaseException) -> HttpError:
             message = f"{policy} needs what this deployment does not have: {error}"
             return HttpError(400, message, param="model", code="unsupported_policy")
         case Overloaded():
-            message = "the workers have no room now; try again shortly"
+            named = f"the {error.worker} worker has" if error.worker else "the workers have"
+            message = f"{named} no room now; try again shortly"
             later = {"retry-after": str(whole_seconds(error.retry_after_s or 0))}
             return HttpError(503, message, code="overloaded", headers=later)
         case WorkerError():
-            message = "a worker is not available now; try again shortly"
+            named = f"the {error.worker} worker" if error.worker else "a worker"
+            message = f"{named} is not available now; try again shortly"
             return HttpError(503, message, code="worker_unavailable")
         case Conflict():
             return HttpError(409, str(error), code="conflict")
@@ -170,6 +173,11 @@ def no_place(after_s: int, holds_s: float = 0.0, turn_s: float = 0.0) -> HttpErr
         code="rate_limit_exceeded",
         headers=headers,
     )
+
+
+def still_loading(names: Iterable[str]) -> HttpError:
+    message = f"models that still load: {', '.join(names)}; try again shortly"
+    return HttpError(503, message, code="loading")
 
 
 def shutting_down() -> HttpError:

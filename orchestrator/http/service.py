@@ -8,6 +8,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Coroutine,
     Iterator,
     Mapping,
@@ -24,7 +25,7 @@ from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.http.admission import Admission, Place
 from orchestrator.http.ask import Ask, Choice, Incoming
 from orchestrator.http.auth import Access
-from orchestrator.http.errors import HttpError, shutting_down
+from orchestrator.http.errors import HttpError, shutting_down, still_loading
 from orchestrator.http.planning import Catalog, Planner
 from orchestrator.http.settings import HttpSettings, ServiceLimits
 from orchestrator.http.shared import Shared
@@ -46,6 +47,10 @@ async def _nothing() -> Mapping[Any, Any]:
     return {}
 
 
+async def _none(_: Collection[WorkerName]) -> Collection[WorkerName]:
+    return ()
+
+
 async def _greedy() -> Sampling:
     return GREEDY
 
@@ -55,12 +60,14 @@ class Pools:
     """The workers, and facts about them.
 
     `ready` returns whether each pool answers, cheaply, since clients without a key may call it.
+    `loading` returns those of the named workers whose model has not answered since the start.
     `contexts` returns each worker's context in tokens, None if it is unknown. `sampling` returns
     the default of requests that name none.
     """
 
     workers: Mapping[WorkerName, Worker]
     ready: Callable[[], Awaitable[Mapping[str, bool]]] = _nothing
+    loading: Callable[[Collection[WorkerName]], Awaitable[Collection[WorkerName]]] = _none
     contexts: Callable[[], Awaitable[Mapping[WorkerName, int | None]]] = _nothing
     sampling: Callable[[], Awaitable[Sampling]] = _greedy
 
@@ -176,13 +183,15 @@ class Service:
 
         Raises:
             HttpError: 403, its key may not choose an arm; 429, all places are taken; 503, the
-                service is stopping.
+                service is stopping, or a model is still loading.
             Others: as `Planner.plan`.
         """
         if self.live.draining:
             raise shutting_down()
         self._check_may_force(incoming)
         plan = await self.planner.plan(ask, incoming)  # first: a wrong request must not get 429
+        if names := await self.pools.loading(sorted(plan.policy.called)):
+            raise still_loading(names)
         async with self.live.place(ask, incoming) as (place, affinity):
             yield [Choice(ask, incoming, plan, affinity, i) for i in range(ask.choices)], place
 

@@ -14,7 +14,9 @@ from ray import serve
 
 from deploy.launch import cluster
 from deploy.launch.cluster import NodeDied, NotServing, RunningService, _gist, _want_gpus
+from deploy.launch.meanwhile import answering
 from deploy.service.config import Workers
+from tests.deploy.conftest import free_port
 
 CPU = {"model": "embedded:small"}
 
@@ -54,14 +56,29 @@ def test_the_cause_of_a_failure_has_no_name_of_a_class_of_ours() -> None:
     assert _gist(["torch.OutOfMemoryError: 3 GB"]) == "torch.OutOfMemoryError: 3 GB"
 
 
+def test_the_port_answers_while_ray_starts() -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with answering("127.0.0.1", port):
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/v1/models").json()["error"]["code"] == "starting"
+        with answering("127.0.0.1", port):  # as Ray's proxy comes beside it
+            pass
+        assert httpx.get(f"{url}/ready").status_code == 503
+        with pytest.raises(NotServing, match="cannot listen"):
+            cluster._want_port("127.0.0.1", port)
+    cluster._want_port("127.0.0.1", port)
+
+
 def test_a_node_is_well_while_its_processes_run() -> None:
-    RunningService("http://localhost", "baton", {os.getpid()}).check()
+    workers = Workers.model_validate({"small": CPU, "large": CPU})
+    assert RunningService("http://localhost", "baton", workers, {os.getpid()}).check() == []
     child = os.fork()
     if not child:
         os._exit(0)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended and was not waited for
     with pytest.raises(NodeDied, match="start it again"):
-        RunningService("http://localhost", "baton", {os.getpid(), child}).check()
+        RunningService("http://localhost", "baton", workers, {os.getpid(), child}).check()
     os.waitpid(child, 0)
 
 
@@ -151,6 +168,9 @@ def test_what_has_no_place_says_once_what_it_needs(monkeypatch: pytest.MonkeyPat
         'LargeWorker waits for a place: a replica needs {"GPU": 2.0}, '
         'total resources available: {"GPU": 1.0}'
     ]
+    enough, starting.now = starting.message.replace('{"GPU": 1.0}', '{"GPU": 2.0}'), 0.0
+    starting.message = enough  # the machine is slow
+    cluster._wait(starting, None, told.append)  # type: ignore[arg-type]
     starting = Starting(monkeypatch, loaded_at=50)
     starting.message = "LargeWorker has 1 replicas that have taken more than 30s to initialize."
     cluster._wait(starting, None, told.append)  # type: ignore[arg-type]

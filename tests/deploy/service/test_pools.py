@@ -61,3 +61,14 @@ async def test_a_pool_that_is_down_is_asked_again_after_a_while() -> None:
         await view.sampling()
     now += REUSE_S
     assert (await view.sampling(), await view.context(), await view.answers()) == (OWN, 512, True)
+
+
+async def test_a_model_loads_until_it_answers_once() -> None:
+    pool, now = Pool(down=True), 1.0
+    made = views(pool)
+    made._views["large"]._clock = lambda: now
+    assert await made.loading(["large"]) == ["large"]
+    pool.down, now = False, now + REUSE_S
+    assert await made.loading(["large"]) == []
+    pool.down, now = True, now + REUSE_S
+    assert await made.loading(["large"]) == []  # lost: a call waits for another replica

@@ -9,11 +9,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
+from ray.serve._private.http_util import RequestIdMiddleware
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -98,6 +100,34 @@ def serving(app: Any, clock: Callable[[], float] = time.monotonic) -> Iterator[s
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "PAUSE_S", 0.0)
+
+
+class Starting(Serve):
+    """Serve's proxy before a replica of the orchestrator runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = False
+        handle = SimpleNamespace(running_replicas_populated=lambda: self.runs)
+        self.proxy_router = SimpleNamespace(handles={"orchestrator": handle})
+
+
+def test_a_service_that_starts_says_so_on_every_path() -> None:
+    app = Starting()
+    with serving(RequestIdMiddleware(app)) as url:
+        page = httpx.get(f"{url}/ui")
+        assert (page.status_code, "<html" in page.text) == (200, True)
+        assert httpx.get(f"{url}/ui/app.js").status_code == 200
+        assert httpx.get(f"{url}/health").status_code == 200
+        ready = httpx.get(f"{url}/ready")
+        assert (ready.status_code, ready.json()["ready"]) == (503, False)
+        for answer in (httpx.get(f"{url}/v1/models"), httpx.post(f"{url}{CHAT}", content=b"x")):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "starting")
+            assert answer.headers["retry-after"]
+        assert app.calls == 0
+        assert httpx.get(f"{url}/-/healthz").json() == {"bytes": 0}  # Serve's own
+        app.runs = True
+        assert httpx.post(f"{url}{CHAT}", content=b"x").json() == {"bytes": 1}
 
 
 @pytest.mark.parametrize("way", [dies, fails])

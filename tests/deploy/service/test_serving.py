@@ -384,6 +384,16 @@ async def test_the_store_in_memory_dies_and_comes_back(served: Served) -> None:
     await follow("large-only")
 
 
+async def test_what_dies_is_said_in_the_terminal(served: Served) -> None:
+    assert served.process.stdout is not None
+    served.kill("SmallWorker")
+    line = ""
+    while "a replica of SmallWorker (process" not in line:
+        line = await asyncio.to_thread(served.process.stdout.readline)
+        assert line
+    assert "died" in line
+
+
 async def test_ctrl_c_ends_streams_by_an_error_and_leaves_no_process(served: Served) -> None:
     """The last test of this service."""
     started = served.processes()
@@ -394,6 +404,7 @@ async def test_ctrl_c_ends_streams_by_an_error_and_leaves_no_process(served: Ser
     assert (served.process.returncode, err) == (0, "")
     assert "Stopping" in out
     assert "1 answers were cut short" in out
+    assert "a replica of LargeWorker (process" in out  # tests before this one killed some
     assert "shutting_down" in (await cut).splitlines()[-2]
     assert alive(started) == {}
     with pytest.raises(httpx.ConnectError):

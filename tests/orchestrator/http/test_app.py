@@ -364,6 +364,28 @@ def test_models_say_how_long_a_prompt_may_be_and_follow_the_active_version() -> 
         assert HTTP.get(f"{url}/v1/models/baton").json()["max_model_len"] is None
 
 
+def test_models_say_what_is_to_know_of_the_deployment() -> None:
+    with serving(service(notes=("a toy",))) as url, client(url) as api:
+        assert HTTP.get(f"{url}/v1/models").json()["notes"] == ["a toy"]
+        assert list(api.models.list())
+
+
+def test_a_model_that_still_loads_is_named_at_once() -> None:
+    async def loading(names: Any) -> list[str]:
+        return [name for name in names if name == "large"]
+
+    async def ready() -> dict[str, bool]:
+        return {"small": True, "large": False}
+
+    with serving(service(loading=loading, ready=ready)) as url:
+        refused = post(url, {"model": "specreason"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "loading")
+        assert "still load: large;" in refused.json()["error"]["message"]
+        assert refused.headers["retry-after"]
+        assert post(url, {"model": "small-only"}).status_code == 200
+        assert "large" in HTTP.get(f"{url}/ready").json()["error"]["message"]
+
+
 def test_parameters_of_a_single_model_reach_it_and_hold_for_thought_and_answer() -> None:
     large = scripted()
     with serving(service(large=large)) as url:

@@ -42,7 +42,7 @@ export class HealthView {
       series = [];
     }
     const down = Object.entries(ready.workers).filter(([, well]) => !well).map(([name]) => name);
-    if (!ready.ready) this.tell("failed", down.length ? `Ill: the ${down.join(" and the ")} pool does not answer.` : "Ill: a worker pool does not answer.");
+    if (!ready.ready) this.tell("failed", down.length ? `Ill: the ${down.join(" and the ")} pool does not answer: it loads, or is lost.` : "Ill: a worker pool does not answer.");
     else if (ready.degraded && ready.store) this.tell("cancelled", "It answers, but something that was published is not in effect: Policies and Experiments say what.");
     else if (ready.degraded) this.tell("cancelled", "It answers, but the store is out of reach: versions may be old, and outcomes wait.");
     else this.tell("finished", "Well: both models answer, and the store takes what is written.");
