@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 
 from deploy.cli.common import lossy
+
+if TYPE_CHECKING:
+    from deploy.launch.plan import DeploymentPlan
+    from deploy.launch.source import Source
+    from orchestrator.loop.actions import WorkerName
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CHECK_S = 1.0  # between looks at whether Ray lives
@@ -25,6 +32,9 @@ EXAMPLES = """
   baton serve --port 9000           elsewhere
   baton serve deploy/local.yaml     a deployment file of your own
   baton serve --small Qwen/Qwen3-1.7B --large Qwen/Qwen3-8B --dry-run   a file for this machine
+  baton serve --small http://127.0.0.1:8001/v1 --large Qwen/Qwen3-8B@http://10.0.0.7:8000/v1
+
+WHAT may be followed by fields of a worker: MODEL@URL,api_key_env=LARGE_KEY,max_len=16384
 """
 
 
@@ -36,9 +46,16 @@ def serve(
         int | None, typer.Option(min=1, max=65535, help="Port instead of the file's.")
     ] = None,
     small: Annotated[
-        str | None, typer.Option(help="With --large: a model; the file is written for you.")
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="With --large: a Hugging Face id, a folder, a GGUF file, or a server, "
+            "[MODEL@]http://HOST:PORT/v1; the file is written for you.",
+        ),
     ] = None,
-    large: Annotated[str | None, typer.Option(help="As --small, the large model.")] = None,
+    large: Annotated[
+        str | None, typer.Option(metavar="WHAT", help="As --small, the large model.")
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="Where the file for --small and --large is written.")
     ] = Path("baton.yaml"),
@@ -65,17 +82,19 @@ def serve(
     from deploy.launch.environment import prepare
 
     prepare()  # before the imports below, which import ray
-    from deploy.service.notes import notes
     from deploy.launch.cluster import serving
     from deploy.launch.deployment_file import DEFAULT_FILE, load
     from deploy.launch.workers import want_engines
     from deploy.service.config import Auth
+    from deploy.service.notes import notes
 
     console = Console(highlight=False, soft_wrap=True)
     deployment = load(config or DEFAULT_FILE, port=port)
     want_engines(deployment.args.workers)
     deployment.args.access()  # missing keys are an error before anything starts
     with _stopping() as stop:
+        for note in notes(deployment.args):
+            console.print(note, style="yellow", markup=False)
         console.print("Starting Ray and the two workers ...", style="dim")
         with serving(
             deployment,
@@ -87,7 +106,7 @@ def serve(
             key = (
                 ' -H "Authorization: Bearer $KEY"' if isinstance(deployment.args.auth, Auth) else ""
             )
-            for note in [*lossy(deployment.args.workers.speculation()), *notes(deployment.args)]:
+            for note in lossy(deployment.args.workers.speculation()):
                 console.print(note, style="yellow")
             for method in deployment.args.workers.large.speculation.also:
                 if method.lossy:
@@ -100,7 +119,8 @@ def serve(
                 flush=True,
             )
             while not stop.wait(CHECK_S):
-                service.check()
+                for line in service.check():
+                    console.print(line, style="red", markup=False)
             seconds = 0.0 if stop.hurried else grace
             console.print("Stopping ...", style="dim")
             if left := service.drain(seconds, lambda: stop.hurried):
@@ -123,10 +143,29 @@ def _planned(config: Path | None, small: str | None, large: str | None, port: in
         raise InvalidRequest("name both models, --small and --large: a file is written for the two")
     if config is not None:
         raise InvalidRequest(f"{config}: name a deployment file, or --small and --large, not both")
-    from deploy.launch.plan import Machine, ModelSize, plan
+    from deploy.launch.source import Source
 
-    machine = Machine.look()
-    return plan(ModelSize.of(small), ModelSize.of(large), machine).text(port or 8000)
+    sources: dict[WorkerName, Source] = {"small": Source.parse(small), "large": Source.parse(large)}
+    return asyncio.run(_plan(sources)).text(port or 8000)
+
+
+async def _plan(sources: dict[WorkerName, Source]) -> DeploymentPlan:
+    """A plan, whose workers have been checked."""
+    from deploy.launch.plan import look, plan
+    from deploy.launch.sizes import Machine
+    from deploy.service.config import Workers, explain
+    from orchestrator.errors import ConfigError
+
+    here = any(source.url is None for source in sources.values())
+    machine = Machine.look() if here else None
+    small, large = await asyncio.gather(look(sources["small"]), look(sources["large"]))
+    settings = {name: source.settings for name, source in sources.items()}
+    made = plan(small, large, machine, settings)
+    try:
+        Workers.model_validate(made.workers)
+    except ValidationError as error:
+        raise ConfigError(f"--{explain(error, Workers)}") from None
+    return made
 
 
 def _write_new(path: Path, text: str) -> None:

@@ -11,6 +11,7 @@ from orchestrator.errors import ConfigError
 if TYPE_CHECKING:
     from workers.backend import LocalBackend
     from workers.remote.backend import RemoteBackend
+    from workers.remote.server import Server
     from workers.worker import EngineWorker, ModelWorker
 
 
@@ -81,6 +82,25 @@ def _load_vllm(
     )
 
 
+def connect(spec: WorkerSpec) -> Server:
+    """Return the server that `spec.url` names, not connected yet.
+
+    Raises:
+        ConfigError: the key is missing.
+    """
+    from workers.remote.server import Server
+
+    assert spec.url is not None
+    return Server(
+        spec.url,
+        key=spec.key(),
+        ca=spec.ca,
+        connect_s=spec.connect_s,
+        silence_s=spec.silence_s,
+        retries=spec.retries,
+    )
+
+
 def connect_worker(spec: WorkerSpec) -> ModelWorker[RemoteBackend]:
     """Return a worker over the server that `spec.url` names, not connected yet.
 
@@ -89,21 +109,11 @@ def connect_worker(spec: WorkerSpec) -> ModelWorker[RemoteBackend]:
     """
     from workers.embedded.checkpoints import TOKENIZER, resolve
     from workers.remote.backend import RemoteBackend
-    from workers.remote.server import Server
     from workers.text.thinking import parse_thinking
     from workers.text.tokenizer_files import load_tokenizer
     from workers.worker import ModelWorker
 
-    assert spec.url is not None
     assert spec.model is not None
-    server = Server(
-        spec.url,
-        key=spec.key(),
-        ca=spec.ca,
-        connect_s=spec.connect_s,
-        silence_s=spec.silence_s,
-        retries=spec.retries,
-    )
-    name = resolve(spec.tokenizer or spec.model, TOKENIZER)
+    server, name = connect(spec), resolve(spec.tokenizer or spec.model, TOKENIZER)
     tokenizer = load_tokenizer(name, thinking=parse_thinking(spec.thinking))
     return ModelWorker(RemoteBackend(server, spec.model, tokenizer, context=spec.max_len))

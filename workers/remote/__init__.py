@@ -10,6 +10,7 @@
 - `protocol`: parts of answers that all dialects share.
 - `response_parser`: a stream's chunks to tokens of a text.
 - `agreement`: checks that a server's text is that of its ids.
+- `listing`: a server's models, and where their tokenizers lie.
 - `server`: the connection: requests, streams, retries, errors.
 - `body`: reads responses of bounded size.
 - `errors`: a server's error responses as errors of `orchestrator.errors`.

@@ -91,6 +91,15 @@ class Server:
             async with self._http.stream("GET", self.name + path, timeout=timeout) as response:
                 return await self._json(response)
 
+    async def page(
+        self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float
+    ) -> Any:
+        """Return the JSON of a page beside `/v1`, by POST if there is a body, without retries."""
+        url, method = self.name.removesuffix("/v1") + path, "GET" if body is None else "POST"
+        with self._translated():
+            async with self._http.stream(method, url, json=body, timeout=timeout_s) as response:
+                return await self._json(response)
+
     async def ask(
         self, path: str, body: Mapping[str, Any], session: str = "", *, trying: bool = False
     ) -> dict[str, Any]:

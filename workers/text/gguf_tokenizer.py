@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.errors import ConfigError
 
+MAGIC = b"GGUF"
 _WORDS_FIRST = frozenset({
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
     "jina-v5-nano", "tekken",
@@ -19,8 +20,17 @@ merges, and puts the begin token before a text unless the file says otherwise.""
 
 
 def is_gguf(model: str | Path) -> bool:
-    """Whether a name ends in `.gguf`; the file is not read."""
-    return Path(model).suffix.lower() == ".gguf"
+    """Whether a name ends in `.gguf`, or a file begins as one, as those of Ollama do."""
+    path = Path(model)
+    return path.suffix.lower() == ".gguf" or (path.is_file() and _begins_as_gguf(path))
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:  # who reads it says what is wrong
+        return False
 
 
 def write_tokenizer(path: str | Path, folder: Path) -> None:
@@ -29,7 +39,13 @@ def write_tokenizer(path: str | Path, folder: Path) -> None:
     Raises:
         ConfigError: there is no such file, or it holds no tokenizer that can be used.
     """
-    from transformers import PreTrainedTokenizerFast  # imports torch, which only GGUF files need
+    try:
+        from transformers import PreTrainedTokenizerFast  # slow, and only GGUF files need it
+    except ImportError as error:
+        raise ConfigError(
+            f"{path}: a GGUF file's tokenizer needs transformers, which is not installed here: "
+            "name the model's Hugging Face id or folder, or pip install 'baton[engine]'"
+        ) from error
 
     file = Path(path)
     if not file.is_file():

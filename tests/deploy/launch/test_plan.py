@@ -14,15 +14,8 @@ import yaml
 
 from deploy.cli import main as cli
 from deploy.launch.deployment_file import load
-from deploy.launch.plan import (
-    ENGINE_BYTES,
-    GB,
-    DeploymentPlan,
-    Gpu,
-    Machine,
-    ModelSize,
-    plan,
-)
+from deploy.launch.plan import DeploymentPlan, plan
+from deploy.launch.sizes import ENGINE_BYTES, GB, Gpu, Machine, ModelSize
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load_model

@@ -107,6 +107,13 @@ def test_a_neighbour_of_the_file_gives_it_nothing(tmp_path: Path) -> None:
     assert found.encode("Let me think") == expected.encode("Let me think")
 
 
+def test_a_file_of_another_name_is_known_by_how_it_begins(tmp_path: Path) -> None:
+    file = write(tmp_path / "model.gguf", make_model(), make_tokenizer())
+    known = load_tokenizer(str(file))
+    blob = file.rename(tmp_path / "sha256-0a")  # as Ollama names it
+    assert load_tokenizer(str(resolve(str(blob)))).hash == known.hash
+
+
 def test_a_vocabulary_that_is_not_the_files_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "model.gguf", make_model(), make_tokenizer())
     other = make_tokenizer(corpus="quite another text, other merges " * 9)

@@ -1,0 +1,212 @@
+"""Where models run on this machine, and with how much of its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deploy.launch.sizes import BFLOAT16, Gpu, Machine, ModelSize, in_gb
+from orchestrator.errors import ConfigError
+from orchestrator.loop.actions import WorkerName
+
+SHARED = 0.95  # of a GPU that two engines may take together
+WHOLE = 0.92  # of a GPU that one takes where nothing else is said: vLLM's gpu_memory_utilization
+LONGEST = 32_768  # tokens of context that are planned for, where the models have as many,
+LEAST = 8_192  # and below which a GPU is called too small
+ROWS_GPU, ROWS_CPU = 32, 4
+CPU_CONTEXT = 8_192
+CPU_USABLE = 0.8  # of this machine's memory
+NGRAM = {"method": "ngram", "params": {"num_speculative_tokens": 4, "prompt_lookup_max": 4}}
+"""A lossless method of vLLM that takes neither training nor memory."""
+CHAIN = {"gamma": 12, "threshold": 0.6}
+"""The fastest lossless method on a CPU, with the pretrained pair (deploy/lab/results)."""
+
+
+Models = Mapping[WorkerName, ModelSize]
+Placed = tuple[dict[str, dict[str, Any]], list[str]]
+
+
+def place(models: Models, machine: Machine) -> Placed:
+    """Return the workers of a deployment file for one or two models, and the reasons.
+
+    Raises:
+        ConfigError: they do not fit; the message says what is missing.
+    """
+    return _on_gpus(models, machine) if machine.gpus else _on_cpu(models, machine)
+
+
+def _on_gpus(models: Models, machine: Machine) -> Placed:
+    context = min(LONGEST, *(model.context for model in models.values()))
+    while True:
+        try:
+            workers, reasons = _placed(models, machine, context)
+        except ConfigError:
+            if context <= LEAST:
+                raise
+            context = max(LEAST, context // 2)
+        else:
+            if "large" in workers:
+                workers["large"]["speculation"] = NGRAM
+            return workers, reasons
+
+
+def _placed(models: Models, machine: Machine, context: int) -> Placed:
+    if len(models) == 2:
+        first = machine.gpus[0]
+        shares, tokens = _shared(models, first)
+        if len(machine.gpus) == 1 or tokens >= 8 * context:
+            if tokens < context:
+                need = sum(model.need(1, context) for model in models.values())
+                raise ConfigError(_too_large(need, int(SHARED * first.memory), first, context))
+            reasons = [
+                f"Both fit on one {first.name}: weights of {_weights(models)} leave a cache of "
+                f"about {tokens:,} tokens each.",
+            ]
+            workers = {
+                str(name): _on_gpu(model, context, machine, shares[name])
+                for name, model in models.items()
+            }
+            return workers, reasons + _remarks(machine, used=1)
+    return _separate(models, machine, context)
+
+
+def _separate(models: Models, machine: Machine, context: int) -> Placed:
+    """A GPU for the small of two models, and as many as it needs for the other, or the only one."""
+    *others, (last, large) = models.items()
+    smallest = min(machine.gpus, key=lambda gpu: gpu.memory)
+    usable, free = int(WHOLE * smallest.memory), len(machine.gpus) - len(others)
+    for _, model in others:
+        if (need := model.need(1, context)) > usable:
+            raise ConfigError(_too_large(need, usable, smallest, context))
+    beside = "".join(f"beside one for {model.name} " for _, model in others)
+    spread = 1
+    while large.need(spread, context) > usable:
+        if 2 * spread > free or not large.can_spread(2 * spread):
+            need = large.weights + context * large.token_bytes
+            raise ConfigError(
+                f"{large.name} needs {in_gb(need)} for its weights and {context:,} tokens, which "
+                f"do not fit {spread} of the {free} GPUs of {in_gb(smallest.memory)} {beside}"
+                "(a power of two that divides its heads): name a quantized checkpoint, or a "
+                "smaller model"
+            )
+        spread *= 2
+    workers = {str(name): _on_gpu(model, context, machine) for name, model in models.items()}
+    if spread > 1:
+        workers[last]["tensor_parallel"] = spread
+    each = "".join(f"{model.name} has a separate GPU, " for _, model in others)
+    reason = f"{each}{large.name} has {spread}: weights of {_weights(models)}."
+    return workers, [reason, *_remarks(machine, used=len(others) + spread)]
+
+
+def _weights(models: Models) -> str:
+    return " and ".join(model.size for model in models.values())
+
+
+def _shared(models: Models, gpu: Gpu) -> tuple[dict[WorkerName, float], int]:
+    """Shares of one GPU for both, in tenths of a percent, and the tokens that each has room for."""
+    free = int(SHARED * gpu.memory) - sum(model.need(1, 0) for model in models.values())
+    tokens = free // sum(model.token_bytes for model in models.values())
+    shares = {
+        name: int(1000 * model.need(1, tokens) / gpu.memory) / 1000
+        for name, model in models.items()
+    }
+    room = (
+        int(shares[name] * gpu.memory - model.need(1, 0)) // model.token_bytes
+        for name, model in models.items()
+    )
+    return shares, min(room)
+
+
+def _remarks(machine: Machine, used: int) -> list[str]:
+    remarks = []
+    if idle := len(machine.gpus) - used:
+        named = "1 further GPU stays" if idle == 1 else f"{idle} further GPUs stay"
+        remarks.append(f"{named} idle: more `replicas` of a worker use them.")
+    if _gpu_type(machine) == "float16":
+        remarks.append("In float16: these GPUs do not compute in bfloat16, as newer ones do.")
+    return remarks
+
+
+def _gpu_type(machine: Machine) -> str:
+    old = any(gpu.capability < BFLOAT16 for gpu in machine.gpus)
+    return "float16" if old else "bfloat16"
+
+
+def _on_gpu(model: ModelSize, context: int, machine: Machine, gpu: float = 1.0) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "engine": "vllm",
+        "device": "cuda",
+        "dtype": _gpu_type(machine),
+        "gpu": gpu,
+        "patience_s": 300,  # it may load for minutes
+        "rows": ROWS_GPU,
+        "max_len": context,
+    }
+
+
+def _on_cpu(models: Models, machine: Machine) -> Placed:
+    for model in models.values():
+        if model.not_ours:
+            raise ConfigError(f"there is no GPU, and on a CPU {model.not_ours}")
+    usable, rows = int(CPU_USABLE * machine.memory), ROWS_CPU
+    context = min(CPU_CONTEXT, *(model.context for model in models.values()))
+    types = {name: _cpu_type(model, machine) for name, model in models.items()}
+
+    def taken(name: WorkerName) -> int:
+        (dtype, bits), model = types[name], models[name]
+        cached = 2 * rows * context * model.token_bytes * (1 if dtype == "bfloat16" else 2)
+        return model.packed(bits) + cached
+
+    def need() -> int:
+        return sum(map(taken, models))
+
+    while need() > usable and (rows > 1 or context > 1024):
+        rows, context = (rows // 2, context) if rows > 1 else (rows, context // 2)
+    if need() > usable:
+        raise ConfigError(
+            f"{' and '.join(model.name for model in models.values())} need {in_gb(need())}, and "
+            f"{in_gb(usable)} of this machine's {in_gb(machine.memory)} are planned with: name "
+            "smaller models"
+        )
+    workers: dict[str, dict[str, Any]] = {
+        name: {
+            "model": model.name,
+            "device": "cpu",
+            "dtype": types[name][0],
+            "patience_s": 300,
+            "rows": rows,
+            "max_len": context,
+        }
+        for name, model in models.items()
+    }
+    reasons = [
+        f"Our own engine on {machine.cores} cores, with "
+        f"{' and '.join(dtype for dtype, _ in types.values())} weights: a pass takes as long as "
+        "they take to be read.",
+        f"They take about {in_gb(need())}, with {len(models) * rows} cached sequences of "
+        f"{context:,} tokens.",
+    ]
+    if len(models) == 2 and models["small"].has_vocabulary_of(models["large"]):
+        draft = taken("small")
+        if need() + draft <= usable:
+            params = CHAIN | {"draft": models["small"].name}
+            workers["large"]["speculation"] = {"method": "chain", "params": params}
+            reasons.append(
+                f"The large model decodes with the small one's drafts, {in_gb(draft)} more."
+            )
+    return workers, reasons
+
+
+def _cpu_type(model: ModelSize, machine: Machine) -> tuple[str, int]:
+    """The type of the weights, and its bits."""
+    if model.parameters < 50_000_000:
+        return "float32", 32
+    return ("int8", 8) if machine.int8 else ("bfloat16", 16)
+
+
+def _too_large(need: int, usable: int, gpu: Gpu, context: int) -> str:
+    return (
+        f"weights, engines and {context:,} tokens of cache need {in_gb(need)}, and {gpu.name} has "
+        f"{in_gb(usable)} for them: name a quantized checkpoint, a smaller model, or a server (url)"
+    )

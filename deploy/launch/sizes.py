@@ -1,0 +1,178 @@
+"""What a machine has, and what a model needs of it, by arithmetic on its config."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from deploy.launch.quantization import weight_bits
+from deploy.service.extras import want
+from orchestrator.errors import ConfigError
+from workers.reporting import first_line
+
+GB = 10**9
+ENGINE_BYTES = 3 * GB
+"""What an engine takes of a GPU beside weights and cache: CUDA's context, activations, graphs."""
+BFLOAT16 = (8, 0)  # compute capability below which a GPU computes in float16
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU: its name, its memory in bytes, and its compute capability."""
+
+    name: str
+    memory: int
+    capability: tuple[int, int] = BFLOAT16
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a model could run on. `int8`: whether this CPU computes on weights in 8 bits."""
+
+    gpus: tuple[Gpu, ...]
+    cores: int
+    memory: int
+    int8: bool = True
+
+    @classmethod
+    def look(cls) -> Machine:
+        """This machine."""
+        want("engine", "a model on this machine", "torch", "transformers")
+        import torch
+
+        from workers.engine.memory import machine_memory
+        from workers.model.packed import can_pack
+
+        gpus = tuple(
+            Gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
+            for properties in map(
+                torch.cuda.get_device_properties, range(torch.cuda.device_count())
+            )
+        )
+        return cls(gpus, len(os.sched_getaffinity(0)), machine_memory(), can_pack())
+
+    def __str__(self) -> str:
+        if not self.gpus:
+            return f"no GPU, {self.cores} cores, {in_gb(self.memory)} of memory"
+        names = ", ".join(f"{gpu.name} ({in_gb(gpu.memory)})" for gpu in self.gpus)
+        return f"{len(self.gpus)} GPU{'s' * (len(self.gpus) > 1)}: {names}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """A checkpoint by its config.
+
+    Args:
+        parameters: how many there are.
+        token_bytes: of a cached token, in 16 bits.
+        context: the longest sequence, in tokens.
+        heads, kv_heads: over which vLLM spreads a layer: it divides the heads, and holds those of
+            keys and values more than once where there are fewer than GPUs.
+        matrices: of the parameters, those of which a quantized checkpoint holds `bits`. The others
+            are the embedding's and the head's, but for a few.
+        tied: whether these two are one.
+        not_ours: why Baton's own engine does not run it; empty where it does.
+        vocabulary: equal for equal vocabularies; empty where it is not known.
+    """
+
+    name: str
+    parameters: int
+    token_bytes: int
+    context: int
+    heads: int
+    kv_heads: int
+    matrices: int = 0
+    bits: float = 16
+    not_ours: str = ""
+    vocabulary: str = ""
+    tied: bool = False
+
+    @classmethod
+    def of(cls, name: str) -> ModelSize:
+        """Read a folder or a Hugging Face id.
+
+        Raises:
+            ConfigError: it has no config that transformers can read.
+        """
+        import torch
+        from transformers import AutoConfig, PreTrainedConfig
+
+        from workers.embedded.checkpoints import resolve
+        from workers.engine.loading import load_config
+        from workers.engine.memory import parameter_counts, token_bytes
+
+        path = str(resolve(name))
+        try:
+            written, _ = PreTrainedConfig.get_config_dict(path)
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
+            parameters, matrices = parameter_counts(config)
+            per_token = token_bytes(config, torch.bfloat16)
+        except Exception as error:  # whatever a config class or the hub raises
+            raise ConfigError(f"cannot tell the size of {name}: {first_line(error)}") from error
+        try:
+            load_config(path)
+            not_ours = ""
+        except ConfigError as error:
+            not_ours = str(error)
+        return cls(
+            name,
+            parameters,
+            per_token,
+            config.max_position_embeddings,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            matrices,
+            weight_bits(written.get("quantization_config") or {}) or 16,
+            not_ours,
+            _vocabulary(path),
+            bool(config.tie_word_embeddings),
+        )
+
+    @property
+    def weights(self) -> int:
+        """Bytes, in 16 bits but for what is quantized."""
+        return int(2 * (self.parameters - self.matrices) + self.bits / 8 * self.matrices)
+
+    def packed(self, bits: int) -> int:
+        """Bytes in Baton's own engine on a CPU, with `bits` a weight: packed matrices have
+        them. The embedding is not packed, and a head that is tied to it is a second copy."""
+        if bits == 32:
+            return 4 * self.parameters
+        ends = self.parameters - self.matrices
+        embedding = ends if self.tied else ends // 2
+        head = ends if self.tied else ends - embedding
+        return 2 * embedding + bits // 8 * (self.matrices + head)
+
+    @property
+    def size(self) -> str:
+        """The weights, as users read it."""
+        return f"{in_gb(self.weights)} in {round(self.bits)} bits"
+
+    def has_vocabulary_of(self, other: ModelSize) -> bool:
+        """Whether both are known to have the same vocabulary."""
+        return self.vocabulary != "" and self.vocabulary == other.vocabulary
+
+    def can_spread(self, gpus: int) -> bool:
+        """Whether vLLM can spread its layers over `gpus` GPUs."""
+        most, least = max(gpus, self.kv_heads), min(gpus, self.kv_heads)
+        return self.heads % gpus == 0 and most % least == 0
+
+    def need(self, gpus: int, tokens: int) -> int:
+        """Bytes on each of `gpus` GPUs, with a cache of `tokens`."""
+        cache = tokens * self.token_bytes // min(gpus, self.kv_heads)
+        return self.weights // gpus + ENGINE_BYTES + cache
+
+
+def _vocabulary(path: str) -> str:
+    """A checkpoint's vocabulary, as `Tokenizer.hash`; empty where it cannot be read."""
+    from workers.text.tokenizer_files import load_tokenizer
+
+    try:
+        return load_tokenizer(path).hash
+    except ConfigError:
+        return ""
+
+
+def in_gb(size: int) -> str:
+    """Bytes as users read them."""
+    return f"{size / GB:.1f} GB"
