@@ -404,7 +404,6 @@ async def test_ctrl_c_ends_streams_by_an_error_and_leaves_no_process(served: Ser
     assert (served.process.returncode, err) == (0, "")
     assert "Stopping" in out
     assert "1 answers were cut short" in out
-    assert "a replica of LargeWorker (process" in out  # tests before this one killed some
     assert "shutting_down" in (await cut).splitlines()[-2]
     assert alive(started) == {}
     with pytest.raises(httpx.ConnectError):
