@@ -1,4 +1,4 @@
-"""An advisor: the small model executes, the large one is consulted where a gate asks for it.
+"""An advisor: the small model executes, the large one advises if a gate asks for it.
 
 It is the collaboration that agents know as the advisor tool, without a tool: the small model need
 not ask. The gate asks if
