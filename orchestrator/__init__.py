@@ -6,7 +6,6 @@ Modules and packages in reading order:
 - `types`: the types that the whole system shares: messages, segments, transcripts.
 - `json_schema`: translates a JSON Schema of any draft into one dialect.
 - `rust_patterns`: translates a JSON Schema's regular expressions for the grammars' library.
-- `schema_overlap`: whether two branches of a schema exclude each other.
 - `mended_schema`: leaves out of a schema what the grammars' library refuses.
 - `held_schema`: the part of a schema that a grammar can enforce, and the faults of the rest.
 - `call_markup`: the markup around calls of tools as patterns.

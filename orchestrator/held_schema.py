@@ -1,24 +1,21 @@
 """The part of a JSON Schema that a grammar can enforce, and the faults of the rest.
 
-The library llguidance makes a grammar of a schema. It ignores or misreads some keywords, and its
-messages name no place. So a schema is rewritten into a form that the library reads right: keywords
-without effect are left out, others are replaced by equal ones, and those that no grammar can
-enforce are left out and reported.
+The library llguidance makes a grammar of a schema. What it refuses is left out and reported with
+its place (`Mending`). What it ignores or misreads is rewritten or left out here first.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
-from math import ceil, floor
 from typing import Any, Final
 
-from jsonschema_rs import Draft202012Validator, ValidationError, meta
+from jsonschema_rs import ValidationError, meta
 
 from orchestrator.json_schema import (
     MOST_PARTS,
@@ -31,35 +28,25 @@ from orchestrator.json_schema import (
 )
 from orchestrator.mended_schema import Mending, joined
 from orchestrator.rust_patterns import rust_pattern
-from orchestrator.schema_overlap import Overlap, parts
 
 MAX_SOURCE: Final = 1 << 17  # characters of a schema without remarks, or of a grammar
 _EXACT: Final = 2**53 - 1
 _LARGEST: Final = 2**63
-_FARTHEST: Final = 10**18  # the largest bound of a fraction that the library takes
 _MOST_ITEMS: Final = 10_000  # the largest minItems or maxItems
-_MOST_MULTIPLES: Final = 512  # multiples of a number in a list
 _MOST_NAMES: Final = 1024  # entries in a keyword's value: the library compares them all
-_MOST_STEPS: Final = 100_000  # lookups of schemas of the same value, and listed multiples
 _MOST_LEVELS: Final = 400  # the library takes 5 KB of the stack for each
-_NAMES: Final = {
-    "uuid": "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
-    "date": "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])$",
-}
-"""Patterns for the formats of names; a date has only days that every month has."""
-_NUMBER: Final = {
-    "type", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
-}  # fmt: skip
-_IN_PLACE: Final = ("$ref", "const", "enum", "allOf", "anyOf", "oneOf")
 _MOST_MENDED: Final = 2  # tries to mend a schema
-_ANYTHING: Final[tuple[Any, ...]] = (True, {})
-_UNHELD: Final = dict.fromkeys(
-    (
-        *("not", "if", "then", "else", "contains", "minContains", "maxContains"),
-        *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
-    ),
-    "no grammar can hold an answer to it",
-) | {"uniqueItems": "no grammar can keep the items of a list apart"}
+_IN_PLACE: Final = ("$ref", "const", "enum", "allOf", "anyOf", "oneOf")
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
+    "not": (False,),
+    "uniqueItems": (False,),
+    "minProperties": (0,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+}
+"""Values with which keywords that no grammar can enforce have no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +80,7 @@ class _Reader:
 
     def __init__(self, schema: Any, mending: Mending) -> None:
         self._defs: dict[str, Any] = schema.get("$defs", {}) if isinstance(schema, dict) else {}
-        self._overlap = Overlap(self._defs)
         self._mending, self._faults = mending, mending.faults
-        self._steps = _MOST_STEPS
         self._root = schema
         if self._defs:
             self._root = {name: one for name, one in schema.items() if name != "$defs"}
@@ -105,6 +90,7 @@ class _Reader:
         for name, one in self._defs.items():
             self._defs[name] = self._valid(one, f"$defs.{name}")
         self._check_size()
+        self._check_cycles()
         found = self._schema(self._root, "")
         defs = {name: self._schema(one, f"$defs.{name}") for name, one in self._defs.items()}
         left = _MOST_MENDED
@@ -127,21 +113,6 @@ class _Reader:
         if self._size(self._root, {}) > MOST_PARTS:
             raise TooLarge(f"with what it refers to it has more than {MOST_PARTS} parts")
 
-    def _take(self, steps: int) -> None:
-        """Count lookups of schemas and listed multiples."""
-        self._steps -= steps
-        if self._steps < 0:
-            raise TooLarge(
-                f"it takes more than {_MOST_STEPS} steps to look up what its parts say of the same "
-                "values, and to list multiples"
-            )
-
-    def _parts(self, schema: Any) -> list[dict[str, Any]]:
-        """Return the schemas each of which a value must match, except true and false."""
-        every = list(parts(schema, self._defs))
-        self._take(len(every))
-        return [one for one in every if isinstance(one, dict)]
-
     def _levels(self) -> int:
         """Return how deep the library recurses: it reads a definition at the first reference."""
         deepest, left, seen = 0, [(self._root, 1)], set[str]()
@@ -158,8 +129,8 @@ class _Reader:
         return deepest
 
     def _size(self, schema: Any, sizes: dict[str, int]) -> int:
-        """Count a schema's parts with every reference replaced by its definition: a value may be
-        compared with all of them. `sizes` caches those of definitions."""
+        """Count a schema's parts with every reference replaced by its definition, as the library
+        may do. `sizes` caches those of definitions."""
         size = 1
         if not isinstance(schema, dict):
             return size
@@ -170,6 +141,13 @@ class _Reader:
             sizes[name] = 1  # within itself
             sizes[name] = self._size(self._defs[name], sizes)
         return size + sizes.get(name, 0)
+
+    def _check_cycles(self) -> None:
+        """Refuse definitions that refer to themselves for the same value."""
+        try:
+            TopologicalSorter({name: _same(one) for name, one in self._defs.items()}).prepare()
+        except CycleError as error:
+            raise TooLarge(f"$defs.{error.args[1][0]}: it refers to itself") from None
 
     def _leave_out(self, schema: dict[str, Any], place: str, keyword: str, why: str) -> None:
         if keyword in schema:
@@ -194,78 +172,43 @@ class _Reader:
         return map_subschemas(found, lambda one, at: self._valid(one, joined(place, at)))
 
     def _schema(self, schema: Any, place: str) -> Any:
-        """Return a schema without the keywords that no grammar can enforce."""
+        """Return a schema that the library reads right."""
         if not isinstance(schema, dict):
             return schema
-        if schema.get("not") in _ANYTHING:
+        if schema.get("not") in (True, {}):
             return False
-        found = dict(schema)
-        for idle in (_idle_logic, _idle_counts):
-            idle(found)
-        self._names(found, place)
-        self._evaluated(found)
-        for keyword, why in _UNHELD.items():
-            self._leave_out(found, place, keyword, why)
+        found = {name: one for name, one in schema.items() if one not in _IDLE.get(name, ())}
+        self._names(found)
         self._bounds(found, place)
         if "pattern" in found:
             found["pattern"] = rust_pattern(found["pattern"])
         if "patternProperties" in found:
             named = found["patternProperties"].items()
             found["patternProperties"] = {rust_pattern(name): one for name, one in named}
-        self._reference(found, place)
-        self._one_of(found, place)
-        found = map_subschemas(found, lambda one, at: self._schema(one, joined(place, at)))
-        return self._numbers(_ordered(_dependents(found)), place)
+        if (ref := found.get("$ref")) and name_of(found) not in self._defs:
+            why = f"expected a reference to a part of the schema, got {ref[:80]}"
+            self._leave_out(found, place, "$ref", why)
+        if "oneOf" in found and "anyOf" not in found and self._is_tagged(found["oneOf"]):
+            found["anyOf"] = found.pop("oneOf")
+        self._numbers(found, place)
+        return _ordered(map_subschemas(found, lambda one, at: self._schema(one, joined(place, at))))
 
-    def _names(self, found: dict[str, Any], place: str) -> None:
-        """Replace `propertyNames` by properties or patterns of them, if one can."""
-        if "propertyNames" not in found:
+    def _names(self, found: dict[str, Any]) -> None:
+        """Replace `propertyNames` by properties or a pattern, if there are no others."""
+        names = found.get("propertyNames", {})
+        if not isinstance(names, dict) or found.keys() & {"properties", "patternProperties"}:
             return
-        given = found["propertyNames"]
-        names: dict[str, Any] = {}
-        for one in self._parts(given):
-            names |= one
-        names = {name: one for name, one in names.items() if name not in ("$ref", "allOf")}
-        if given is True or names.get("type", "string") == "string":
-            names.pop("type", None)
-        if "pattern" in names:
-            names.pop("format", None)
-        others = found.get("additionalProperties", True)
-        listed = [names["const"]] if "const" in names else names.get("enum")
-        if not names and given is not False:
-            del found["propertyNames"]
-        elif "patternProperties" in found or (found.get("properties") and others not in _ANYTHING):
-            why = "no grammar can hold an answer to it beside other properties"
-            self._leave_out(found, place, "propertyNames", why)
-        elif listed is not None and names.keys() <= {"const", "enum"}:
-            own = found.get("properties", {})
-            of_each = {name: own.get(name, others) for name in listed if isinstance(name, str)}
-            found |= {"properties": of_each, "additionalProperties": False}
-            del found["propertyNames"]
-        elif not found.get("properties") and (pattern := _pattern_of(names)):
-            found |= {"patternProperties": {pattern: others}, "additionalProperties": False}
-            del found["propertyNames"]
+        names = self._defs.get(name_of(names), names)
+        names = {name: one for name, one in names.items() if (name, one) != ("type", "string")}
+        listed, others = names.get("enum"), found.get("additionalProperties", True)
+        if listed is not None and len(names) == 1:
+            found["properties"] = {name: others for name in listed if isinstance(name, str)}
+        elif names.keys() == {"pattern"}:
+            found["patternProperties"] = {names["pattern"]: others}
         else:
-            why = "a grammar can hold names to one pattern, a length, a uuid, a date, or a list"
-            self._leave_out(found, place, "propertyNames", why)
-
-    def _evaluated(self, found: dict[str, Any]) -> None:
-        """Replace `unevaluated...` by `additionalProperties` or `items`, if all parts are known."""
-        rest = {name: one for name, one in found.items() if not name.startswith("unevaluated")}
-        if len(rest) == len(found):
             return
-        every = self._parts(rest)
-        if any(one.keys() & {"anyOf", "oneOf", "if", "dependentSchemas"} for one in every):
-            return
-        if "unevaluatedProperties" in found and not any(
-            one.keys() & {"patternProperties", "additionalProperties", "unevaluatedProperties"}
-            for one in every
-        ):
-            names = {name: True for one in every for name in one.get("properties", {})}
-            found["properties"] = names | found.get("properties", {})
-            found["additionalProperties"] = found.pop("unevaluatedProperties")
-        if "unevaluatedItems" in found and len(every) == 1 and "contains" not in found:
-            found.setdefault("items", found.pop("unevaluatedItems"))
+        del found["propertyNames"]
+        found["additionalProperties"] = False
 
     def _bounds(self, found: dict[str, Any], place: str) -> None:
         """Leave out bounds that are too large for a grammar, or that it would not enforce."""
@@ -281,103 +224,53 @@ class _Reader:
                 why = f"a grammar has room for no more than {_MOST_NAMES} beside each other"
                 self._leave_out(found, place, name, why)
 
-    def _reference(self, found: dict[str, Any], place: str) -> None:
-        ref = found.get("$ref", "")
-        if ref and name_of(found) not in self._defs:
-            why = f"expected a reference to a part of the schema, got {ref[:80]}"
-            self._leave_out(found, place, "$ref", why)
-        elif ref and name_of(found) in self._reached(name_of(found)):
-            self._leave_out(found, place, "$ref", f"{ref[:80]} refers to itself")
+    def _is_tagged(self, choices: list[Any]) -> bool:
+        """Return whether no value matches two of the choices: their types differ, or the constant
+        of a property that all of them require (a discriminator)."""
+        every = [self._target_of(choice) for choice in choices]
+        names = set[str].intersection(*(set(one.get("required", ())) for one in every))
+        tags = [[_constants(one, name) for one in every] for name in sorted(names)]
+        return any(
+            all(kinds) and all(one.isdisjoint(two) for one, two in combinations(kinds, 2))
+            for kinds in (list(map(_types, every)), *tags)
+        )
 
-    def _reached(self, name: str) -> set[str]:
-        """Return the definitions that one refers to for the same value, directly or not."""
-        found, left = set[str](), [self._defs[name]]
-        while left:
-            one = left.pop()
-            self._take(1)
-            if not isinstance(one, dict):
-                continue
-            left += [each for union in ("allOf", "anyOf", "oneOf") for each in one.get(union, ())]
-            other = name_of(one)
-            if other in self._defs and other not in found:
-                found.add(other)
-                left.append(self._defs[other])
-        return found
+    def _target_of(self, schema: Any) -> dict[str, Any]:
+        found = self._defs.get(name_of(schema), schema) if isinstance(schema, dict) else {}
+        return found if isinstance(found, dict) else {}
 
-    def _one_of(self, found: dict[str, Any], place: str) -> None:
-        """Replace `oneOf` by `anyOf` if its branches exclude each other."""
-        if "oneOf" not in found:
-            return
-        choices = found["oneOf"]
-        pairs = combinations(enumerate(choices), 2)
-        both = ((i, k) for (i, one), (k, two) in pairs if not self._overlap.disjoint(one, two))
-        if pair := next(both, None):
-            why = "[{}] and [{}] may both match, as far as can be seen: try anyOf".format(*pair)
-            self._leave_out(found, place, "oneOf", why)
-        found.pop("oneOf", None)
-        if "anyOf" in found:
-            found["allOf"] = [*found.get("allOf", ()), {"anyOf": choices}]
-        else:
-            found["anyOf"] = choices
-
-    def _numbers(self, found: dict[str, Any], place: str) -> Any:
-        """Bound integers, whose digits might never end, and list negative multiples."""
-        given = found.get("type", sorted(set(TYPES.values()) - {"integer"}))
-        kinds = [given] if isinstance(given, str) else list(given)
-        if "multipleOf" in found:
-            step = Fraction(str(found["multipleOf"]))
-            if step == 1:
-                kinds = ["integer" if kind == "number" else kind for kind in kinds]
-                found["type"] = kinds = list(dict.fromkeys(kinds))
-            if "number" not in kinds and ("integer" not in kinds or (1 / step).denominator == 1):
-                del found["multipleOf"]
+    def _numbers(self, found: dict[str, Any], place: str) -> None:
+        """Bound integers, whose digits might never end; leave out what does not stay exact."""
+        kinds = found.get("type", ())
+        if found.get("multipleOf") == 1 and kinds == "number":
+            kinds = found["type"] = "integer"
+        if kinds == "integer" and (1 / Fraction(str(found.get("multipleOf", 1)))).denominator == 1:
+            found.pop("multipleOf", None)
         low, high = _limits(found)
         if "multipleOf" in found and (low is None or low < 0):
-            return self._multiples(found, kinds, place)
-        if not found.keys() & {"enum", "const"}:
-            if "integer" in kinds:
-                _bound_digits(found, low, high)
-            elif "number" in kinds:
-                _bound_doubles(found)
-        for name in ("const", "enum", *sorted(_NUMBER)):
+            why = "a grammar can hold no numbers below 0 to it: give a minimum of 0 or more"
+            self._leave_out(found, place, "multipleOf", why)
+        if "integer" in kinds and not found.keys() & {"enum", "const"}:
+            _bound_digits(found, low, high)
+        for name in ("const", "enum", "multipleOf", *_BOUNDS):
             if name in found and not _is_exact(found[name]):
                 why = f"{str(found[name])[:40]} is beyond the numbers that stay exact"
                 self._leave_out(found, place, name, why)
-        return found
-
-    def _multiples(self, found: dict[str, Any], kinds: list[str], place: str) -> Any:
-        """List multiples of which some are below 0: the library supports no sign there."""
-        low, high = _limits(found)
-        step = Fraction(str(found["multipleOf"]))
-        if (
-            found.keys() - _NUMBER
-            or low is None
-            or high is None
-            or max(-low, high) > _EXACT
-            or (high - low) / step > _MOST_MULTIPLES
-        ):
-            why = (
-                "a grammar can hold no numbers below 0 to it: give a minimum of 0 or more, or "
-                f"bounds with at most {_MOST_MULTIPLES} multiples between them"
-            )
-            self._leave_out(found, place, "multipleOf", why)
-            return self._numbers(found, place)
-        places = range(ceil(low / step), floor(high / step) + 1)
-        self._take(len(places))
-        every = (step * k for k in places)
-        values = [
-            int(one) if one.denominator == 1 else float(one)
-            for one in every
-            if one.denominator == 1 or "number" in kinds
-        ]
-        valid = Draft202012Validator({name: one for name, one in found.items() if name != "type"})
-        listed = {"enum": [value for value in values if valid.is_valid(value)]}
-        others = [kind for kind in kinds if kind not in ("integer", "number")]
-        return {"anyOf": [listed, {"type": others}]} if others else listed
 
 
 def _whole(schema: Any, defs: Mapping[str, Any]) -> Any:
     return {**schema, "$defs": defs} if defs and isinstance(schema, dict) else schema
+
+
+def _same(schema: Any) -> set[str]:
+    """Return the definitions that a schema names for the same value."""
+    found, left = set[str](), [schema]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            found |= {name_of(one)} - {""}
+            left += [each for union in ("allOf", "anyOf", "oneOf") for each in one.get(union, ())]
+    return found
 
 
 def _error_of(schema: dict[str, Any]) -> ValidationError | None:
@@ -389,48 +282,18 @@ def _error_of(schema: dict[str, Any]) -> ValidationError | None:
     return None
 
 
-def _idle_logic(found: dict[str, Any]) -> None:
-    """Leave out logical keywords without effect."""
-    if found.get("not") is False:
-        del found["not"]
-    if "if" not in found or all(found.get(name, True) in _ANYTHING for name in ("then", "else")):
-        for name in ("if", "then", "else"):
-            found.pop(name, None)
-    if "contains" not in found or (found.get("minContains") == 0 and "maxContains" not in found):
-        for name in ("contains", "minContains", "maxContains"):
-            found.pop(name, None)
-    for name in ("unevaluatedItems", "unevaluatedProperties"):
-        if found.get(name) in _ANYTHING:
-            del found[name]
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    named = schema.get("type", ())
+    kinds = {named} if isinstance(named, str) else set(named)
+    return kinds | ({"number"} if "integer" in kinds else set())
 
 
-def _idle_counts(found: dict[str, Any]) -> None:
-    """Leave out counts without effect."""
-    if not found.get("uniqueItems") or found.get("maxItems", 2) < 2:
-        found.pop("uniqueItems", None)
-    if found.get("minProperties", 0) <= len(found.get("required", ())):
-        found.pop("minProperties", None)
-
-
-def _pattern_of(names: Mapping[str, Any]) -> str:
-    """Return the regular expression that names must match; empty if there is not one."""
-    if names.keys() == {"pattern"}:
-        return str(names["pattern"])
-    if names.keys() == {"format"}:
-        return _NAMES.get(names["format"], "")
-    if names.keys() <= {"minLength", "maxLength"}:
-        return f"^[\\s\\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
-    return ""
-
-
-def _dependents(found: dict[str, Any]) -> dict[str, Any]:
-    """Replace `dependent...` by a choice: the property is missing, or its schema holds."""
-    choices = {name: {"required": one} for name, one in found.pop("dependentRequired", {}).items()}
-    every = [*choices.items(), *found.pop("dependentSchemas", {}).items()]
-    if every:
-        both = [{"anyOf": [{"properties": {name: False}}, one]} for name, one in every]
-        found["allOf"] = [*found.get("allOf", ()), *both]
-    return found
+def _constants(schema: Mapping[str, Any], name: str) -> set[str]:
+    """Return the texts that a property may have; empty if it may have others."""
+    one = schema.get("properties", {}).get(name)
+    values = [one["const"]] if isinstance(one, dict) and "const" in one else ()
+    values = values or (one.get("enum", ()) if isinstance(one, dict) else ())
+    return set(values) if all(isinstance(value, str) for value in values) else set()
 
 
 def _ordered(found: dict[str, Any]) -> dict[str, Any]:
@@ -460,16 +323,6 @@ def _bound_digits(found: dict[str, Any], low: Fraction | None, high: Fraction | 
     if (high is None or high > _EXACT) and (low is None or low < _EXACT):
         found.pop("exclusiveMaximum", None)
         found["maximum"] = _EXACT
-
-
-def _bound_doubles(found: dict[str, Any]) -> None:
-    """Leave out bounds that every number meets, and reduce others to what the library takes."""
-    for names, sign in (("minimum", "exclusiveMinimum"), -1), (("maximum", "exclusiveMaximum"), 1):
-        for name in names:
-            if found.get(name, 0) * sign >= sys.float_info.max:
-                del found[name]
-            elif found.get(name, 0) * sign >= _FARTHEST:
-                found[name] = sign * _EXACT
 
 
 def _is_exact(value: Any) -> bool:

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Final
 from urllib.parse import unquote
 
-from orchestrator.rust_patterns import conjuncts, without_bare_classes
+from orchestrator.rust_patterns import without_bare_classes
 
 _UNIONS: Final = ("anyOf", "oneOf")
 _LISTS: Final = {"prefixItems", "allOf", *_UNIONS}
@@ -217,9 +217,7 @@ class _Dialect:
         if found.get("format") not in FORMATS:
             found.pop("format", None)
         if isinstance(found.get("pattern"), str):
-            found["pattern"], *ahead = conjuncts(without_bare_classes(found["pattern"]))
-            if ahead:
-                found["allOf"] = [*found.get("allOf", ()), *({"pattern": one} for one in ahead)]
+            found["pattern"] = without_bare_classes(found["pattern"])
         if isinstance(found.get("$ref"), str):
             found["$ref"] = self._named(found["$ref"])
         found = map_subschemas(found, self._schema)

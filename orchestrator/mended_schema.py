@@ -25,6 +25,12 @@ _SHAPES: Final = {
     *("patternProperties", "additionalProperties", "prefixItems", "items"),
 }
 """Keywords that name a value's parts."""
+_SAID: Final = {
+    "Unimplemented keys": "no grammar can hold an answer to it",
+    "oneOf constraints are not supported": "two choices may both match, as far as can be seen: try "
+    "anyOf, or a constant property in each",
+}
+"""Messages of the library, by their beginnings, in the user's words."""
 _Parts = Sequence[tuple[str, dict[str, Any]]]
 
 
@@ -50,7 +56,8 @@ def reason(text: str) -> str:
     """Return the first line of the library's message; a picture of the grammar follows it."""
     lines = text.strip().split("\n")
     said = [line for line in lines if line.startswith("error: ")] or lines[:1]
-    return said[0].removeprefix("error: ").rpartition("JSON schema: ")[2][:300]
+    message = said[0].removeprefix("error: ").rpartition("JSON schema: ")[2][:300]
+    return next((ours for theirs, ours in _SAID.items() if message.startswith(theirs)), message)
 
 
 def joined(place: str, name: str) -> str:
@@ -127,7 +134,9 @@ class Mending:
 
     def _leave_out(self, found: dict[str, Any], place: str, keyword: str, why: str) -> None:
         if keyword in found:
-            del found[keyword]
+            given = found.pop(keyword)
+            if keyword == "oneOf":
+                found.setdefault("anyOf", given)
             self.faults.append(f"{joined(place, keyword)}: {why}")
 
     def _alone(self, schema: dict[str, Any]) -> str:

@@ -3,52 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Final
 
 _SPACE: Final = r"\t\n\v\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
-_MOST_AHEAD: Final = 16  # groups that look ahead
-_TOKEN: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]?|[()|]", re.DOTALL)
+_TOKEN: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]?", re.DOTALL)
 
 
 def without_bare_classes(pattern: str) -> str:
     """Replace JavaScript's `[^]` (any character) and `[]` (none) in a pattern."""
     bare = {"[^]": r"[\s\S]", "[]": r"[^\s\S]"}
     return _TOKEN.sub(lambda found: bare.get(found[0], found[0]), pattern)
-
-
-def conjuncts(pattern: str) -> list[str]:
-    """Split a pattern that begins with lookaheads into patterns all of which a text must match.
-
-    `^(?=.*[0-9]).{8,}$` asks for a digit, and for eight characters or more.
-    """
-    ahead, begin = list[str](), 0
-    while pattern.startswith("^(?=" if begin == 0 else "(?=", begin):
-        inside = begin + (4 if begin == 0 else 3)
-        end = _end_of_group(pattern, inside)
-        if not end or len(ahead) == _MOST_AHEAD:
-            return [pattern]
-        ahead.append(f"^(?:{pattern[inside:end]})")
-        begin = end + 1
-    rest = f"^{pattern[begin:]}" if ahead else pattern
-    alternatives = any(depth == 0 and letter == "|" for _, letter, depth in _brackets(rest, 0))
-    return [pattern] if alternatives else [rest, *ahead]
-
-
-def _end_of_group(pattern: str, begin: int) -> int:
-    """Return the index of the end of the group whose content begins at `begin`; 0 if none."""
-    return next((at for at, letter, depth in _brackets(pattern, begin) if depth < 0), 0)
-
-
-def _brackets(pattern: str, begin: int) -> Iterator[tuple[int, str, int]]:
-    """Yield the brackets and bars from `begin` on, each with its index and depth of groups."""
-    depth = 0
-    for found in _TOKEN.finditer(pattern, begin):
-        letter = found[0]
-        if letter in "()|":
-            depth -= letter == ")"
-            yield found.start(), letter, depth
-            depth += letter == "("
 
 
 def rust_pattern(pattern: str) -> str:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator import json_schema, mended_schema, schema_overlap
+from orchestrator import json_schema, mended_schema
 from orchestrator.errors import InvalidRequest
 from orchestrator.grammar import tool_rules
 from orchestrator.held_schema import held
 from orchestrator.json_schema import References
-from orchestrator.rust_patterns import conjuncts, without_bare_classes
+from orchestrator.rust_patterns import without_bare_classes
 
 BAD = {"type": "string", "pattern": "a(?!b)"}
 MOST_READ = 1 << 20  # characters of one schema
@@ -45,9 +45,6 @@ def deep(n: int) -> dict[str, Any]:
 LARGE: dict[str, tuple[int, Callable[[int], Any]]] = {
     "choices of objects": (700, lambda n: {"oneOf": [kind(i) for i in range(n)]}),
     "equal choices": (700, lambda n: {"oneOf": [kind(0)] * n}),
-    "choices of parts": (
-        1000, lambda n: {"oneOf": [{"allOf": [{"required": ["a"], "properties": {"a": {"maxLength":
-            i}}} for i in range(n)]}] * 2}),
     "choices of patterns": (
         500, lambda n: {"oneOf": [{"const": "a", "pattern": f"^[a-z]{{1,60}}{i}"} for i in
             range(n)]}),
@@ -56,7 +53,6 @@ LARGE: dict[str, tuple[int, Callable[[int], Any]]] = {
         800, lambda n: {"required": [f"p{i}" for i in range(n)], **named(n, lambda _: {"type":
             "string", "pattern": "^a{5}$", "maxLength": 3})}),
     "refused choices": (1500, lambda n: {"anyOf": [BAD] * n}),
-    "look-ahead": (9000, lambda n: {"type": "string", "pattern": "^" + "(?=.*a)" * n + "b$"}),
     "parts": (1500, lambda n: {"allOf": [named(1, lambda k, i=i: {"minLength": i}) for i in
         range(n)]}),
     "a chain of choices": (300, lambda n: chain(n, lambda rest: {"anyOf": [rest, rest]})),
@@ -73,9 +69,6 @@ LARGE: dict[str, tuple[int, Callable[[int], Any]]] = {
     "properties": (9000, lambda n: named(n, lambda i: True)),
     "names": (9000, lambda n: {"propertyNames": {"enum": [f"a{i}" for i in range(n)]}}),
     "tuples": (9000, lambda n: {"prefixItems": [{"type": "integer"}] * n}),
-    "multiples": (
-        900, lambda n: named(n, lambda i: {"type": "integer", "multipleOf": 5, "minimum": -1000,
-            "maximum": 1000})),
 }  # fmt: skip
 """How many of what, and the schema: as large as a request may have."""
 
@@ -98,14 +91,12 @@ def test_a_large_schema_is_accepted_or_refused_by_name_after_a_bounded_number_of
 
         monkeypatch.setattr(module, name, call)
 
-    counted(schema_overlap, "_listed_disjoint")
     counted(mended_schema, "_fault_of")
     found = held(source)
     assert all(found.faults)
     assert found.faults or found.schema
     assert found.read <= MOST_READ
     assert done["_fault_of"] <= 300
-    assert done["_listed_disjoint"] <= 50_000
 
 
 def test_one_part_that_is_refused_is_found_among_many_with_few_calls() -> None:
@@ -142,11 +133,7 @@ def test_many_tools_are_read_up_to_a_size_together() -> None:
         )
 
 
-def test_a_pattern_that_looks_ahead_often_stays_as_it_is() -> None:
-    few, many = "(?=.*a)" * 16, "(?=.*a)" * 17
-    assert conjuncts(f"^{few}b$") == ["^b$", *["^(?:.*a)"] * 16]
-    assert conjuncts(f"^{many}b$") == [f"^{many}b$"]
-    assert conjuncts("^(?=a(?=b)c") == ["^(?=a(?=b)c"]
+def test_an_unfinished_class_stays_as_it_is() -> None:
     assert without_bare_classes("[[[\\") == "[[[\\"
 
 
