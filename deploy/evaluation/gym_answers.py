@@ -109,7 +109,7 @@ def _rounded(answer: str, entry: Mapping[str, Any]) -> bool:
     def near(a: Value, b: Value) -> bool:
         match a, b:
             case Number(), Number():
-                same = {a.mark, b.mark} <= {"", "°"}
+                same = {a.unit, b.unit} <= {"", "°"}
                 return same and round(a.value, places) == round(b.value, places)
             case Sequence(), Sequence():
                 pairs = zip(a.items, b.items, strict=False)

@@ -12,21 +12,17 @@ from orchestrator.answers.numbers import (
     JOINING,
     LONGEST,
     Number,
-    clock,
-    date_of,
-    known_unit,
-    measured,
     read_number,
-    summed,
+    unit_of,
 )
-from orchestrator.answers.spelling import MATRIX, ROW, plain
+from orchestrator.answers.spelling import plain
 
 _DEEPEST: Final = 50  # nested brackets; an answer with more is compared as words
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Values with or without brackets; the items of a matrix are rows."""
+    """Values with or without brackets."""
 
     brackets: str
     items: tuple[Value, ...]
@@ -51,23 +47,16 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """LaTeX that needs algebra to compare, with its unit, and the factor to that kind's first."""
+    """LaTeX that needs algebra to compare, without its unit."""
 
     text: str
     unit: str = ""
-    factor: Fraction = Fraction(1)
 
     @property
     def is_set(self) -> bool:
         """Whether it may equal a sequence in brackets."""
-        return (
-            self.is_relation
-            or re.search(r"\\(?:cup|cap|setminus|times)(?![A-Za-z])", self.text) is not None
-        )
-
-    @property
-    def has_matrix(self) -> bool:
-        return MATRIX[0] in self.text
+        sets = re.search(r"\\(?:cup|cap|setminus|times)(?![A-Za-z])", self.text)
+        return self.is_relation or sets is not None
 
     @property
     def is_relation(self) -> bool:
@@ -88,16 +77,15 @@ _NAMED: Final = re.compile(
     r"\s*(?:=|\\in(?![A-Za-z]))(?:[^=<>]+=)?\s*([^=<>]+)"
 )
 _JOINED: Final = re.compile(r",?\s+(?:and|(or))(?:\s+|(?=\d))")
-_BOUNDS: Final = re.compile(
-    r"(?:([^<>=]*[^<>=\s\\])\s*(<|\\le)\s*)?([A-Za-z])\s*(<|>|\\[lg]e)\s*([^<>=]+)"
-)
 _OPAQUE: Final = re.compile(
-    r"[:?'\"#@&;\n]|[^\x00-\x7f]|!!|\d\s+[\d.]|\d\.\d+\.\d|[A-Za-z]\d"
+    r"[:?'\"#@&;\n]|[^\x00-\x7f]|!!|\d\s+[\d.]|\d\.\d+\.\d|\d/\d+/\d|[A-Za-z]\d"
     r"|(?<![\d.A-Za-z_^{])(?:1|0\d*)[A-Za-z]"
 )
 """Text that an algebra system would misread: it drops primes, divides at colons, and takes the
 digits of 3a0 for factors."""
-_CELLS: Final = str.maketrans(dict.fromkeys([*MATRIX, ROW, "&"], ","))
+_MATRIX: Final = re.compile(r"\\begin\{(?:[pbB]?matrix|array)\}")
+_UNIT_AT_END: Final = re.compile(r"(.*[^\s\\])(\s*°[CF]?|\s+[A-Za-z][A-Za-z ./^{}\d]{0,60})")
+_ANGLE_OF: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -112,26 +100,19 @@ def read(text: str) -> Value:
 
 def _read(text: str) -> Value:
     text = _stripped(text)
-    for reader in (read_number, summed, clock, date_of, _ratio, _sequence):
-        value: Value | None = reader(text)
-        if value is not None:
-            return value
+    value: Value | None = read_number(text) or _sequence(text)
+    if value is not None:
+        return value
+    if _MATRIX.search(text):
+        return Expression(text)
     if (match := _NAMED.fullmatch(text)) is not None and len(match[1]) < 40:
         name = re.sub(r"[\\{}\s]", "", match[1]).casefold()
         return Named(name, _read(match[2]), text)
-    if (parts := measured(text)) is not None and _is_math(parts[0]):
-        return Expression(*parts)
-    algebraic = _algebraic(text)
-    return Expression(algebraic) if _is_math(algebraic) else _words(text)
-
-
-def _algebraic(text: str) -> str:
-    """Write angles in radians, and a chain of relations with its least first."""
-    text = re.sub(r"(?<![\d.])([\d.]{1,20})°", r"(\1\\cdot\\frac{\\pi}{180})", text)
-    parts = re.split(r"(>|\\ge(?![A-Za-z]))", text)
-    if len(parts) < 5 or "<" in text:
-        return text
-    return "".join({">": "<", "\\ge": "\\le "}.get(part, part) for part in reversed(parts))
+    if (end := _UNIT_AT_END.fullmatch(text)) is not None and not _ANGLE_OF.search(end[1]):
+        unit = unit_of(end[2])
+        if unit and _is_math(end[1]) and not re.search("[A-Za-z]", _COMMAND.sub("", end[1])):
+            return Expression(end[1], unit)
+    return Expression(text) if _is_math(text) else _words(text)
 
 
 def _stripped(text: str) -> str:
@@ -143,25 +124,13 @@ def _stripped(text: str) -> str:
         if len(text) > 1 and text[0] in _QUOTES and text[-1] in _QUOTES:
             inner = text[1:-1]
             text = text if any(quote in inner for quote in _QUOTES) else inner
-        around = text[:1] in ("(", "{") or re.match(rf"\[\s*{MATRIX[0]}", text)
-        if around and "," not in text and _end(text) == len(text) - 1:
+        if text[:1] in ("(", "{") and "," not in text and _end(text) == len(text) - 1:
             text = text[1:-1] if text[-1] == _CLOSING[text[0]] else text
         if text == before:
             return text
 
 
-def _ratio(text: str) -> Sequence | None:
-    """Read numbers between colons, or a date in numbers, as written: 2:5 may be a score."""
-    for sign, least in ((":", 2), ("/", 3)):
-        parts = text.split(sign)
-        if len(parts) >= least and all(re.fullmatch(r"\s*\d+(?:\.\d+)?\s*", one) for one in parts):
-            return Sequence(sign, tuple(_read(part) for part in parts), text)
-    return None
-
-
-def _sequence(text: str) -> Sequence | Expression | None:
-    if text[:1] == MATRIX[0] and text.find(MATRIX[1]) == len(text) - 1:
-        return _matrix(text)
+def _sequence(text: str) -> Sequence | None:
     brackets, inner = "", text
     if text.startswith("\\{") and text.endswith("\\}") and _end(text[1:]) == len(text) - 2:
         brackets, inner = "{}", text[2:-2]
@@ -173,41 +142,14 @@ def _sequence(text: str) -> Sequence | Expression | None:
     if any(not part.strip() for part in parts) and inner.strip():
         return None
     items = tuple(_read(one) for part in parts if part.strip() for one in _both_signs(part))
-    if any(match[1] for match in _JOINED.finditer(inner)):  # either of some solutions
-        if any(isinstance(item, Words) for item in items):
-            return None
-        return _union(items) or Sequence(brackets, items, text)
+    either = any(match[1] for match in _JOINED.finditer(inner))
+    if either and any(isinstance(item, Words) for item in items):
+        return None
     return Sequence(brackets, items, text)
-
-
-def _matrix(text: str) -> Sequence:
-    rows = (
-        Sequence(MATRIX, tuple(_read(cell) for cell in row.split("&")), row)
-        for row in text[1:-1].split(ROW)
-    )
-    return Sequence(MATRIX, tuple(rows), text)
 
 
 def _both_signs(text: str) -> list[str]:
     return [text.replace("\\pm", sign) for sign in "+-"] if text.count("\\pm") == 1 else [text]
-
-
-def _union(items: tuple[Value, ...]) -> Expression | None:
-    """Write alternative relations, as x < 2 or x > 3, as a union of intervals."""
-    found = [_BOUNDS.fullmatch(one.text) if isinstance(one, Expression) else None for one in items]
-    matches = [match for match in found if match is not None]
-    if len(matches) < len(items) or len({match[3] for match in matches}) > 1:
-        return None
-    intervals = []
-    for least, first, _, sign, bound in (match.groups() for match in matches):
-        if sign in (">", "\\ge"):
-            if least is not None:
-                return None
-            intervals.append(f"{'(' if sign == '>' else '['}{bound},\\infty)")
-        else:
-            left = f"{'(' if first == '<' else '['}{least}" if least else "(-\\infty"
-            intervals.append(f"{left},{bound}{')' if sign == '<' else ']'}")
-    return Expression("\\cup ".join(intervals))
 
 
 def _parts(text: str) -> list[str]:
@@ -235,15 +177,14 @@ def _end(text: str) -> int:
 
 def _is_math(text: str) -> bool:
     """Return whether an algebra system may read a text: not if it has words, as products."""
-    letters = text.translate(_CELLS) if MATRIX[0] in text else text
-    letters = _FUNCTIONS.sub("|", _COMMAND.sub("|", letters))
+    letters = _FUNCTIONS.sub("|", _COMMAND.sub("|", text))
     if not text.strip() or _OPAQUE.search(letters):
         return False
     letters = re.sub(r"\s*([-+*/=<>^(),|])\s*", r"\1", letters)
     for match in _WORD.finditer(letters):
         around = letters[: match.start()][-1:] + letters[match.end() :][:1]
         factors = len(match.group()) < 4 and " " not in around and re.search(r"[\d+*/=^-]", text)
-        if not factors or JOINING.fullmatch(match.group()) or known_unit(match.group()):
+        if not factors or JOINING.fullmatch(match.group()) or unit_of(match.group()):
             return False
     return True
 
