@@ -9,5 +9,4 @@ In reading order:
 - `schema`: manifests against Kubernetes' schemas and the RayService's.
 - `rayservice`: the parts of a RayService manifest.
 - `cluster`: a RayService against the deployment in it: versions, GPUs, replicas, times.
-- `network`: NetworkPolicies against the addresses the deployment needs.
 """

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as installed
 from typing import Any
 
 from deploy.checking import deployment as inner
-from deploy.checking import network
 from deploy.checking.documents import Document, Finding, Path, at, read
 from deploy.checking.rayservice import CLUSTER, HEAD, environment, groups, version
 from deploy.launch.deployment_file import Deployment
@@ -20,8 +19,6 @@ GPU = "nvidia.com/gpu"
 _SERVED = ("spec", "serveConfigV2")
 _GRACE_S = 30  # Kubernetes' default
 _DELAY_S = 60  # KubeRay's default
-_HARD_STOP = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
-_HARD_STOP_S = "120"  # Ray's default
 _RAY_IN_TAG = re.compile(r"ray[-:]?v?(\d+\.\d+\.\d+)")
 
 
@@ -38,13 +35,9 @@ class DeployedPool:
     gpus: int = 1
 
 
-def check(
-    service: Document, policies: Sequence[Document] = (), budgets: Sequence[Document] = ()
-) -> list[Finding]:
-    """Check the embedded deployment, and whether the cluster, its NetworkPolicies and its
-    PodDisruptionBudgets fit it."""
-    findings = list(_versions(service)) + list(_control_plane(service)) + list(_mounts(service))
-    findings += _evictions(service, budgets)
+def check(service: Document) -> list[Finding]:
+    """Check the embedded deployment, and whether the cluster fits it."""
+    findings = list(_versions(service)) + list(_control_plane(service))
     text = service.at(_SERVED)
     if not text:
         return [*findings, service.finding(_SERVED, "is missing: nothing would be served")]
@@ -63,7 +56,6 @@ def check(
     findings += checked.findings
     if checked.deployment is not None:
         findings += _together(service, served, checked.deployment)
-        findings += network.check(service, policies, served, checked.deployment)
     return findings
 
 
@@ -89,7 +81,7 @@ def _versions(service: Document) -> Iterator[Finding]:
 
 
 def _control_plane(service: Document) -> Iterator[Finding]:
-    """Check access to Ray's ports, by which a client can run code, and the containers' rights."""
+    """Check access to Ray's ports, by which a client can run code."""
     options = service.at((*CLUSTER, "authOptions"), {})
     if options.get("mode", "token" if options else "disabled") != "token":
         message = "must be token: Ray runs whatever is sent to its ports"
@@ -97,48 +89,6 @@ def _control_plane(service: Document) -> Iterator[Finding]:
     if groups(service.data) and service.at((*HEAD, "rayStartParams", "num-cpus")) != "0":
         message = 'must be "0": replicas on the head could take the control plane down with them'
         yield service.finding((*HEAD, "rayStartParams", "num-cpus"), message)
-    for path, group, container in _containers(service):
-        context = at(container, ("securityContext",), {})
-        pod = at(group, ("template", "spec", "securityContext"), {})
-        wanted = {
-            "runAsNonRoot": context.get("runAsNonRoot", pod.get("runAsNonRoot")) is True,
-            "readOnlyRootFilesystem": context.get("readOnlyRootFilesystem") is True,
-            "allowPrivilegeEscalation": context.get("allowPrivilegeEscalation") is False,
-        }
-        for key, given in wanted.items():
-            if not given:
-                must = str(key != "allowPrivilegeEscalation").lower()
-                yield service.finding((*path, "securityContext", key), f"should be {must}", "note")
-
-
-def _mounts(service: Document) -> Iterator[Finding]:
-    for path, group, container in _containers(service):
-        volumes = {one.get("name") for one in at(group, ("template", "spec", "volumes"), [])}
-        for index, mount in enumerate(at(container, ("volumeMounts",), [])):
-            if mount.get("name") not in volumes:
-                where = (*path, "volumeMounts", index, "name")
-                yield service.finding(where, f"there is no volume {mount.get('name')!r}")
-
-
-def _evictions(service: Document, budgets: Sequence[Document]) -> Iterator[Finding]:
-    """Check that budgets of Ray's pods give a number of pods as minAvailable.
-
-    For maxUnavailable and for percentages Kubernetes asks the pods' owner for the intended number.
-    A RayCluster cannot answer (it has no scale subresource), and then no pod may be evicted.
-    """
-    labels = network.pod_labels(service)
-    for budget in budgets:
-        selector = budget.at(("spec", "selector"))
-        if selector is None or at(selector, ("matchExpressions",)) is not None:
-            continue  # it selects no pods, or unknown ones
-        if not any(network.selects(selector, own) for own in labels):
-            continue
-        for key in ("maxUnavailable", "minAvailable"):
-            given = budget.at(("spec", key))
-            if given is not None and (key == "maxUnavailable" or str(given).endswith("%")):
-                message = f"{given}: would forbid every eviction, for a RayCluster has no scale to "
-                message += "compare with; write a number that is counted, as minAvailable: 1"
-                yield budget.finding(("spec", key), message)
 
 
 def _together(service: Document, served: Document, deployment: Deployment) -> Iterator[Finding]:
@@ -195,54 +145,20 @@ def _times(service: Document, served: Document, deployment: Deployment) -> Itera
             message = f"{grace} s are less than rayClusterDeletionDelaySeconds, {delay} s"
             yield service.finding(where, message)
     yield from _stops(service, drain)
-    yield from _haproxy(service, drain)
 
 
 def _stops(service: Document, drain: float) -> Iterator[Finding]:
     """Check the seconds for which drain.sh waits before a pod gets its stop signal."""
     for path, group, container in _containers(service):
         where: Path = ("lifecycle", "preStop", "exec", "command")
-        command = [str(word) for word in at(container, where, [])]
-        found = [index for index, word in enumerate(command) if word.endswith("drain.sh")]
-        if not found:
-            continue
-        seconds = next(iter(command[found[0] + 1 :]), "")
+        command = " ".join(map(str, at(container, where, [])))
         grace = at(group, ("template", "spec", "terminationGracePeriodSeconds"), _GRACE_S)
-        if not seconds.isdecimal():
-            message = f"drain.sh {seconds}".rstrip()
-            message += ": expected the seconds for which it waits at most, as drain.sh 660"
-        elif int(seconds) < drain:
-            message = f"drain.sh {seconds} waits less than the {drain:g} s that an answer may take "
-            message += "(limits.deadline_s)"
-        elif int(seconds) > grace:
-            message = f"drain.sh {seconds} may wait longer than terminationGracePeriodSeconds, "
-            message += f"{grace} s"
-        else:
-            continue
-        yield service.finding((*path, *where), message)
-
-
-def _haproxy(service: Document, drain: float) -> Iterator[Finding]:
-    """Check that HAProxy runs on all nodes or none, and that its reload cuts no answer."""
-    environments = [(path, environment(one)) for path, _, one in _containers(service)]
-    on = [_value(variables, "RAY_SERVE_ENABLE_HA_PROXY") == "1" for _, variables in environments]
-    for (path, variables), has in zip(environments, on, strict=True):
-        if any(on) and not has:
-            message = "RAY_SERVE_ENABLE_HA_PROXY is set in other pods: all or none"
-            yield service.finding((*path, "env"), message)
-        elif has:
-            stop = _value(variables, _HARD_STOP) or _HARD_STOP_S
-            if not stop.isdecimal():
-                message = f"{_HARD_STOP}: {stop!r} must be a whole number of seconds"
-                yield service.finding((*path, "env"), message)
-            elif int(stop) < drain:
-                message = f"{_HARD_STOP}: {stop} s would cut answers that may take {drain:g} s "
-                yield service.finding((*path, "env"), f"{message}when a replica comes or goes")
-
-
-def _value(variables: Mapping[str, Any], name: str) -> str | None:
-    value = variables.get(name, {}).get("value")
-    return None if value is None else str(value)
+        found = re.search(r"drain\.sh\s*(\d*)", command)
+        if found is not None and not drain <= int(found[1] or 0) <= grace:
+            message = f"drain.sh {found[1]}: write the seconds for which it waits, at least the "
+            message += f"{drain:g} s that an answer may take (limits.deadline_s), at most "
+            message += f"terminationGracePeriodSeconds, {grace} s"
+            yield service.finding((*path, *where), message)
 
 
 def _keys(service: Document, served: Document, deployment: Deployment) -> Iterator[Finding]:

@@ -71,7 +71,7 @@ class Checked:
 
 
 def check(document: Document) -> Checked:
-    """Check a deployment file, except for `document.odd`."""
+    """Check a deployment file, except for `document.twice`."""
     data = document.data
     if not isinstance(data, dict):
         return Checked(
@@ -231,26 +231,13 @@ def _runtime_env(document: Document, path: Path, given: Any) -> Iterator[Finding
     """Find what Ray would refuse in an environment when it starts the first process in it."""
     if not given:
         return
-    variables = given.get("env_vars")
-    named = variables.items() if isinstance(variables, dict) else ()
-    wrong = [
-        (key, one) for key, one in named if not (isinstance(key, str) and isinstance(one, str))
-    ]
-    for key, value in wrong:
-        shown = "null" if value is None else str(value).lower()
-        message = f"must be text, not {shown}: write it in quotes"
-        if not isinstance(key, str):
-            message = f"the name {str(key).lower()} must be text: write it in quotes"
-        yield document.finding((*path, "env_vars", key), message)
-    if wrong:
-        return
     for key in given:
         if key not in RuntimeEnv.known_fields:
             message = unknown("field", str(key), sorted(RuntimeEnv.known_fields))
             # A note: Ray's plugins have fields too.
             yield document.finding((*path, key), message, "note")
     try:
-        RuntimeEnv(**json.loads(json.dumps(given, default=str)))
+        RuntimeEnv(**given)
     except Exception as error:  # Ray's checks raise errors of many kinds
         yield document.finding(path, f"Ray refuses it: {error}")
 

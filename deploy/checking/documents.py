@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -12,10 +11,6 @@ import yaml
 from orchestrator.errors import ConfigError
 
 Path = tuple[str | int, ...]
-_OTHERWISE = re.compile(
-    r"[-+]?(?:0[0-7_]*[1-7][0-7_]*|[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)"
-)
-"""Numbers that YAML 1.1 reads as others: 010 is 8, and 8:00 is 480."""
 
 
 class SourceLocation(NamedTuple):
@@ -47,14 +42,14 @@ class Document:
     """A YAML document.
 
     By path, `lines` has the line of each key and item, `texts` the first line of each block text
-    (`|` and `>`). `odd` has keys that are written twice, and numbers that YAML reads as others.
+    (`|` and `>`). `twice` has keys that are written twice.
     """
 
     data: Any
     file: str
     lines: Mapping[Path, int]
     texts: Mapping[Path, int]
-    odd: list[Finding]
+    twice: list[Finding]
 
     @property
     def is_manifest(self) -> bool:
@@ -89,7 +84,7 @@ def read(source: str, start: SourceLocation) -> list[Document]:
             places = _Places(loader, start)
             places.visit(node, ())
             data = loader.construct_document(node)
-            documents.append(Document(data, start.file, places.lines, places.texts, places.odd))
+            documents.append(Document(data, start.file, places.lines, places.texts, places.twice))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = start.line + (mark.line if mark is not None else 0)
@@ -108,7 +103,7 @@ class _Places:
         self._loader, self._start = loader, start
         self.lines: dict[Path, int] = {}
         self.texts: dict[Path, int] = {}
-        self.odd: list[Finding] = []
+        self.twice: list[Finding] = []
 
     def visit(self, node: yaml.Node, path: Path) -> None:
         line = self._start.line + node.start_mark.line
@@ -124,25 +119,15 @@ class _Places:
                     )
                 self.lines[*path, key] = self._start.line + key_node.start_mark.line
                 if key in seen:
-                    self._note((*path, key), "written twice")
+                    location = SourceLocation(self._start.file, self.lines[*path, key])
+                    self.twice.append(Finding(location, _dotted((*path, key)), "written twice"))
                 seen.add(key)
                 self.visit(value_node, (*path, key))
         elif isinstance(node, yaml.SequenceNode):
             for index, child in enumerate(node.value):
                 self.visit(child, (*path, index))
-        elif isinstance(node, yaml.ScalarNode):
-            if node.style in ("|", ">"):
-                self.texts[path] = line + 1
-            is_number = str(node.tag).rpartition(":")[2] in ("int", "float")
-            if node.style is None and is_number and _OTHERWISE.fullmatch(node.value):
-                value = self._loader.construct_object(node)
-                self._note(
-                    path, f"{node.value} is {value} to YAML: write that, or quotes around it"
-                )
-
-    def _note(self, path: Path, message: str) -> None:
-        location = SourceLocation(self._start.file, self.lines[path])
-        self.odd.append(Finding(location, _dotted(path), message))
+        elif isinstance(node, yaml.ScalarNode) and node.style in ("|", ">"):
+            self.texts[path] = line + 1
 
 
 def at(data: Any, path: Path, default: Any = None) -> Any:

@@ -44,33 +44,23 @@ def check(file: str, crd: File | None = None, text: str | None = None) -> CheckR
         raise ConfigError(f"{file}: is empty")
     manifests = [one for one in documents if one.is_manifest]
     schemas = Schemas(crd) if manifests else None
-    policies, budgets = (
-        [one for one in manifests if one.data.get("kind") == kind]
-        for kind in ("NetworkPolicy", "PodDisruptionBudget")
-    )
     for document in documents:
-        report.findings += document.odd
+        report.findings += document.twice
         if schemas is not None and document.is_manifest:
             name = document.at(("metadata", "name"), "")
             report.holds.append(f"{document.data.get('kind')} {name}")
-            report.findings += _manifest(schemas, document, policies, budgets)
+            report.findings += _manifest(schemas, document)
         else:
             report.holds.append("deployment file")
             checked = deployment.check(document)
             report.findings += checked.findings
             if checked.deployment is not None:
                 report.findings += deployment.lacking_here(document, checked.deployment.args)
-    services = [one for one in manifests if one.data.get("kind") == "RayService"]
-    if services and len(manifests) > 1 and not policies:
-        message = "no NetworkPolicy comes with it"
-        report.findings.append(services[0].finding(("kind",), message, "note"))
     report.findings = list(dict.fromkeys(report.findings))
     return report
 
 
-def _manifest(
-    schemas: Schemas, document: Document, policies: list[Document], budgets: list[Document]
-) -> list[Finding]:
+def _manifest(schemas: Schemas, document: Document) -> list[Finding]:
     for key in ("apiVersion", "kind"):
         if not isinstance(document.data.get(key), str):
             return [document.finding((key,), "must be a string")]
@@ -78,7 +68,7 @@ def _manifest(
     findings = list(shape)
     if document.data["kind"] == "RayService":
         try:
-            findings += cluster.check(document, policies, budgets)
+            findings += cluster.check(document)
         except (AttributeError, TypeError, ValueError, IndexError, KeyError):
             if all(found.level == "note" for found in shape):
                 raise  # the manifest fits its schema, so this is an error in the check
