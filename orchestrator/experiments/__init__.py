@@ -16,7 +16,6 @@ Readout:
 - `metrics`: the metrics that arms are compared by.
 - `samples`: a metric's values by unit: mean, variance, the delta method for ratios.
 - `sequential`: tests valid at any number of looks: confidence sequences, the sample ratio.
-- `student_t`: the quantile of Student's t, which these tests use.
 - `report`: sample ratio, comparisons, bounds, verdicts.
 - `readouts`: past readouts of a run, for a plot over time.
 

@@ -23,12 +23,18 @@ from typing import Any, Final
 import numpy as np
 
 from orchestrator.experiments.samples import Moments, Sample
-from orchestrator.experiments.student_t import student_quantile
 
 POWER: Final = 0.8
 CONCENTRATION: Final = 100.0
 """The weight of the intended shares in the Dirichlet prior of `sample_ratio`, which gives most
 power against shares that are off by about a tenth."""
+_EXPANSION: Final = (
+    np.array([1, 0, 1]) / 4,
+    np.array([5, 0, 16, 0, 3]) / 96,
+    np.array([3, 0, 19, 0, 17, 0, -15]) / 384,
+    np.array([79, 0, 776, 0, 1482, 0, -1920, 0, -945]) / 92160,
+)
+"""Polynomials of the normal quantile, by rising powers of 1 / degrees of freedom."""
 _log_gamma: Final = np.vectorize(lgamma, otypes=[float])
 
 
@@ -125,6 +131,17 @@ def _bounds(value: Any, error: Any, skewness: Any, freedom: Any, normal: Any) ->
     with np.errstate(invalid="ignore"):
         low, high = value - error * below, value + error * above
     return np.where(known, low, -np.inf), np.where(known, high, np.inf)
+
+
+def student_quantile(normal: Any, freedom: Any) -> Any:
+    """Return the value that Student's t exceeds as often as a normal variable exceeds `normal`.
+
+    Fisher and Cornish's expansion (1960). It is within 0.05 % if the degrees of freedom are at
+    least the square of `normal`; below that the value is infinite, since no claim can be made.
+    """
+    z, freedom = np.asarray(normal, float), np.asarray(freedom, float)
+    terms = (np.polyval(term, z) / freedom ** (i + 1) for i, term in enumerate(_EXPANSION))
+    return np.where(freedom >= z**2, z * (1 + sum(terms)), np.inf)
 
 
 def hall(quantile: Any, skewness: Any) -> Any:

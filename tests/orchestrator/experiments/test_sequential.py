@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.special import lambertw
+from scipy.stats import norm
 from scipy.stats import skew as skew_of
+from scipy.stats import t as student
 
 from orchestrator.experiments.samples import Sample, linearise
 from orchestrator.experiments.sequential import (
@@ -16,6 +18,7 @@ from orchestrator.experiments.sequential import (
     proportion_exceeds,
     required_units,
     sample_ratio,
+    student_quantile,
 )
 
 ALPHA, TUNED = 0.05, 1000
@@ -43,6 +46,14 @@ def test_the_sequence_is_tightest_where_it_is_tuned() -> None:
     at = {tuned: boundary(2000, ALPHA, tuned) for tuned in (200, 1000, 2000, 4000, 20_000)}
     assert min(at, key=at.__getitem__) == 2000
     assert boundary(0, ALPHA, 1000) == float("inf")
+
+
+def test_students_t_is_scipys_or_infinite() -> None:
+    normal, freedom = np.array([[2.0], [3.0], [5.0], [8.0]]), np.array([4.0, 9.0, 25.0, 64.0, 1e6])
+    found, known = student_quantile(normal, freedom), freedom >= normal**2
+    expected = student.isf(norm.sf(normal), freedom)
+    assert found[known] == pytest.approx(expected[known], rel=5e-4)
+    assert np.isinf(found[~known]).all()
 
 
 def test_it_sees_a_difference_that_is_there() -> None:
