@@ -6,7 +6,7 @@ Modules and packages in reading order:
 - `types`: the types that the whole system shares: messages, segments, transcripts.
 - `json_schema`: translates a JSON Schema of any draft into one dialect.
 - `rust_patterns`: translates a JSON Schema's regular expressions for the grammars' library.
-- `mended_schema`: leaves out of a schema what the grammars' library refuses.
+- `json_rule`: JSON Schemas as rules of the grammars' library.
 - `held_schema`: the part of a schema that a grammar can enforce, and the faults of the rest.
 - `call_markup`: the markup around calls of tools as patterns.
 - `grammar`: an answer's constraint as a grammar.

@@ -21,6 +21,9 @@ from llguidance import LLMatcher, LLTokenizer
 from orchestrator.call_markup import COUNT, ID
 from orchestrator.errors import InvalidRequest
 from orchestrator.held_schema import MAX_SOURCE, Held, held
+from orchestrator.json_rule import LIMITS as LIMITS
+from orchestrator.json_rule import fault_of, json_rule
+from orchestrator.json_rule import reason as reason
 from orchestrator.json_schema import (
     FORMATS,
     References,
@@ -30,13 +33,10 @@ from orchestrator.json_schema import (
     subschemas,
     value_form,
 )
-from orchestrator.mended_schema import LIMITS as LIMITS
-from orchestrator.mended_schema import fault_of, json_rule
-from orchestrator.mended_schema import reason as reason
 from orchestrator.types import ArgumentFormat, CallFormat, Constraint
 
 MAX_FITTING = 1 << 14  # bytes of a value that is compared with a schema
-_MOST_READ: Final = 1 << 21  # characters of all tools, as `Held.read` counts them
+_MOST_READ: Final = 1 << 19  # characters of all tools' schemas
 _ANY_OBJECT: Final = {"type": "object"}
 _SOME_FORM: Final = CallFormat("<call>", " ", "</call>", "</call><call>")
 """A form of calls to check grammars with, before that of the models is known."""
@@ -108,9 +108,10 @@ def tool_rules(
     found, left = list[Held](), _MOST_READ
     for tool in tools:
         why = "there is no room for it beside the schemas of the tools before it"
-        one = held(json.dumps(tool["parameters"])) if left > 0 else Held({}, (why,))
+        source = json.dumps(tool["parameters"])
+        left -= len(source)
+        one = held(source) if left > 0 else Held({}, (why,))
         found.append(one)
-        left -= one.read
         if tool["strict"] and one.faults:
             place = tool["place"]
             raise InvalidRequest(f"{place}: {one.faults[0]}", param=place, code="invalid_value")

@@ -1,7 +1,8 @@
 """The part of a JSON Schema that a grammar can enforce, and the faults of the rest.
 
-The library llguidance makes a grammar of a schema. What it refuses is left out and reported with
-its place (`Mending`). What it ignores or misreads is rewritten or left out here first.
+The library llguidance makes a grammar of a schema. It names no place, and ignores or misreads some
+keywords. So a schema is rewritten into a form that it reads right, and what no grammar can enforce
+is left out and reported with its place.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 from jsonschema_rs import ValidationError, meta
 
+from orchestrator.json_rule import fault_of, json_rule
 from orchestrator.json_schema import (
     MOST_PARTS,
     TYPES,
@@ -26,7 +28,6 @@ from orchestrator.json_schema import (
     name_of,
     subschemas,
 )
-from orchestrator.mended_schema import Mending, joined
 from orchestrator.rust_patterns import rust_pattern
 
 MAX_SOURCE: Final = 1 << 17  # characters of a schema without remarks, or of a grammar
@@ -35,7 +36,6 @@ _LARGEST: Final = 2**63
 _MOST_ITEMS: Final = 10_000  # the largest minItems or maxItems
 _MOST_NAMES: Final = 1024  # entries in a keyword's value: the library compares them all
 _MOST_LEVELS: Final = 400  # the library takes 5 KB of the stack for each
-_MOST_MENDED: Final = 2  # tries to mend a schema
 _IN_PLACE: Final = ("$ref", "const", "enum", "allOf", "anyOf", "oneOf")
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -47,6 +47,13 @@ _IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "unevaluatedProperties": (True, {}),
 }
 """Values with which keywords that no grammar can enforce have no effect."""
+_UNHELD: Final = (
+    *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
+    *("propertyNames", "dependentRequired", "dependentSchemas", "unevaluatedItems"),
+    *("unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
+)
+_LEAVES: Final = ("pattern", "multipleOf")
+"""Keywords whose value the library may refuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,31 +63,28 @@ class Held:
     Attributes:
         schema: for the grammars' library; its references name entries of `$defs`.
         faults: the parts that were left out, each as its place in the schema and the reason.
-        read: how many characters the library has read to find them.
     """
 
     schema: Any
     faults: tuple[str, ...]
-    read: int = 0
 
 
 @lru_cache(maxsize=128)  # agents send their tools with every turn
 def held(source: str) -> Held:
     """Return the part of a schema, which is given as JSON, that a grammar can enforce."""
-    mending = Mending()
     try:
-        schema = _Reader(modern(json.loads(source)), mending).whole()
+        reader = _Reader(modern(json.loads(source)))
+        return Held(reader.whole(), tuple(reader.faults))
     except TooLarge as error:
-        return Held({}, (str(error),), mending.read)
-    return Held(schema, tuple(mending.faults), mending.read)
+        return Held({}, (str(error),))
 
 
 class _Reader:
     """Rewrites a modern schema into a form that the library reads right."""
 
-    def __init__(self, schema: Any, mending: Mending) -> None:
+    def __init__(self, schema: Any) -> None:
         self._defs: dict[str, Any] = schema.get("$defs", {}) if isinstance(schema, dict) else {}
-        self._mending, self._faults = mending, mending.faults
+        self.faults = list[str]()
         self._root = schema
         if self._defs:
             self._root = {name: one for name, one in schema.items() if name != "$defs"}
@@ -93,15 +97,10 @@ class _Reader:
         self._check_cycles()
         found = self._schema(self._root, "")
         defs = {name: self._schema(one, f"$defs.{name}") for name, one in self._defs.items()}
-        left = _MOST_MENDED
-        while fault := self._mending.fault_of(_whole(found, defs)):
-            if not left:
-                self._faults.append(fault)
-                return {}
-            left -= 1
-            found = self._mending.mended(found, "")
-            defs = {name: self._mending.mended(one, f"$defs.{name}") for name, one in defs.items()}
-        return _whole(found, defs)
+        whole = {**found, "$defs": defs} if defs and isinstance(found, dict) else found
+        if fault := fault_of(f"start: {json_rule(whole)}"):
+            raise TooLarge(self.faults[0] if self.faults else fault)
+        return whole
 
     def _check_size(self) -> None:
         if (size := len(json.dumps([self._root, self._defs]))) > MAX_SOURCE:
@@ -152,12 +151,12 @@ class _Reader:
     def _leave_out(self, schema: dict[str, Any], place: str, keyword: str, why: str) -> None:
         if keyword in schema:
             del schema[keyword]
-            self._faults.append(f"{joined(place, keyword)}: {why}")
+            self.faults.append(f"{joined(place, keyword)}: {why}")
 
     def _valid(self, schema: Any, place: str) -> Any:
         """Return a schema without keywords that are invalid."""
         if not isinstance(schema, dict | bool):
-            self._faults.append(
+            self.faults.append(
                 f"{place or 'schema'}: expected a JSON Schema, got {str(schema)[:40]}"
             )
             return True
@@ -179,6 +178,8 @@ class _Reader:
             return False
         found = {name: one for name, one in schema.items() if one not in _IDLE.get(name, ())}
         self._names(found)
+        for keyword in _UNHELD:
+            self._leave_out(found, place, keyword, "no grammar can hold an answer to it")
         self._bounds(found, place)
         if "pattern" in found:
             found["pattern"] = rust_pattern(found["pattern"])
@@ -188,9 +189,12 @@ class _Reader:
         if (ref := found.get("$ref")) and name_of(found) not in self._defs:
             why = f"expected a reference to a part of the schema, got {ref[:80]}"
             self._leave_out(found, place, "$ref", why)
-        if "oneOf" in found and "anyOf" not in found and self._is_tagged(found["oneOf"]):
-            found["anyOf"] = found.pop("oneOf")
+        self._one_of(found, place)
         self._numbers(found, place)
+        for keyword in _LEAVES:
+            part = {name: found[name] for name in ("type", keyword) if name in found}
+            if keyword in found and (why := fault_of(f"start: {json_rule(part)}")):
+                self._leave_out(found, place, keyword, why)
         return _ordered(map_subschemas(found, lambda one, at: self._schema(one, joined(place, at))))
 
     def _names(self, found: dict[str, Any]) -> None:
@@ -216,13 +220,32 @@ class _Reader:
             if found.get(name, 0) > _MOST_ITEMS:
                 why = f"a grammar can count no more than {_MOST_ITEMS} items"
                 self._leave_out(found, place, name, why)
-        if found.get("minProperties", 0) > len(found.get("required", ())) + 1:
+        required = found.get("required", ())
+        if found.get("minProperties", 0) > len(required) + 1:
             why = "a grammar lets a name come twice: list the required ones"
             self._leave_out(found, place, "minProperties", why)
+        if found.get("properties", {}).keys() - set(required):
+            why = "a grammar can count properties only if all that are named are required"
+            for name in ("minProperties", "maxProperties"):
+                self._leave_out(found, place, name, why)
         for name in ("properties", "required", "patternProperties", "prefixItems"):
             if len(found.get(name, ())) > _MOST_NAMES:
                 why = f"a grammar has room for no more than {_MOST_NAMES} beside each other"
                 self._leave_out(found, place, name, why)
+
+    def _one_of(self, found: dict[str, Any], place: str) -> None:
+        """Replace `oneOf` by `anyOf`; it is a fault if two choices may both match."""
+        if (choices := found.get("oneOf")) is None:
+            return
+        if not self._is_tagged(choices):
+            why = "two choices may both match, as far as can be seen: try anyOf, or a constant "
+            why += "property in each"
+            self._leave_out(found, place, "oneOf", why)
+        found.pop("oneOf", None)
+        if "anyOf" in found:
+            found["allOf"] = [*found.get("allOf", ()), {"anyOf": choices}]
+        else:
+            found["anyOf"] = choices
 
     def _is_tagged(self, choices: list[Any]) -> bool:
         """Return whether no value matches two of the choices: their types differ, or the constant
@@ -258,8 +281,8 @@ class _Reader:
                 self._leave_out(found, place, name, why)
 
 
-def _whole(schema: Any, defs: Mapping[str, Any]) -> Any:
-    return {**schema, "$defs": defs} if defs and isinstance(schema, dict) else schema
+def joined(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
 
 
 def _same(schema: Any) -> set[str]:

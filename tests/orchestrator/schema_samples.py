@@ -23,8 +23,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from orchestrator.grammar import holds, lark
 from orchestrator.held_schema import held
+from orchestrator.json_rule import LIMITS
 from orchestrator.json_schema import modern, properties_of
-from orchestrator.mended_schema import LIMITS
 from orchestrator.types import Constraint
 
 _CLASSES = {

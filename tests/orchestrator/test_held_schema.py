@@ -40,7 +40,7 @@ def test_schemas_as_tools_emit_them() -> None:
         except AssertionError as error:
             raise AssertionError(f"{row['tool']}, {row['name']}: {error}") from error
     print(f"{len(EMITTED)} emitted: {dict(found)}")
-    assert found["refused"] <= 29
+    assert found["refused"] <= 27
     assert found["written"] > 100
 
 
@@ -169,11 +169,11 @@ def test_what_cannot_be_held_to_is_named_with_its_place_and_left_out_of_the_rest
         tool_rules([{**tool, "strict": True}], required=False, parallel=True, answer=None)
 
 
-def test_two_keywords_that_no_value_matches_together_are_named() -> None:
+def test_two_keywords_that_no_value_matches_together_are_refused() -> None:
     schema = {"type": "string", "pattern": "^a{5}$", "maxLength": 3}
     whole = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
     assert held(json.dumps({**whole, "required": []})).faults == ()  # it is never written
-    with pytest.raises(InvalidRequest, match=r"p: properties\.a\.pattern: .*empty"):
+    with pytest.raises(InvalidRequest, match=r"p: .*'a' is unsatisfiable"):
         check(Constraint("json_schema", json.dumps(whole)), "p")
 
 

@@ -12,8 +12,8 @@ import pytest
 from orchestrator.errors import InvalidRequest
 from orchestrator.grammar import check, lark, tool_rules
 from orchestrator.held_schema import held
+from orchestrator.json_rule import fault_of
 from orchestrator.json_schema import References, value_form
-from orchestrator.mended_schema import fault_of
 from orchestrator.types import ArgumentFormat, CallFormat, Constraint, Message, Segment, Transcript
 from workers.text.grammar import GrammarCompiler, Matcher
 from workers.text.prompt import PromptRenderer

@@ -1,15 +1,14 @@
-"""What the library refuses is found with few calls of it; large schemas of many shapes."""
+"""Large schemas of many shapes are accepted, or refused by name."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from orchestrator import json_schema, mended_schema
+from orchestrator import json_schema
 from orchestrator.errors import InvalidRequest
 from orchestrator.grammar import tool_rules
 from orchestrator.held_schema import held
@@ -17,7 +16,6 @@ from orchestrator.json_schema import References
 from orchestrator.rust_patterns import without_bare_classes
 
 BAD = {"type": "string", "pattern": "a(?!b)"}
-MOST_READ = 1 << 20  # characters of one schema
 
 
 def named(n: int, one: Callable[[int], Any]) -> dict[str, Any]:
@@ -74,52 +72,20 @@ LARGE: dict[str, tuple[int, Callable[[int], Any]]] = {
 
 
 @pytest.mark.parametrize("shape", LARGE)
-def test_a_large_schema_is_accepted_or_refused_by_name_after_a_bounded_number_of_steps(
-    shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_schema_is_accepted_or_refused_by_name(shape: str) -> None:
     n, made = LARGE[shape]
     source = json.dumps(made(n))
     assert 10_000 < len(source) < 1 << 18
-    done = Counter[str]()
-
-    def counted(module: Any, name: str) -> None:
-        function = getattr(module, name)
-
-        def call(*given: Any) -> Any:
-            done[name] += 1
-            return function(*given)
-
-        monkeypatch.setattr(module, name, call)
-
-    counted(mended_schema, "_fault_of")
     found = held(source)
     assert all(found.faults)
     assert found.faults or found.schema
-    assert found.read <= MOST_READ
-    assert done["_fault_of"] <= 300
-
-
-def test_one_part_that_is_refused_is_found_among_many_with_few_calls() -> None:
-    schema = named(200, lambda i: BAD if i == 117 else {"type": "integer"})
-    found = held(json.dumps({"type": "object", "properties": {"rows": {"items": schema}}}))
-    assert [fault.partition(":")[0] for fault in found.faults] == [
-        "properties.rows.items.properties.p117.pattern"
-    ]
-    assert found.schema["properties"]["rows"]["items"]["properties"]["p117"] == {"type": "string"}
-    assert found.read < 1 << 17
-
-
-def test_where_too_much_is_refused_the_first_place_is_named() -> None:
-    found = held(json.dumps(named(1000, lambda i: BAD)))
-    assert len(found.faults) == 1
-    assert found.faults[0].startswith("properties.p0.pattern: look-around")
 
 
 def test_many_tools_are_read_up_to_a_size_together() -> None:
     tools = [
         {
             "name": f"t{i}",
-            "parameters": named(200, lambda k, i=i: {**BAD, "maxLength": 100 + i}),
+            "parameters": named(300, lambda k, i=i: {**BAD, "maxLength": 100 + i}),
             "strict": False,
             "place": f"tools[{i}]",
         }
