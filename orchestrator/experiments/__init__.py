@@ -21,6 +21,6 @@ Readout:
 
 Decisions:
 - `guardrails`: limits that stop an arm.
-- `decisions`: when a decision is due, and the state that follows.
+- `decisions`: the state that follows from a run's log.
 - `experimenter`: a replica's task that reads the log, decides and keeps readouts.
 """

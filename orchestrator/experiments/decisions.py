@@ -1,55 +1,25 @@
-"""Decisions: when one on a run is due, and the state that follows from the run's log.
-
-A decision reads every request of the run. So it is due once the events since the last one are
-`NEWS` of the requests, which makes the work per event constant. With fewer events it is due
-`WAIT_S` after the last one, so that no stop of an arm and no step waits longer.
-"""
+"""Decisions: the state of a run that follows from its log."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
 
 from orchestrator.experiments.documents import Experiment, ExperimentState, StoppedArm
 from orchestrator.experiments.guardrails import crossed_guardrails
-from orchestrator.experiments.outcome_log import LogReader, RequestRecord, analysis_set
+from orchestrator.experiments.outcome_log import RequestRecord, analysis_set
 from orchestrator.experiments.runs import Run
 
-NEWS: Final = 0.01  # events since the last decision that make another due, as a share of requests
-WAIT_S: Final = 60.0  # seconds after a decision until any event makes another due
+Basis = tuple[int, int | None, int]
+"""What a decision depends on: the number of events, the step of a ramp if the next one is due, and
+the number of stopped arms."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """When a decision was made, after how many events, and at which stage of the run."""
-
-    at: float
-    events: int
-    stage: tuple[int, int]
-
-
-def decision_at(run: Run, reader: LogReader, at: float) -> Decision:
-    return Decision(at, reader.events, _stage(run))
-
-
-def is_due(run: Run, last: Decision | None, reader: LogReader, at: float) -> bool:
-    """Return whether enough events came since the last decision, or the ramp's next step is due."""
-    if last is None:
-        return True
+def basis(run: Run, events: int, at: float) -> Basis:
+    """Return the basis of a decision at the time `at`; an equal one leads to the same decision."""
     ramp, state = run.experiment.ramp, run.state
-    if ramp is not None and state.step < len(ramp.steps) - 1:
-        due = state.step_since + ramp.hold_s
-        if at >= due and (last.at < due or last.stage != _stage(run)):
-            return True
-    news = reader.events - last.events
-    late = at - last.at >= WAIT_S
-    return news > 0 and (late or news >= NEWS * reader.outcomes.count)
-
-
-def _stage(run: Run) -> tuple[int, int]:
-    """Return the step of the ramp, and the number of stopped arms."""
-    return run.state.step, len(run.state.stopped)
+    has_next = ramp is not None and state.step < len(ramp.steps) - 1
+    is_due = ramp is not None and has_next and at >= state.step_since + ramp.hold_s
+    return events, state.step if is_due else None, len(state.stopped)
 
 
 def decide(

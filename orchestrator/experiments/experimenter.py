@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter
 from orchestrator.background import stop
 from orchestrator.errors import Conflict, StoreError
 from orchestrator.experiments import readouts
-from orchestrator.experiments.decisions import Decision, decide, decision_at, is_due
+from orchestrator.experiments.decisions import Basis, basis, decide
 from orchestrator.experiments.documents import Experiment, ExperimentState
 from orchestrator.experiments.outcome_log import LogReader
 from orchestrator.experiments.report import ExperimentReport, report
@@ -29,7 +29,8 @@ from orchestrator.state.versions import AuditInfo
 
 log = logging.getLogger(__name__)
 
-UPDATE_S: Final = 1.0  # seconds between two updates
+UPDATE_S: Final = 1.0  # seconds between two updates, at the least
+REST: Final = 30  # times as long as an update takes, until the next one
 REPORTS: Final = 16  # of runs, in memory
 ITSELF: Final = AuditInfo(author="baton")
 _Input = tuple[Experiment, ExperimentState, int, str]
@@ -50,7 +51,7 @@ class Experimenter:
         self._store, self.runs = store, runs
         self._current, self._refresh = current, refresh
         self._readers: dict[RunKey, LogReader] = {}
-        self._decided: dict[RunKey, Decision] = {}  # the last one
+        self._decided: dict[RunKey, Basis] = {}  # of the last decision
         self._due: dict[RunKey, float] = {}  # when the next readout is
         self._reports: LRUCache[RunKey, tuple[_Input, ExperimentReport]] = LRUCache(REPORTS)
         self._reporting = asyncio.Lock()
@@ -120,17 +121,15 @@ class Experimenter:
                 log.exception("experiment %s: its readout could not be kept", run.name)
 
     async def _decide(self, run: Run, reader: LogReader) -> None:
-        """Decide if it is due; repeat a decision that could not be carried out."""
+        """Decide if anything is new; repeat a decision that could not be carried out."""
         at = reader.now
-        if not is_due(run, self._decided.get(run.key), reader, at):
+        seen = basis(run, reader.events, at)
+        if self._decided.get(run.key) == seen:
             return
-        decision = self._decided[run.key] = decision_at(run, reader, at)
         requests = reader.outcomes.requests
         state, action = await asyncio.to_thread(decide, run.experiment, run.state, requests, at)
-        if state != run.state:
-            del self._decided[run.key]
-            if await self._change(run, state, action):
-                self._decided[run.key] = decision
+        if state == run.state or await self._change(run, state, action):
+            self._decided[run.key] = seen
 
     async def _keep_readout(self, run: Run, at: float) -> None:
         if at < self._due.get(run.key, 0.0):
@@ -162,7 +161,7 @@ class Experimenter:
     async def _work(self) -> None:
         duration = 0.0
         while True:
-            await asyncio.sleep(max(UPDATE_S, 10 * duration))  # requests go first
+            await asyncio.sleep(max(UPDATE_S, REST * duration))  # requests go first
             began = time.perf_counter()
             try:
                 await self.update()

@@ -587,30 +587,12 @@ class _Watched:
 RAILS = {"guardrails": [{"metric": "error", "at_most": 0.05}]}
 
 
-async def test_decisions_take_constant_work_per_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decisions, "WAIT_S", inf)
+async def test_every_new_event_is_decided_upon_once(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = _Watched(monkeypatch, RAILS)
-    for _ in range(1000):
-        await watched.events_come(2)
-        await watched.update()
-    assert len(watched.decisions) > 100
-    assert watched.decisions[:100] == list(range(1, 101))  # of few, each is decided upon
-    assert sum(watched.decisions) <= watched.events / decisions.NEWS
-
-
-async def test_a_decision_is_never_later_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = _Watched(monkeypatch, RAILS)
-    await watched.events_come(2000)
     assert await watched.update() == 1
-    await watched.events_come(9)
-    assert await watched.update() == 0
-    await watched.events_come(2)  # one in a hundred of the requests so far
-    assert await watched.update() == 1
-    await watched.events_come(1)
-    assert await watched.update() == 0
-    monkeypatch.setattr(decisions, "WAIT_S", 0.0)  # it has waited long enough
-    assert await watched.update() == 1
-    assert await watched.update() == 0  # nothing is new
+    for _ in range(3):
+        await watched.events_come(1)
+        assert [await watched.update() for _ in range(3)] == [1, 0, 0]
 
 
 async def test_a_ramp_that_waits_for_units_is_decided_upon_when_its_step_is_due(
