@@ -5,7 +5,7 @@ The document:
 - `runs`: experiments in the store: start, change, stop.
 
 Assignment:
-- `assignment`: the arm of a unit, by a salted hash, and so a request's part in an experiment.
+- `assignment`: the arm of a unit, by a keyed hash, and so a request's part in an experiment.
 
 Recording:
 - `recorder`: a replica's events: exposures, outcomes, rewards.

@@ -1,11 +1,8 @@
-"""Assignment of units to arms: a salted hash, the same in every replica and after every restart.
+"""Assignment of units to arms: a keyed hash, the same in every replica and after every restart.
 
-The hash, the ranges and the namespaces are GrowthBook's (docs.growthbook.io/lib/build-your-own,
-hash version 2), so its published test cases apply. More coverage moves no unit to another arm: an
-arm's range begins at the same bucket and ends later.
-
-That hash has 32 bits, so users who know the arms of some units can find its seed. Therefore its
-input is a keyed hash of the unit, unless the document names its `salt`.
+A unit's hash is a place in [0, 1), of which each arm has a range. More coverage moves no unit to
+another arm: an arm's range begins at the same place and ends later. The key is the experiment's
+secret, so users cannot compute arms.
 """
 
 from __future__ import annotations
@@ -13,16 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.experiments.documents import Experiment, ExperimentState, Unit
 from orchestrator.experiments.runs import BuiltArm, Run
 
 Range = tuple[float, float]
-BUCKETS: Final = 10_000
-_OFFSET: Final = 0x811C9DC5
-_PRIME: Final = 0x01000193
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,39 +86,23 @@ def assign(experiment: Experiment, state: ExperimentState, unit: str) -> str | N
     incomparable.
     """
     group = experiment.group
-    if group is not None and not in_group(unit, group.name, group.start, group.end):
+    if group is not None and not group.start <= place(group.name, unit) < group.end:
         return None
-    hidden = unit
-    if experiment.secret is not None:
-        key = bytes.fromhex(experiment.secret)
-        hidden = blake2b(unit.encode(), key=key, digest_size=16).hexdigest()
     names, weights = list(experiment.weights), list(experiment.weights.values())
     ranges = bucket_ranges(state.coverage(experiment), weights)
-    index = choose_variation(bucket(experiment.seed, hidden), ranges)
+    index = choose_variation(place(experiment.seed, unit), ranges)
     return None if index < 0 or names[index] in state.stopped else names[index]
 
 
 def in_shadow_sample(experiment: Experiment, shadow: str, request: str, share: float) -> bool:
     """Return whether a shadow arm answers this request too."""
-    return bucket(f"{experiment.seed}:{shadow}", request) < share
+    return place(f"{experiment.seed}:{shadow}", request) < share
 
 
-def fnv1a(text: str) -> int:
-    """Return the 32-bit FNV-1a hash (draft-eastlake-fnv) of a text's UTF-8 bytes."""
-    value = _OFFSET
-    for byte in text.encode():
-        value = ((value ^ byte) * _PRIME) & 0xFFFFFFFF
-    return value
-
-
-def bucket(seed: str, unit: str) -> float:
-    """Return a unit's place in [0, 1): one of `BUCKETS` (GrowthBook's hash version 2)."""
-    return fnv1a(str(fnv1a(seed + unit))) % BUCKETS / BUCKETS
-
-
-def in_group(unit: str, name: str, start: float, end: float) -> bool:
-    """Return whether a unit is in an exclusion group's part [start, end) (hash version 1)."""
-    return start <= fnv1a(f"{unit}__{name}") % 1000 / 1000 < end
+def place(seed: str, unit: str) -> float:
+    """Return a unit's place in [0, 1)."""
+    digest = blake2b(f"{seed}\0{unit}".encode(errors="surrogatepass"), digest_size=6).digest()
+    return int.from_bytes(digest) / 2**48
 
 
 def bucket_ranges(coverage: float, weights: Sequence[float]) -> list[Range]:

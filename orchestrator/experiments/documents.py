@@ -169,10 +169,9 @@ class Ramp(ExperimentDocument):
 class Experiment(ExperimentDocument):
     """One experiment: its arms answer the requests for the model `baton` that take part.
 
-    `coverage` is the share of units that take part. `salt` seeds the hash of units, so that two
-    experiments assign them independently. Without it the name seeds the hash, and units are first
-    hashed with `secret`, so that users cannot compute arms; the first start makes the secret, and
-    later starts keep it. `alpha` is the false positive rate on one metric over all arms, at any
+    `coverage` is the share of units that take part. `secret` seeds the hash of units, so that two
+    experiments assign them independently, and users cannot compute arms; the first start makes it,
+    and later starts keep it. `alpha` is the false positive rate on one metric over all arms, at any
     number of looks. `tuned_for` is the number of units (of two equal arms) at which the intervals
     are tightest. `judges` are the keys whose rewards count, by the eight digits that name them in
     logs and records.
@@ -183,7 +182,6 @@ class Experiment(ExperimentDocument):
     control: Name | None = None
     unit: Unit = "request"
     coverage: Share = 1.0
-    salt: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
     secret: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")] | None = None
     group: ExclusionGroup | None = None
     goal: Goal = Goal()
@@ -199,10 +197,6 @@ class Experiment(ExperimentDocument):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.salt is not None and self.secret is not None:
-            raise _invalid(
-                "salt", "leave out salt or secret: one of them seeds the hash", self.salt
-            )
         names = [arm.name for arm in self.arms]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise _invalid("arms", "two arms have this name", twice[0])
@@ -271,7 +265,7 @@ class Experiment(ExperimentDocument):
 
     @property
     def seed(self) -> str:
-        return self.salt or self.name
+        return self.secret or self.name
 
     @property
     def weights(self) -> dict[str, float]:

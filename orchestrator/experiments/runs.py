@@ -347,7 +347,7 @@ class Runs:
 def _with_secret(experiment: Experiment, last: Run | None) -> Experiment:
     """Return the experiment with its last run's secret, so that units keep their arms, or a new
     one."""
-    if experiment.salt is not None or experiment.secret is not None:
+    if experiment.secret is not None:
         return experiment
     secret = last.experiment.secret if last is not None else None
     return experiment.model_copy(update={"secret": secret or secrets.token_hex(16)})

@@ -1,4 +1,4 @@
-"""Assignment: GrowthBook's published cases, the law of the shares, and who stays where."""
+"""Assignment: ranges, the law of the shares, and who stays where."""
 
 from __future__ import annotations
 
@@ -14,60 +14,10 @@ from hypothesis import strategies as st
 from orchestrator.experiments.assignment import (
     Range,
     assign,
-    bucket,
     bucket_ranges,
     choose_variation,
-    fnv1a,
-    in_group,
 )
 from orchestrator.experiments.documents import Experiment, StoppedArm, initial_state
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("", 0x811C9DC5), ("a", 0xE40C292C), ("b", 0xE70C2DE5), ("foobar", 0xBF9CF968)],
-)
-def test_fnv1a_gives_the_values_of_its_draft(text: str, value: int) -> None:
-    assert fnv1a(text) == value
-
-
-@pytest.mark.parametrize(
-    ("seed", "unit", "value"),
-    [
-        ("seed", "a", 0.0505),
-        ("seed", "b", 0.2696),
-        ("foo", "ab", 0.2575),
-        ("foo", "def", 0.2019),
-        ("89123klj", "8952klfjas09ujkasdf", 0.124),
-        ("90850943850283058242805", "123", 0.7516),
-        ("()**(%$##$%#$#", '___)((*":&', 0.0128),
-    ],
-)
-def test_the_hash_is_growthbooks_version_2(seed: str, unit: str, value: float) -> None:
-    assert bucket(seed, unit) == value
-
-
-@pytest.mark.parametrize(
-    ("unit", "name", "start", "end", "inside"),
-    [
-        ("1", "namespace1", 0, 0.4, False),
-        ("1", "namespace1", 0.4, 1, True),
-        ("1", "namespace2", 0, 0.4, False),
-        ("1", "namespace2", 0.4, 1, True),
-        ("2", "namespace1", 0, 0.4, False),
-        ("2", "namespace1", 0.4, 1, True),
-        ("3", "namespace1", 0.4, 1, True),
-        ("3", "namespace2", 0, 0.4, True),
-        ("3", "namespace2", 0.4, 1, False),
-        ("4", "namespace1", 0, 0.4, False),
-        ("4", "namespace2", 0, 0.4, True),
-        ("4", "namespace2", 0.4, 1, False),
-    ],
-)
-def test_groups_are_growthbooks_namespaces(
-    unit: str, name: str, start: float, end: float, inside: bool
-) -> None:
-    assert in_group(unit, name, start, end) is inside
 
 
 @pytest.mark.parametrize(
@@ -82,9 +32,7 @@ def test_groups_are_growthbooks_namespaces(
         (0.2, [0.2, 0.3, 0.5], [(0, 0.04), (0.2, 0.26), (0.5, 0.6)]),
     ],
 )
-def test_the_ranges_are_growthbooks(
-    coverage: float, weights: list[float], parts: list[Range]
-) -> None:
+def test_each_arm_has_a_range(coverage: float, weights: list[float], parts: list[Range]) -> None:
     found = bucket_ranges(coverage, weights)
     assert [end for part in found for end in part] == pytest.approx(
         [end for part in parts for end in part]
@@ -106,7 +54,7 @@ def test_the_ranges_are_growthbooks(
         (0.5, [(0, 0.5), (0.5, 0.5), (0.5, 1)], 2),
     ],
 )
-def test_the_choice_is_growthbooks(at: float, parts: list[Range], index: int) -> None:
+def test_a_place_is_in_one_range(at: float, parts: list[Range], index: int) -> None:
     assert choose_variation(at, parts) == index
 
 
@@ -153,8 +101,8 @@ def test_growing_coverage_moves_nobody(unit: str, one: float, other: float) -> N
         assert assign(made((0.2, 0.3, 0.5), coverage=more), initial_state(0), unit) == before
 
 
-def test_salts_make_experiments_independent() -> None:
-    one, other = made(salt="x"), made(salt="y")
+def test_secrets_make_experiments_independent() -> None:
+    one, other = made(secret="0" * 32), made(secret="1" * 32)
     both = Counter(
         (
             assign(one, initial_state(0), f"u{n}"),

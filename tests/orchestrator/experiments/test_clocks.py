@@ -197,7 +197,9 @@ async def test_what_is_decided_does_not_depend_on_any_replicas_clock(
         for one in everyone:
             one.wrong_s = random.uniform(-1, 1) * wrong
         await made.start(
-            ramp={**RAMP, "units": 5}, guardrails=[{"metric": "ms", "at_most": 300.0}], salt="s"
+            ramp={**RAMP, "units": 5},
+            guardrails=[{"metric": "ms", "at_most": 300.0}],
+            secret="0" * 32,
         )
         steps = []
         for _ in range(12):

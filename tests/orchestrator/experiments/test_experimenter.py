@@ -135,7 +135,7 @@ def test_those_who_read_a_report_at_once_are_given_one(monkeypatch: pytest.Monke
 
 def test_a_session_stays_with_its_arm() -> None:
     with serving(service()) as url:
-        assert start(url, unit="session", salt="trial").status_code == 201
+        assert start(url, unit="session", secret="0" * 32).status_code == 201
         arms = {
             session: {ask(url, **{"x-session-id": session})["arm"] for _ in range(5)}
             for session in ("a", "b", "c", "d", "e", "f")

@@ -112,8 +112,8 @@ async def test_nobody_computes_arms_from_what_users_are_told(store: Store) -> No
     again = await runs.start(document(), ME)
     assert arms(again) == arms(first)  # who asked before, keeps their arm
     await runs.stop("trial", ME)
-    named = await runs.start(document(salt="mine"), ME)  # as GrowthBook has it
-    assert arms(named) == arms(Run(1, document(salt="mine"), initial_state(0.0), {}, b""))
+    named = await runs.start(document(secret="0" * 32), ME)
+    assert arms(named) == arms(Run(1, document(secret="0" * 32), initial_state(0.0), {}, b""))
 
 
 async def test_streams_that_nothing_reads_any_more_are_dropped(store: Store) -> None:
