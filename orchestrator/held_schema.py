@@ -276,7 +276,8 @@ class _Reader:
         if "integer" in kinds and not found.keys() & {"enum", "const"}:
             _bound_digits(found, low, high)
         for name in ("const", "enum", "multipleOf", *_BOUNDS):
-            if name in found and not _is_exact(found[name]):
+            is_far = name in _BOUNDS and abs(found.get(name, 0)) > _EXACT
+            if name in found and (is_far or not _is_exact(found[name])):
                 why = f"{str(found[name])[:40]} is beyond the numbers that stay exact"
                 self._leave_out(found, place, name, why)
 
