@@ -101,7 +101,7 @@ def difference_bounds(
         skewness = np.nan_to_num(skewness * (cubes[0] - cubes[1]))
         squares, less = np.square(errors), np.maximum(counts - 1, 1)
         freedom = squares.sum(axis=0) ** 2 / (squares**2 / less).sum(axis=0)  # Welch-Satterthwaite
-    freedom = np.where(np.isfinite(freedom), freedom, 1.0)
+    freedom = np.where(np.isnan(freedom), np.inf, freedom)  # without any error
     normal = boundary(_informative(*counts), alpha, tuned_for)
     return _bounds(arm.mean - control.mean, error, skewness, freedom, normal)
 

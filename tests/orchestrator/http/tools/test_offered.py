@@ -471,9 +471,9 @@ def test_as_many_tools_as_there_may_be() -> None:
 
 async def test_others_do_not_wait_while_schemas_are_read() -> None:
     """By counting how often the event loop turns until the last of them is refused."""
-    wrong = wide_tool(127, strict=True)
+    wrong = wide_tool(227, strict=True)
     wrong["function"]["parameters"]["not"] = {}
-    tools, turns = [*map(wide_tool, range(100, 127)), wrong], 0
+    tools, turns = [*map(wide_tool, range(200, 227)), wrong], 0
     transport = httpx.ASGITransport(create_app(service()))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
         body = {"model": "large-only", "messages": [QUESTION], "tools": tools}
