@@ -8,7 +8,7 @@ is left out and reported with its place.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -22,11 +22,14 @@ from orchestrator.json_rule import fault_of, json_rule
 from orchestrator.json_schema import (
     MOST_PARTS,
     TYPES,
+    References,
     TooLarge,
     map_subschemas,
     modern,
     name_of,
+    properties_of,
     subschemas,
+    value_form,
 )
 from orchestrator.rust_patterns import rust_pattern
 
@@ -250,12 +253,16 @@ class _Reader:
     def _is_tagged(self, choices: list[Any]) -> bool:
         """Return whether no value matches two of the choices: their types differ, or the constant
         of a property that all of them require (a discriminator)."""
+        references = References({"$defs": self._defs})
         every = [self._target_of(choice) for choice in choices]
         names = set[str].intersection(*(set(one.get("required", ())) for one in every))
-        tags = [[_constants(one, name) for one in every] for name in sorted(names)]
+        ways: list[list[Collection[str]]] = [[value_form(one, references).types for one in every]]
+        for name in sorted(names):
+            forms = [value_form(properties_of(one).get(name), references) for one in every]
+            ways.append([set(map(json.dumps, one.listed)) if one.closed else () for one in forms])
         return any(
-            all(kinds) and all(one.isdisjoint(two) for one, two in combinations(kinds, 2))
-            for kinds in (list(map(_types, every)), *tags)
+            all(kinds) and all(set(one).isdisjoint(two) for one, two in combinations(kinds, 2))
+            for kinds in ways
         )
 
     def _target_of(self, schema: Any) -> dict[str, Any]:
@@ -304,20 +311,6 @@ def _error_of(schema: dict[str, Any]) -> ValidationError | None:
     except ValidationError as error:
         return error
     return None
-
-
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    named = schema.get("type", ())
-    kinds = {named} if isinstance(named, str) else set(named)
-    return kinds | ({"number"} if "integer" in kinds else set())
-
-
-def _constants(schema: Mapping[str, Any], name: str) -> set[str]:
-    """Return the texts that a property may have; empty if it may have others."""
-    one = schema.get("properties", {}).get(name)
-    values = [one["const"]] if isinstance(one, dict) and "const" in one else ()
-    values = values or (one.get("enum", ()) if isinstance(one, dict) else ())
-    return set(values) if all(isinstance(value, str) for value in values) else set()
 
 
 def _ordered(found: dict[str, Any]) -> dict[str, Any]:
