@@ -23,7 +23,7 @@ from orchestrator.json_schema import (
     MOST_PARTS,
     TYPES,
     References,
-    TooLarge,
+    SchemaRefused,
     map_subschemas,
     modern,
     name_of,
@@ -78,7 +78,7 @@ def held(source: str) -> Held:
     try:
         reader = _Reader(modern(json.loads(source)))
         return Held(reader.whole(), tuple(reader.faults))
-    except TooLarge as error:
+    except SchemaRefused as error:
         return Held({}, (str(error),))
 
 
@@ -102,18 +102,20 @@ class _Reader:
         defs = {name: self._schema(one, f"$defs.{name}") for name, one in self._defs.items()}
         whole = {**found, "$defs": defs} if defs and isinstance(found, dict) else found
         if fault := fault_of(f"start: {json_rule(whole)}"):
-            raise TooLarge(self.faults[0] if self.faults else fault)
+            raise SchemaRefused(self.faults[0] if self.faults else fault)
         return whole
 
     def _check_size(self) -> None:
         if (size := len(json.dumps([self._root, self._defs]))) > MAX_SOURCE:
-            raise TooLarge(
+            raise SchemaRefused(
                 f"it has {size} characters without remarks; at most {MAX_SOURCE} are allowed"
             )
         if self._levels() > _MOST_LEVELS:
-            raise TooLarge(f"with what it refers to it is more than {_MOST_LEVELS} levels deep")
+            raise SchemaRefused(
+                f"with what it refers to it is more than {_MOST_LEVELS} levels deep"
+            )
         if self._size(self._root, {}) > MOST_PARTS:
-            raise TooLarge(f"with what it refers to it has more than {MOST_PARTS} parts")
+            raise SchemaRefused(f"with what it refers to it has more than {MOST_PARTS} parts")
 
     def _levels(self) -> int:
         """Return how deep the library recurses: it reads a definition at the first reference."""
@@ -149,7 +151,7 @@ class _Reader:
         try:
             TopologicalSorter({name: _same(one) for name, one in self._defs.items()}).prepare()
         except CycleError as error:
-            raise TooLarge(f"$defs.{error.args[1][0]}: it refers to itself") from None
+            raise SchemaRefused(f"$defs.{error.args[1][0]}: it refers to itself") from None
 
     def _leave_out(self, schema: dict[str, Any], place: str, keyword: str, why: str) -> None:
         if keyword in schema:

@@ -57,15 +57,15 @@ TYPES: Final[Mapping[type, str]] = {
 """JSON Schema's names of types."""
 
 
-class TooLarge(ValueError):
-    """A schema is too large to check; the message says why."""
+class SchemaRefused(ValueError):
+    """A schema cannot be used at all; the message says why."""
 
 
 def modern(schema: Any) -> Any:
     """Translate a schema to the draft 2020-12, without annotations.
 
     Raises:
-        TooLarge: with all that it refers to it has too many parts.
+        SchemaRefused: with all that it refers to it has too many parts.
     """
     return _Dialect(schema).whole()
 
@@ -190,7 +190,7 @@ class _Dialect:
     def _schema(self, schema: Any, _place: str = "") -> Any:
         self._parts += 1
         if self._parts > MOST_PARTS:
-            raise TooLarge(f"with what it refers to it has more than {MOST_PARTS} parts")
+            raise SchemaRefused(f"with what it refers to it has more than {MOST_PARTS} parts")
         if not isinstance(schema, dict):
             return schema
         if self._hides and "$ref" in schema:
