@@ -19,7 +19,7 @@ def json_rule(schema: Any) -> str:
     return f"%json {json.dumps(schema)}"
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def fault_of(grammar: str) -> str:
     """Return the library's message about a grammar; empty if it is valid."""
     fault = LLMatcher.validate_grammar(grammar, limits=LIMITS)
