@@ -2,7 +2,7 @@
 
 - `text`: finds the answer in a text.
 - `spelling`: replaces equal spellings of LaTeX and Unicode by one.
-- `numbers`: parses numbers, with units, in any base, times and dates.
+- `numbers`: parses numbers, with a unit or a currency.
 - `values`: parses the other values: sequences, words, expressions.
 - `equality`: compares two values.
 """
