@@ -33,6 +33,11 @@ def compare(text: str, answer: str) -> bool | None:
     return equal(final(text), expected(answer))
 
 
+def agree(text: str, other: str) -> bool | None:
+    """Return whether two texts give the same answer; None if that needs algebra."""
+    return compare(text, final(other))
+
+
 def equal(given: str, wanted: str, algebra: Algebra | None = None) -> bool | None:
     """Return whether two bare answers are equal; None if that needs algebra."""
     if " ".join(given.split()).casefold() == " ".join(wanted.split()).casefold():
