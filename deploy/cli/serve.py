@@ -104,7 +104,9 @@ def serve(
         ) as service:
             url = service.url
             key = (
-                ' -H "Authorization: Bearer $KEY"' if isinstance(deployment.args.auth, Auth) else ""
+                ' -H "Authorization: Bearer ${BATON_KEY:?set it to an API key}"'
+                if isinstance(deployment.args.auth, Auth)
+                else ""
             )
             for note in lossy(deployment.args.workers.speculation()):
                 console.print(note, style="yellow")

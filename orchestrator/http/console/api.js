@@ -8,6 +8,8 @@ const refused = new Map(); // reads whose key the user did not give, by path
 const wrong = new Set(); // roles whose key was refused, until the dialog shows it
 let asking = null;
 
+/** Whether a user's key was given. */
+export const hasKey = () => Boolean(keys.user || keys.admin);
 export const url = (path) => new URL(path, ROOT).href;
 
 export class ApiError extends Error {

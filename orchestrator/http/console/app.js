@@ -28,8 +28,10 @@ async function route() {
   main.replaceChildren(h("h1", { class: "sr" }, title), current.element);
   document.title = tab === "ask" ? "Baton" : `${title} – Baton`;
   for (const link of nav.children) {
-    if (link.dataset.tab === tab) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.dataset.tab === tab) {
+      link.setAttribute("aria-current", "page");
+      nav.scrollLeft = link.offsetLeft + link.offsetWidth / 2 - nav.clientWidth / 2; // a phone shows some tabs
+    } else link.removeAttribute("aria-current");
   }
   current.enter?.(decodeURIComponent(argument));
 }

@@ -64,6 +64,12 @@ export function saveFile(name, text, type = "application/json") {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
+/** Show a fault, or nothing, and bring it into view. */
+export function tell(place, ...words) {
+  place.replaceChildren(...words);
+  if (place.textContent) place.scrollIntoView({ block: "nearest" });
+}
+
 /** Announce a text to screen readers alone. */
 export function announce(text) {
   document.getElementById("spoken").textContent = text;

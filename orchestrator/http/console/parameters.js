@@ -16,6 +16,12 @@ export function parameterForm(schema, given = {}) {
   return { element, values };
 }
 
+const differs = (one, other) => JSON.stringify(one) !== JSON.stringify(other);
+
+/** The names of the parameters that are not the service's defaults. */
+export const changed = (params, schema) =>
+  Object.keys(params ?? {}).filter((name) => differs(params[name], schema?.properties[name]?.default));
+
 /** The schema of values other than null; if there are several, the first. */
 const kind = (about) => (about.anyOf ?? about.oneOf)?.find((one) => one.type !== "null") ?? about;
 

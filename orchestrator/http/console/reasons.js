@@ -5,8 +5,13 @@ import { number, plural } from "./dom.js";
 const JUDGED = new Set(["specreason", "cascade", "advisor"]);
 const UNSCORED = {
   bild: "the large model found its first token unlikely",
+  "learned-gate": "a step before it was corrected, or it has no text",
   vote: "its chain lost the vote, or another with its answer was kept",
   advisor: "the small model was unsure or repeated a call, or tools failed",
+};
+const TOGETHER = {
+  bild: (count) => `The large model wrote ${plural(count, "part")} of it, where the small one was unsure or a token was rolled back.`,
+  "learned-gate": (count) => `The large model corrected ${plural(count, "part")} of the draft; the small model wrote the rest.`,
 };
 export const NAMES = { small: "small model", large: "large model", policy: "policy" };
 export const LETTERS = { small: "S", large: "L", policy: "P" };
@@ -14,6 +19,7 @@ export const LETTERS = { small: "S", large: "L", policy: "P" };
 /** The score below which a policy gives a step to the large model, on the scale 0 to 9; or null. */
 export function threshold(run) {
   const { parameters, policyName } = run;
+  if (policyName === "learned-gate") return 9 * (1 - parameters.correct_above);
   if (policyName === "surprise-takeover") return 9 * Math.exp(-parameters.surprise);
   return JUDGED.has(policyName) ? (parameters.threshold ?? null) : null;
 }
@@ -43,14 +49,13 @@ export function rowReason(run, row) {
   if (author === "policy" && authors.length === 1) return "The policy put this in.";
   if (authors.length > 1) {
     const parts = row.spans.filter((span) => span.author === "large").length;
-    return policyName === "bild" ? `The large model wrote ${plural(parts, "part")} of it, where the small one was unsure or a token was rolled back.`
-      : "The two models wrote it together.";
+    return TOGETHER[policyName]?.(parts) ?? "The two models wrote it together.";
   }
   if (policyName === "small-only" || policyName === "large-only") return "";
   if (author === "large") {
     const [draft] = row.drafts.slice(-1);
-    if (draft && policyName === "advisor") return `The draft was rejected: ${draftReason(run, draft)}. The large model gave advice.`;
-    if (draft) return `The draft was rejected: ${draftReason(run, draft)}. The large model wrote the step itself.`;
+    if (draft && policyName === "advisor") return "The large model gave advice.";
+    if (draft) return sameText(row, draft) ? "The large model wrote the step itself, in the same words." : "The large model wrote the step itself.";
     if (row.phase === "answer") return "This policy has the large model write the answer.";
     if (parameters.first_n) return `This policy has the large model write the first ${plural(parameters.first_n, "step")}.`;
     if (policyName === "coin") return "The coin fell on the large model.";
@@ -68,7 +73,18 @@ export function rowReason(run, row) {
   return row.score !== null ? `Score ${shown(row.score)}: the draft is kept.` : "The small model wrote this.";
 }
 
-/** How the request ended. */
+const words = (text) => text.trim().replace(/\s+/g, " ");
+const sameText = (row, draft) => words(row.spans.map((span) => span.text).join("")) === words(draft.text);
+
+/** How a request ended, in a word, and the colour of that. That it ended says nothing of whether the
+ * answer is right. */
+export function outcome({ status, finish, forced }) {
+  if (status !== "finished") return { waiting: ["asked", "waiting"], running: ["thinking", "running"], failed: ["failed", "failed"], cancelled: ["stopped", "cancelled"] }[status];
+  if (finish === "length") return ["cut", "cancelled"];
+  return forced ? ["closed early", "cancelled"] : ["done", "waiting"];
+}
+
+/** Why a request ended early. */
 export function ending(run) {
   if (run.status === "cancelled") return "Stopped before the end.";
   if (run.status === "failed") return run.error?.message ?? "The request failed.";

@@ -1,9 +1,9 @@
 // One request as people see it: totals, lanes, steps, the answer. Grows while it streams.
 
-import { url } from "./api.js";
-import { copy, duration, h, number, percent, plural, saveFile, say } from "./dom.js";
+import { hasKey, url } from "./api.js";
+import { copy, duration, h, number, percent, plural, saveFile, say, tell } from "./dom.js";
 import { Lanes } from "./lanes.js";
-import { NAMES, ending, rowReason } from "./reasons.js";
+import { NAMES, ending, outcome, rowReason } from "./reasons.js";
 import { blocks, plain } from "./richtext.js";
 import { Run } from "./run.js";
 import { Steps, badge, writtenBy } from "./steps.js";
@@ -25,7 +25,7 @@ export class RunView {
     this.trouble = h("p", { class: "trouble", role: "alert", hidden: true });
     this.buttons = h("div", { class: "row actions" });
     this.element = h("article", { class: compact ? "run compact" : "run" },
-      this.head, this.totals, this.lanes.element, this.empty, this.authors, this.steps.element, this.answer, this.trouble, compact ? null : this.buttons);
+      this.head, this.trouble, this.totals, this.lanes.element, this.empty, this.authors, this.steps.element, this.answer, compact ? null : this.buttons);
   }
 
   /** Draws soon: at most a dozen times a second. */
@@ -61,9 +61,11 @@ export class RunView {
     this.empty.textContent = run.status === "waiting" ? "Both models read the question …" : waitingFor(run);
     this.drawAnswer(noThought);
     const words = ending(run);
-    this.trouble.hidden = !words;
-    this.trouble.textContent = words;
     this.trouble.className = `trouble ${run.status}`;
+    if (this.trouble.textContent !== words) {
+      this.trouble.hidden = !words;
+      tell(this.trouble, words);
+    }
     if (this.buttonsFor !== `${run.status}${run.traceId}`) {
       this.buttonsFor = `${run.status}${run.traceId}`;
       this.buttons.replaceChildren(...this.actions(live));
@@ -153,11 +155,11 @@ function waitingFor(run) {
 function header(run) {
   const { origin } = run;
   const version = origin?.version ? `@${origin.version}` : "";
-  const state = { waiting: "asked", running: "thinking", finished: "done", failed: "failed", cancelled: "stopped" }[run.status];
+  const [state, tone] = outcome(run);
   return [
     h("h2", { class: "question", dir: "auto" }, plain(run.question)),
     h("p", { class: "about" },
-      h("span", { class: `state ${run.status}`, role: "status" }, state),
+      h("span", { class: `state ${tone}`, role: "status" }, state),
       h("code", {}, `${run.policyName}${version}`),
       origin?.experiment ? h("span", {}, `experiment ${origin.experiment}, arm ${origin.arm}`) : null,
       origin?.created ? h("span", {}, new Date(origin.created * 1000).toLocaleString("en", { hour12: false })) : null,
@@ -191,7 +193,7 @@ function totals(run) {
 }
 
 function against(run, estimate) {
-  if (!estimate) return "too few tokens by large to estimate large-only";
+  if (!estimate) return null; // too few tokens by the large model
   const ratio = estimate.ms / run.ms;
   return `estimate for large-only: ${duration(estimate.ms).replace(" ", "\u00a0")} (${number(ratio, 2)}× as fast)`;
 }
@@ -239,14 +241,15 @@ function recorded(record) {
 }
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-const curl = (body) => `curl -s ${url("v1/chat/completions")} -H 'content-type: application/json' -H "authorization: Bearer $BATON_KEY" -d ${quoted(body)}`;
+const KEY = ' -H "authorization: Bearer ${BATON_KEY:?set it to your API key}"';
+const curl = (body) => `curl -s ${url("v1/chat/completions")} -H 'content-type: application/json'${hasKey() ? KEY : ""} -d ${quoted(body)}`;
 
 function python(body) {
   const { model, messages, ...rest } = JSON.parse(body);
   const extra = Object.keys(rest).length ? `,\n    extra_body=${literal(rest)}` : "";
-  return `from openai import OpenAI
+  return `${hasKey() ? "import os\n\n" : ""}from openai import OpenAI
 
-client = OpenAI(base_url=${JSON.stringify(url("v1"))}, api_key="none")
+client = OpenAI(base_url=${JSON.stringify(url("v1"))}, api_key=${hasKey() ? 'os.environ["BATON_KEY"]' : '"none"'})
 reply = client.chat.completions.create(
     model=${JSON.stringify(model)},
     messages=${literal(messages)}${extra},

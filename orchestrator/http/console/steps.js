@@ -78,7 +78,7 @@ export class Steps {
       h("div", { class: "meta" },
         row.score === null ? null : meter(row.score, threshold(run)),
         h("span", { class: "cost" }, row.closed ? [plural(row.tokens, "token"), row.ms ? ` · ${duration(row.ms)}` : ""].join("") : h("span", { class: "writing" }, "writing"))));
-    Object.assign(element, { row, body });
+    Object.assign(element, { row, body, drawnWhole: row.closed });
     return { element, body };
   }
 
@@ -107,8 +107,8 @@ export class Steps {
 }
 
 /** Markdown and formulas in place of a row's plain text. */
-function enrich({ row, body }) {
-  if (!row.closed || !body.classList.contains("plain")) return;
+function enrich({ row, body, drawnWhole }) {
+  if (!drawnWhole || !body.classList.contains("plain")) return;
   body.classList.remove("plain");
   const authors = new Set(row.spans.map((span) => span.author));
   if (authors.size === 1) body.replaceChildren(...blocks(row.spans.map((span) => span.text).join("")));
@@ -157,19 +157,19 @@ function meter(score, limit) {
   const words = limit === null ? `score ${number(score, 1)} of 9` : `score ${number(score, 1)} of 9, the threshold is ${number(limit, 1)}`;
   return h("span", { class: `score ${ok ? "ok" : "low"}`, title: words },
     h("b", {}, number(score, 1)),
-    svg("svg", { viewBox: "0 0 90 10", role: "img", "aria-label": words },
-      svg("rect", { x: 0, y: 3, width: 90, height: 4, rx: 2, class: "track" }),
-      svg("rect", { x: 0, y: 3, width: Math.max(1, score * 10), height: 4, rx: 2, class: "fill" }),
-      limit === null ? null : svg("rect", { x: Math.min(88, limit * 10 - 1), y: 0, width: 2, height: 10, class: "limit" })));
+    svg("svg", { viewBox: "0 0 90 14", role: "img", "aria-label": words },
+      svg("rect", { x: 0, y: 3, width: 90, height: 8, rx: 2, class: "track" }),
+      svg("rect", { x: 0, y: 3, width: Math.max(1, score * 10), height: 8, rx: 2, class: "fill" }),
+      limit === null ? null : svg("rect", { x: Math.min(87, limit * 10 - 1.5), y: 0, width: 3, height: 14, class: "limit" })));
 }
 
 function rejected(run, draft) {
   const judge = (draft.calls ?? []).map((index) => run.calls[index]).find((call) => call?.probabilities);
   return h("details", { class: "rejected" },
     h("summary", {}, h("span", { class: `dot ${draft.author}` }, LETTERS[draft.author]),
-      h("span", {}, `Rejected draft: ${draftReason(run, draft)}`)),
+      h("span", { class: "draft" }, h("del", { dir: "auto" }, plain(draft.text.trim() || "(empty)")),
+        h("span", { class: "reason" }, `Rejected draft: ${draftReason(run, draft)}`))),
     h("div", { class: "gone" },
-      h("del", { dir: "auto" }, plain(draft.text.trim() || "(empty)")),
       h("p", { class: "reason" }, `${plural(draft.tokens, "token")}, ${duration(draft.ms)}, thrown away`),
       judge ? histogram(judge, draft.score, threshold(run)) : null));
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -126,3 +127,27 @@ async def test_a_dead_node_ends_the_command_by_status_1(shipped: Served) -> None
     assert shipped.process.returncode == 1
     assert "Ray's node has died" in err
     assert alive(started) == {}
+
+
+def test_the_consoles_samples_show_a_rejected_draft_and_a_takeover(shipped: Served) -> None:
+    """The first has a wrong draft, which the large model writes in other words."""
+    text = Path("orchestrator/http/console/questions.js").read_text()
+    questions = re.findall(r'^  "(.*)",$', text, re.MULTILINE)
+
+    async def answers() -> list[Received]:
+        return [await listen(shipped, question, "baton") for question in questions]
+
+    rewritten, kept, taken, corrected = asyncio.run(answers())
+    shown = [
+        ("".join(step["author"][0] for step in one.baton["steps"] if step["accepted"]), one)
+        for one in (rewritten, kept, taken, corrected)
+    ]
+    for (authors, one), answer in zip(shown, ("177", "77", "1714", "1051"), strict=True):
+        assert f"boxed{{{answer}}}" in one.content
+        assert ("l" in authors) == (one is not kept)
+        assert all(step["accepted"] for step in one.baton["steps"]) == (one is kept)
+    steps = rewritten.baton["steps"]
+    first = next(at for at, step in enumerate(steps) if not step["accepted"])
+    assert steps[first]["text"] not in rewritten.thought
+    assert taken.baton["metrics"]["large_tokens"] > taken.baton["metrics"]["small_tokens"] / 4
+    assert corrected.baton["metrics"]["large_tokens"] < 10

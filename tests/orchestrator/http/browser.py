@@ -62,6 +62,6 @@ def page_of(browser: Browser, url: str, *, first: bool = False, **settings: Any)
     page.goto(url if "/ui" in url else f"{url}/ui")
     try:
         yield page
-        assert troubles == []
+        assert troubles == [], troubles
     finally:
         context.close()

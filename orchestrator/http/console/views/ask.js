@@ -1,7 +1,7 @@
 // Ask one question and watch the two models write the answer.
 
 import { get, policySchemas, refusal } from "../api.js";
-import { announce, field, h } from "../dom.js";
+import { announce, field, h, tell } from "../dom.js";
 import { parameterForm } from "../parameters.js";
 import { QUESTIONS } from "../questions.js";
 import { Run } from "../run.js";
@@ -65,7 +65,7 @@ export class AskView {
       this.model.replaceChildren(...models.map((id) => h("option", { value: id, selected: id === wanted }, id)));
       this.choose();
     } catch (error) {
-      this.trouble.replaceChildren(...refusal(error, () => this.load()));
+      tell(this.trouble, ...refusal(error, () => this.load()));
       if (error.status === 503) setTimeout(() => this.load(), STARTING_MS);
     }
   }
@@ -108,7 +108,7 @@ export class AskView {
     this.trouble.textContent = "";
     const question = this.question.value.trim();
     if (!question) {
-      this.trouble.textContent = "Write a question first.";
+      tell(this.trouble, "Write a question first.");
       this.question.focus();
       return;
     }
@@ -117,7 +117,7 @@ export class AskView {
       policy = this.form.values();
       if (!this.cap.validity.valid || !this.temperature.validity.valid) throw new Error("max_tokens or temperature is not a number in its range");
     } catch (error) {
-      this.trouble.textContent = error.message;
+      tell(this.trouble, error.message);
       return;
     }
     const body = {};

@@ -9,10 +9,10 @@ import { RunView } from "../runview.js";
 export class CompareView {
   constructor() {
     this.question = h("textarea", { id: "compare-question", rows: 2, maxlength: 100000, dir: "auto", value: QUESTIONS[0] });
-    this.models = ["specreason", "large-only"].map((name, side) =>
+    this.models = ["baton", "large-only"].map((name, side) =>
       h("select", { "aria-label": side ? "Second policy" : "First policy" }, h("option", { value: name }, name)));
     this.turns = h("input", { type: "checkbox", id: "turns", checked: true });
-    this.verdict = h("p", { class: "verdict", role: "status" });
+    this.verdict = h("p", { class: "verdict", role: "status" }, "Two policies answer the same question. Here stands whether their answers agree, how long each took, and how much the large model wrote.");
     this.sides = h("div", { class: "sides" });
     this.element = h("div", { class: "compare" },
       h("form", { class: "asking", onsubmit: (event) => { event.preventDefault(); this.ask(); } },

@@ -1,7 +1,8 @@
 // Running experiments: the readout as intervals, guardrails, the ramp.
 
-import { get, refusal } from "../api.js";
+import { get, policySchemas, refusal } from "../api.js";
 import { h, inTrouble, moment, number, percent, plural, svg } from "../dom.js";
+import { changed } from "../parameters.js";
 import { plain } from "../richtext.js";
 
 const POLL_MS = 5000;
@@ -29,6 +30,7 @@ export class ExperimentsView {
     try {
       const overview = await get("v1/experiments");
       const { data } = overview;
+      if (data.length) this.schemas ??= await policySchemas();
       const reports = await Promise.all(data.map((run) => run.experiment && get(`v1/experiments/${encodeURIComponent(run.id)}/report`).catch(() => null)));
       this.trouble.textContent = inTrouble(overview);
       this.list.replaceChildren(...(data.length ? data.map((run, index) => (run.experiment ? this.card(run, reports[index]) : unreadable(run))) : [empty()]));
@@ -50,7 +52,7 @@ export class ExperimentsView {
       experiment.note ? h("p", { class: "hint" }, plain(experiment.note)) : null,
       run.trouble ? h("p", { class: "bad" }, run.trouble) : null,
       report ? h("p", { class: `verdict ${tone}` }, report.sentence) : h("p", { class: "hint" }, "No readout yet."),
-      arms(run, report),
+      arms(run, report, this.schemas),
       report ? this.readout(run, report, goal) : null,
       guardrails(run, report));
   }
@@ -83,11 +85,13 @@ function unreadable(run) {
 }
 
 function empty() {
-  return h("p", { class: "note" }, "No experiment has been started. ", h("code", {}, "baton experiment start FILE.yaml"), " starts one.");
+  return h("p", { class: "note" }, "An experiment gives shares of the requests to different policies or parameters, and says here which does better, and how surely. No experiment has been started. ", h("code", {}, "baton experiment start FILE.yaml"), " starts one.");
 }
 
-function arms(run, report) {
+function arms(run, report, schemas) {
   const { base } = run;
+  const all = Object.values(run.arms);
+  const names = (policy) => new Set(all.flatMap((arm) => (arm.policy === policy ? changed(arm.params, schemas[policy]) : [])));
   return h("div", { class: "arms" }, Object.entries(run.arms).map(([name, arm]) => {
     const weight = run.weights[name] ?? null;
     const units = Object.values(report?.arms[name] ?? {})[0]?.units ?? 0;
@@ -96,6 +100,8 @@ function arms(run, report) {
     const stopped = run.state.stopped?.[name];
     return h("div", { class: "arm" },
       h("strong", {}, name), name === base ? " (control)" : "", h("div", {}, h("code", {}, arm.version ? `${arm.policy}@${arm.version}` : arm.policy)),
+      h("p", { class: "params" }, [...names(arm.policy)].map((name) => h("code", {}, `${name}: ${JSON.stringify(arm.params[name])}`)),
+        arm.speculation ? h("code", {}, `speculation: ${arm.speculation}`) : null),
       bar, h("span", { class: "hint" }, weight === null ? "shadow" : `weight ${percent(weight)}`, `, ${plural(units, "unit")}`),
       stopped ? h("span", { class: "bad" }, `stopped: ${stopped.why}`) : null);
   }));

@@ -1,8 +1,8 @@
 // Published versions: what is active, how versions differ, publish, roll back.
 
 import { get, policySchemas, refusal, send } from "../api.js";
-import { field, h, inTrouble, moment, say } from "../dom.js";
-import { parameterForm } from "../parameters.js";
+import { field, h, inTrouble, moment, say, tell } from "../dom.js";
+import { changed, parameterForm } from "../parameters.js";
 import { plain } from "../richtext.js";
 
 export class PoliciesView {
@@ -39,7 +39,7 @@ export class PoliciesView {
       this.draw(active, lists.map((list) => list.data), history.data);
       this.trouble.textContent = inTrouble(overview);
     } catch (error) {
-      this.trouble.replaceChildren(...refusal(error, () => this.enter()));
+      tell(this.trouble, ...refusal(error, () => this.enter()));
     }
   }
 
@@ -57,7 +57,7 @@ export class PoliciesView {
       this.policy.append(...overview.data.map((row) => h("option", { value: row.policy, selected: row.policy === active.policy }, row.policy)));
       this.choose();
     }
-    this.versions.replaceChildren(h("h2", {}, "Versions"), ...(lists.length ? lists.map((versions) => this.list(versions)) : [h("p", { class: "note" }, "No version has been published. Until one is, baton is the deployment file's default.")]));
+    this.versions.replaceChildren(h("h2", {}, "Versions"), ...(lists.length ? lists.map((versions) => this.list(versions)) : [h("p", { class: "note" }, "A version is a policy with its parameters. Publish one to change what the model baton means, without a restart; roll back to undo it. No version has been published: baton is the deployment file's default.")]));
     this.history.replaceChildren(h("h2", {}, "History"), history.length ? h("ul", { class: "plain" }, history.map((entry) => h("li", {}, event(entry)))) : h("p", { class: "note" }, "No changes yet."));
   }
 
@@ -84,7 +84,7 @@ export class PoliciesView {
       const body = { policy: this.policy.value, params: this.form.values(), note: this.note.value, activate: this.activate.checked };
       await this.change("POST", "v1/policies", body, "Published");
     } catch (error) {
-      this.trouble.textContent = error.message;
+      tell(this.trouble, error.message);
     }
   }
 
@@ -94,7 +94,7 @@ export class PoliciesView {
       say(done);
       await this.enter();
     } catch (error) {
-      this.trouble.textContent = error.message;
+      tell(this.trouble, error.message);
     }
   }
 }
@@ -104,9 +104,9 @@ const shown = (value) => JSON.stringify(value);
 
 /** The parameters that are not the service's defaults. */
 function values(params, schema) {
-  const changed = Object.entries(params ?? {}).filter(([name, value]) => shown(value) !== shown(schema?.properties[name]?.default));
-  if (!changed.length) return h("p", { class: "hint" }, "All its parameters are this service's defaults.");
-  return h("p", { class: "params" }, changed.map(([name, value]) => h("code", {}, `${name}: ${shown(value)}`)));
+  const names = changed(params, schema);
+  if (!names.length) return h("p", { class: "hint" }, "All its parameters are this service's defaults.");
+  return h("p", { class: "params" }, names.map((name) => h("code", {}, `${name}: ${shown(params[name])}`)));
 }
 
 /** The changes since the version before; for the first, since the defaults. */

@@ -2,6 +2,7 @@
 
 import { get, refusal } from "../api.js";
 import { duration, field, h, moment, number, percent, say } from "../dom.js";
+import { outcome } from "../reasons.js";
 import { plain } from "../richtext.js";
 import { Run } from "../run.js";
 import { RunView } from "../runview.js";
@@ -61,7 +62,7 @@ export class TracesView {
     const query = new URLSearchParams(Object.entries(this.filters).map(([name, control]) => [name, control.value]).filter(([, value]) => value !== ""));
     try {
       const { data } = await get(`v1/traces?${query}`);
-      this.note.textContent = data.length ? "" : "No request yet that fits. Ask one, or open a saved trace.";
+      this.note.textContent = data.length ? "" : "Each request leaves a trace: who wrote which step, when, and why it was kept. No request fits yet. Ask one, or open a saved trace.";
       this.body.replaceChildren(...data.map(line));
       if (this.filters.policy.options.length === 1) {
         const { data: models } = await get("v1/models"); // `v1/policies` would need an observer's key
@@ -103,7 +104,7 @@ function line(row) {
     h("td", { class: "figure" }, moment(row.at)),
     h("td", { class: "wide", dir: "auto" }, h("a", { href: `#/trace/${encodeURIComponent(row.id)}` }, plain(row.question ?? "(its text is not kept any more)"))),
     h("td", {}, h("code", {}, row.version ? `${row.policy}@${row.version}` : row.policy), row.arm ? ` ${row.experiment}/${row.arm}` : ""),
-    h("td", {}, h("span", { class: `state ${row.status}` }, row.status === "finished" ? (row.finish_reason ?? "stop") : row.status)),
+    h("td", {}, h("span", { class: `state ${outcome({ status: row.status, finish: row.finish_reason })[1]}` }, row.status === "finished" ? (row.finish_reason ?? "stop") : row.status)),
     h("td", { class: "figure" }, duration(row.ms)),
     h("td", { class: "figure" }, tokens ? `${number(row.large_tokens)} of ${number(tokens)}` : "–"),
     h("td", { class: "figure" }, percent(row.accepted)));
