@@ -192,7 +192,7 @@ class _Comparer:
             experiment.goal.detect * abs(control.mean) if metric == experiment.goal.metric else 0
         )
         ratio = experiment.weights[name] / experiment.weights[base]
-        interval = self._interval(own, control, self._alpha)
+        interval = self._interval(metric, own, control, self._alpha)
         return Comparison(
             arm=name,
             against=base,
@@ -209,7 +209,7 @@ class _Comparer:
         own = paired_sample(self._by_arm[base], name, metric, experiment.prices)
         if not own.count:
             return None
-        interval = self._claim(mean_interval(own, self._alpha, experiment.tuned_for))
+        interval = self._claim(metric, mean_interval(own, self._alpha, experiment.tuned_for))
         usual = self._sample(base, metric, float("inf"))
         relative = interval.estimate / usual.mean if usual.mean else None
         return Comparison(
@@ -219,16 +219,23 @@ class _Comparer:
     def bound(self, name: str, bound: Bound) -> BoundCheck:
         """Check a bound of the goal for an arm."""
         than = bound.than or self._experiment.base
-        interval = self._interval(*self._samples(name, than, bound.metric), 1 - bound.confidence)
+        own, other = self._samples(name, than, bound.metric)
+        interval = self._interval(bound.metric, own, other, 1 - bound.confidence)
         low, high = interval.ends(METRICS[bound.metric].sign)
         surely, broken = bool(low >= -bound.by), bool(high < -bound.by)
         return BoundCheck(name, bound.metric, than, bound.by, interval, surely, broken)
 
-    def _interval(self, own: Sample, other: Sample, alpha: float) -> Interval:
-        return self._claim(difference_interval(own, other, alpha, self._experiment.tuned_for))
+    def _interval(self, metric: MetricName, own: Sample, other: Sample, alpha: float) -> Interval:
+        interval = difference_interval(own, other, alpha, self._experiment.tuned_for)
+        return self._claim(metric, interval)
 
-    def _claim(self, interval: Interval) -> Interval:
-        return interval if self._whole else Interval(interval.estimate, -np.inf, np.inf)
+    def _claim(self, metric: MetricName, interval: Interval) -> Interval:
+        """Return what may be claimed; two shares differ by at most 1."""
+        if not self._whole:
+            return Interval(interval.estimate, -np.inf, np.inf)
+        if not METRICS[metric].bounded or not np.isfinite(interval.low):
+            return interval
+        return Interval(interval.estimate, max(-1.0, interval.low), min(1.0, interval.high))
 
     def _samples(self, name: str, than: str, metric: MetricName) -> tuple[Sample, Sample]:
         """Return the samples of two arms until the first of them was stopped."""
@@ -372,6 +379,11 @@ def _arm_sentence(
             return (
                 f"{arm} does as well as {base}: its {title} differs {between}, less than the "
                 f"{comparison.needed.difference if comparison.needed else 0:.3g} that matter"
+            )
+        case _ if interval.ends(METRICS[comparison.metric].sign)[0] > 0:
+            return (
+                f"{arm} is ahead of {base}: its {title} differs {between}; it is too early to tell "
+                "whether it keeps the goal's bounds"
             )
         case _:
             wait = ""

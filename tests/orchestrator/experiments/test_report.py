@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from orchestrator.experiments.documents import Experiment, StoppedArm, initial_state
+from orchestrator.experiments.metrics import METRICS
 from orchestrator.experiments.outcome_log import Outcome, RequestRecord
 from orchestrator.experiments.report import ExperimentReport, report
 from tests.orchestrator.experiments.records import latencies, request, with_times
@@ -49,6 +50,17 @@ def test_too_early_says_how_many_more() -> None:
     assert one.needed is not None
     assert one.needed.difference == pytest.approx(0.05 * found.arms["large"]["ms"].mean)
     assert str(one.needed.always_valid) in found.sentence
+
+
+def test_two_shares_differ_by_at_most_one() -> None:
+    found = read(experiment(), times(6, 1))
+    ends = [
+        (one.always_valid.low, one.always_valid.high)
+        for one in found.comparisons
+        if METRICS[one.metric].bounded
+    ]
+    assert (-1.0, 1.0) in ends
+    assert all(-1 <= low <= high <= 1 for low, high in ends if np.isfinite(low))
 
 
 def test_a_handful_of_units_concludes_nothing_however_far_apart() -> None:
