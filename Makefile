@@ -8,12 +8,15 @@ SERVES := $(VENV)/.serves
 STAMP := $(VENV)/.tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu serve check test test-vllm test-real real-pair bench gpu clients redis-server chromium
+.PHONY: help setup serve check test test-vllm test-real real-pair bench gpu clients docs redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
 
-setup: $(SERVES) ## make .venv and install what serving needs (quick the second time)
+# vLLM's pins are not ours, so on a machine with GPUs the two have an environment of their own.
+FOR_GPU := .venv-gpu
+
+setup: $(if $(GPU),$(FOR_GPU)/.installed,$(SERVES)) ## make .venv with what serving needs (GPU=1: .venv-gpu with vLLM, 10 GB)
 
 INSTALL := pyproject.toml requirements.lock deploy/install.py
 
@@ -30,14 +33,9 @@ $(STAMP): $(INSTALL) | $(SERVES)
 	@$(BIN)/python deploy/install.py dev
 	@touch $@
 
-# vLLM's pins are not ours, so on a machine with GPUs the two have an environment of their own.
-GPU := .venv-gpu
-
-setup-gpu: $(GPU)/.installed ## make .venv-gpu with vLLM and Baton, for a machine with GPUs (10 GB)
-
-$(GPU)/.installed: pyproject.toml requirements-vllm.lock deploy/install_vllm.sh
-	@test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
-	@sh deploy/install_vllm.sh $(GPU)/bin/python
+$(FOR_GPU)/.installed: pyproject.toml requirements-vllm.lock deploy/install_vllm.sh
+	@test -x $(FOR_GPU)/bin/python || $(PYTHON) -m venv $(FOR_GPU)
+	@sh deploy/install_vllm.sh $(FOR_GPU)/bin/python
 	@touch $@
 
 serve: $(SERVES) ## serve the embedded pair at http://127.0.0.1:8000 (PORT= changes the port)
@@ -94,8 +92,8 @@ bench: $(STAMP) $(VLLM_STAMP) ## Baton beside transformers, vLLM and llama.cpp, 
 	  $(if $(FRESH),--fresh)
 
 # Rows are kept in build/gpu, so an interrupted run continues. ARGS="--device cpu" tries all of it over tiny models.
-gpu: $(GPU)/.installed ## one GPU in 15 minutes: our engine, costs of calls, and recorded dialogues, in build/gpu
-	@$(GPU)/bin/python -m deploy.cli.main lab gpu $(ARGS)
+gpu: $(FOR_GPU)/.installed ## one GPU in 15 minutes: our engine, costs of calls, and recorded dialogues, in build/gpu
+	@$(FOR_GPU)/bin/python -m deploy.cli.main lab gpu $(ARGS)
 
 # Each client's environment is of its own. URL= names a running service instead of the embedded pair, ARGS= says more:
 # make clients URL=http://127.0.0.1:8000 ARGS="--model large-only --checks tools --timeout 300 --out build/clients/tools.md"
@@ -105,6 +103,16 @@ CLIENTS := build/clients
 clients: $(STAMP) ## every client and tool of others against the service, build/clients.md (20 minutes, 6 GB)
 	@test -x $(CLIENTS)/bin/uv || { $(PYTHON) -m venv $(CLIENTS) && $(CLIENTS)/bin/pip install --quiet uv==0.13.9; }
 	@$(BIN)/python -m tests.clients.run $(if $(URL),--url $(URL)) $(ARGS)
+
+DOCS := .venv-docs
+
+docs: $(DOCS)/.installed ## the pages as a site that can be searched, in build/docs; a broken link is an error
+	@$(DOCS)/bin/python deploy/lab/site.py
+
+$(DOCS)/.installed: requirements-docs.lock
+	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip install --quiet --no-deps --requirement requirements-docs.lock
+	@touch $@
 
 # The tests want a real redis-server and Chromium. Installing them needs root; nothing is started by us.
 redis-server chromium:

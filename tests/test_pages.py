@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from deploy.lab import site
 from deploy.service.config import Args
 from policies import POLICIES
 from tests.test_imports import ROOT
@@ -43,6 +44,14 @@ def test_links_of_pages_lead_somewhere() -> None:
             if not to.exists() or (anchor and anchor not in _anchors(to)):
                 broken.append((str(page.relative_to(ROOT)), link))
     assert broken == []
+
+
+def test_the_site_has_every_page_and_what_they_link_to(tmp_path: Path) -> None:
+    """`make docs` builds it; links then hold as they do here."""
+    assert {ROOT / path for path in re.findall(r"\]\(([^:)]+)\)", site.llms())} == set(DOCS)
+    site.stage(tmp_path / "site")
+    pages = tmp_path / "site" / "pages"
+    assert all((pages / page.relative_to(ROOT)).is_file() for page in DOCS)
 
 
 def _keys(schema: Any) -> Iterator[str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 WITH_VLLM = (
-    "`make setup-gpu` makes an environment that has it (.venv-gpu/bin/baton), or say "
+    "`make setup GPU=1` makes an environment that has it (.venv-gpu/bin/baton), or say "
     "engine: builtin"
 )
 """What to do if vLLM is not installed."""

@@ -92,7 +92,7 @@ def test_a_vllm_that_is_missing_is_told_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(workers, "find_spec", lambda name: None)
-    said = r"workers\.small is for the engine vllm .* not installed here: `make setup-gpu` makes"
+    said = r"workers\.small is for the engine vllm .* not installed here: `make setup GPU=1` makes"
     file = ROOT / "deploy" / "gpu.yaml"
     with pytest.raises(ConfigError, match=said):
         workers.want_engines(load(file).args.workers)
@@ -101,5 +101,5 @@ def test_a_vllm_that_is_missing_is_told_before_anything_starts(
     with pytest.raises(SystemExit):
         cli.main()
     captured = capsys.readouterr()
-    assert "make setup-gpu" in captured.err
+    assert "make setup GPU=1" in captured.err
     assert "Starting Ray" not in captured.out
