@@ -102,8 +102,12 @@ def test_a_first_visit_sees_an_answer_and_who_wrote_it_and_why(browser: Browser,
         expect(page.locator(".authors")).to_contain_text("written by the small model")
         expect(page.locator(".figures")).to_contain_text("3 of 4")
         assert "small model works" in (page.locator(".lanes").get_attribute("aria-label") or "")
+        draft = page.locator("details.rejected summary")
+        expect(draft.locator("del")).to_be_visible()
+        expect(draft).to_contain_text("score 2 is under 7")
+        expect(page.locator(".run-head .state.waiting")).to_have_text("done")
         page.keyboard.press("r")  # unfolds the rejected draft
-        expect(page.locator("details.rejected del")).to_be_visible()
+        expect(page.locator("details.rejected .gone")).to_be_visible()
         bars = page.locator(".judge svg").get_attribute("aria-label") or ""
         assert "2: 100 %" in bars
         page.reload()  # a second visit asks nothing by itself
@@ -124,6 +128,9 @@ def test_a_policys_parameters_are_a_form_with_ranges(browser: Browser, url: str)
         ask(page)
         ended(page)
         expect(page.locator(".step").nth(1)).to_contain_text("Score 2 reaches 1.5")
+        page.locator("input[name=max_tokens]").fill("8")
+        ask(page)
+        expect(page.locator(".run-head .state.cancelled")).to_have_text("cut")
 
 
 def test_two_policies_side_by_side(browser: Browser, url: str) -> None:
@@ -131,6 +138,10 @@ def test_two_policies_side_by_side(browser: Browser, url: str) -> None:
         page.get_by_role("button", name="Compare").click()
         expect(page.locator(".run[data-status=finished]")).to_have_count(2)
         expect(page.locator(".verdict")).to_contain_text("The answers are the same")
+        page.set_viewport_size({"width": 360, "height": 740})
+        holes = """[...document.querySelectorAll(".steps > ol")].map((list) => list.offsetHeight
+            - [...list.children].reduce((sum, row) => sum + row.offsetHeight, 0))"""
+        assert page.evaluate(holes) == [0, 0]  # nor below the screen
 
 
 def test_stopped_in_the_middle_it_stops_the_work_too(browser: Browser) -> None:
@@ -161,6 +172,7 @@ def test_a_failing_request_says_why(browser: Browser) -> None:
         ask(page)
         ended(page, "failed")
         expect(page.locator(".trouble")).to_contain_text("worker")
+        expect(page.locator(".trouble")).to_be_in_viewport()
 
 
 def test_a_worker_that_dies_in_mid_stream_leaves_what_was_written(browser: Browser) -> None:
@@ -528,6 +540,8 @@ def test_an_experiments_readout(browser: Browser, monkeypatch: pytest.MonkeyPatc
             expect(page.locator(".card")).to_contain_text("running")
             expect(page.locator(".arm")).to_have_count(2)
             expect(page.locator(".arm").last).to_contain_text("lenient (control)")
+            expect(page.locator(".arm .params").first).to_have_text("threshold: 9.5")
+            expect(page.locator(".arm .params").last).to_have_text("threshold: 0")
             expect(page.locator(".arm").first).not_to_contain_text("control")
             expect(page.locator("tr.goal")).to_contain_text("strict")
             rail = "error at most 0.5 (so far strict 0, lenient 0)"
