@@ -95,12 +95,24 @@ def kubectl(given: list[str]) -> None:
     assert "-k" not in options or (ROOT / options["-k"] / "kustomization.yaml").is_file()
 
 
+def helm(given: list[str]) -> None:
+    values = yaml.safe_load((ROOT / "deploy/kubernetes/chart/values.yaml").read_text())
+    for option, value in pairwise(given):
+        assert option not in ("--set", "--set-file") or value.partition("=")[0] in values
+
+
+def sh(given: list[str]) -> None:
+    assert (ROOT / given[0]).is_file()
+
+
 PROGRAMS = {
     "baton": baton,
     "make": make,
     "python": python,
     "docker": docker,
     "kubectl": kubectl,
+    "helm": helm,
+    "sh": sh,
 }
 
 
