@@ -104,7 +104,7 @@ def serve(
         ) as service:
             url = service.url
             key = (
-                ' -H "Authorization: Bearer ${BATON_KEY:?set it to an API key}"'
+                ' -H "Authorization: Bearer ${BATON_API_KEY:?set it to an API key}"'
                 if isinstance(deployment.args.auth, Auth)
                 else ""
             )

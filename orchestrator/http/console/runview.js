@@ -241,7 +241,7 @@ function recorded(record) {
 }
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-const KEY = ' -H "authorization: Bearer ${BATON_KEY:?set it to your API key}"';
+const KEY = ' -H "authorization: Bearer ${BATON_API_KEY:?set it to your API key}"';
 const curl = (body) => `curl -s ${url("v1/chat/completions")} -H 'content-type: application/json'${hasKey() ? KEY : ""} -d ${quoted(body)}`;
 
 function python(body) {
@@ -249,7 +249,7 @@ function python(body) {
   const extra = Object.keys(rest).length ? `,\n    extra_body=${literal(rest)}` : "";
   return `${hasKey() ? "import os\n\n" : ""}from openai import OpenAI
 
-client = OpenAI(base_url=${JSON.stringify(url("v1"))}, api_key=${hasKey() ? 'os.environ["BATON_KEY"]' : '"none"'})
+client = OpenAI(base_url=${JSON.stringify(url("v1"))}, api_key=${hasKey() ? 'os.environ["BATON_API_KEY"]' : '"none"'})
 reply = client.chat.completions.create(
     model=${JSON.stringify(model)},
     messages=${literal(messages)}${extra},
