@@ -14,7 +14,6 @@
 - `processes`: servers and commands that are started and ended.
 - `clients`: many clients at once.
 - `site`: the pages as a site (`make docs`).
-- `traffic`: sends problems and rewards to a running experiment.
 
 Beside them: `experiments/` (what `baton lab run` takes), `costs/`, `results/` (dated tables).
 """
