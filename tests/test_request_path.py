@@ -16,6 +16,7 @@ STEP = re.compile(r"\d+\. `([\w/]+\.py)` (`[\w.]+`(?:, `[\w.]+`)*): ")
 BESIDE = {  # called beside the path, each for one thing
     "orchestrator/background.py",
     "orchestrator/http/admission.py",
+    "orchestrator/http/api.py",
     "orchestrator/http/apis/chunks.py",
     "orchestrator/http/apis/parameters.py",
     "orchestrator/http/ask.py",

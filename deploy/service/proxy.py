@@ -4,7 +4,7 @@ Serve refuses requests in plain text, answers "500 Internal Server Error" if a r
 never ends a stream whose replica died. This middleware
 
 - repeats a lost request once, if that is safe, so that a request that crashes replicas crashes at
-  most two; else it answers 503 in OpenAI's form, with Retry-After;
+  most two; else it answers 503 in the API's form, with Retry-After;
 - ends a stream that broke off with an error event;
 - gathers a body before the request takes a place in a replica, so that slow bodies take none;
 - bounds the memory for large bodies (`body_room`);
@@ -24,7 +24,6 @@ Ray calls `middlewares` by the name in RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -42,6 +41,7 @@ from deploy.service.body_room import BodyRoom, BodyShare
 from deploy.service.recent_refusals import RecentRefusals
 from deploy.service.starting import SERVES_OWN, is_starting, starting_app
 from orchestrator.errors import InvalidRequest, describe
+from orchestrator.http.api import error_form, error_response
 from orchestrator.http.auth import READ_METHODS, USER_PATHS
 from orchestrator.http.errors import EXPOSED, HttpError, http_error
 
@@ -102,7 +102,7 @@ class ProxyMiddleware:
                 self.refusals.check(scope, body)
         except (InvalidRequest, HttpError) as error:
             refusal = self.origins.readable(http_error(error), scope)
-            await refusal.response()(scope, receive, send)
+            await error_response(refusal, scope)(scope, receive, send)
             return
         if body is None:
             return
@@ -212,9 +212,9 @@ class _Attempt:
             return
         if self._started is None:
             error = self._origins.readable(self._error(), self._scope)
-            await error.response()(self._scope, self._receive, self._send)
+            await error_response(error, self._scope)(self._scope, self._receive, self._send)
         elif self._streams:
-            data = _event(self._scope["path"], LOST)
+            data = error_form(self._scope["path"]).event(LOST)
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def _next_message(self) -> Message:
@@ -304,11 +304,3 @@ async def _gather(receive: Receive, share: BodyShare) -> list[Message] | None:
 def _may_be_repeated(scope: Scope) -> bool:
     """Return whether a request that was perhaps carried out may be repeated."""
     return scope["method"] in READ_METHODS or scope["path"].endswith(tuple(USER_PATHS))
-
-
-def _event(path: str, error: HttpError) -> bytes:
-    """Return the error event that ends a stream, in the form of its path."""
-    if path.endswith("/responses"):
-        data = {"type": "error", **error.body["error"], **error.body}
-        return b"event: error\ndata: " + json.dumps(data).encode() + b"\n\n"
-    return b"data: " + json.dumps(error.body).encode() + b"\n\n"

@@ -28,6 +28,7 @@ from cachetools import LRUCache, TLRUCache
 from starlette.datastructures import Headers
 from starlette.types import Message, Scope
 
+from orchestrator.http.api import APIS, credentials
 from orchestrator.http.errors import (
     LIMIT,
     MOST_RETRY_AFTER_S,
@@ -41,7 +42,7 @@ MOST_S: Final = 1.0  # the longest that a refusal is repeated, whatever it says
 TURNS_S: Final = 30.0  # how far ahead turns are given
 UNKNOWN_S: Final = 0.1  # from one turn to the next, if no orchestrator has said it yet
 KEYS: Final = 1024  # the most that are remembered
-_ASKING: Final = ("/completions", "/responses")  # paths of requests that take places
+_ASKING: Final = tuple(api.path for api in APIS)  # paths of requests that take places
 _DIFFERENT: Final = re.compile(rb'"n"|"priority"|"prompt"\s*:\s*\[\s*["[]')
 """Parameters by which a request differs from others of its key, so that it passes."""
 _MILLISECONDS: Final = re.compile(r"(\d{1,9})ms", re.ASCII)
@@ -121,8 +122,8 @@ class RecentRefusals:
         return max(1, round(turn - now))
 
     def _key(self, scope: Scope) -> bytes:
-        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        return hashlib.blake2b(header, key=self._salt, digest_size=16).digest()
+        given = credentials(Headers(scope=scope)) or ""
+        return hashlib.blake2b(given.encode(), key=self._salt, digest_size=16).digest()
 
 
 def _number(text: str | None) -> int | None:

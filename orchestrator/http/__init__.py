@@ -1,9 +1,10 @@
 """The OpenAI-compatible HTTP service: from a client's request to the step loop, and back.
 
-In reading order, the first six as a request meets them:
+In reading order, the first seven as a request meets them:
 
 - `middleware`: a request id, the key, errors as HTTP, a line in the log, other origins.
 - `app`: the routes.
+- `api`: the table of APIs: path, form of errors, headers.
 - `apis`: one file an API: `chat`, `completions`, `responses`.
 - `ask`: the values between an API and the step loop: `Ask`, `Incoming`, `RequestPlan`, `Choice`.
 - `service`: one replica's parts, and how a request is admitted.
@@ -16,7 +17,7 @@ In reading order, the first six as a request meets them:
 - `shared`: what replicas share through the store.
 - `settings`: what the deployment decides.
 - `admission`: places for requests, shared fairly between keys, and when to try again.
-- `errors`: every error as an HTTP response.
+- `errors`: every error with its status, and when to try again.
 - `auth`: keys, and what each may do.
 - `routes`: the other routes: traces, policies, experiments, the console.
 """

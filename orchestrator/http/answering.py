@@ -28,6 +28,7 @@ from orchestrator.background import stop
 from orchestrator.errors import InvalidRequest, Unsupported, WorkerError, describe
 from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.http.admission import Place
+from orchestrator.http.api import credentials, dump, error_response
 from orchestrator.http.ask import Ask, Choice, Incoming, estimated_tokens
 from orchestrator.http.body import Json
 from orchestrator.http.errors import http_error
@@ -39,7 +40,7 @@ from orchestrator.http.records import (
     record,
     trace_name,
 )
-from orchestrator.http.rendering import dump, joined
+from orchestrator.http.rendering import joined
 from orchestrator.http.service import Service
 from orchestrator.http.tools.call_reader import calls_at_end, read_answer
 from orchestrator.loop.accumulator import ResponseAccumulator
@@ -189,7 +190,7 @@ class Answer:
         shared.outbox.put(trace_name(choice.trace_id), data, ttl_s=ttl_s)
         ended = outcome(choice, response, status, error)
         shared.outbox.event(OUTCOMES, ended)
-        if not self._service.access.sees_all(incoming.headers.get("authorization")):
+        if not self._service.access.sees_all(credentials(incoming.headers)):
             shared.outbox.event(f"{OUTCOMES_OF}{incoming.key}", ended, keep=OUTCOMES_OF_KEPT)
         if enrollment is not None and self._exposed:
             asked = replace(self._request, speculation=None, session="", began_at=None)
@@ -267,8 +268,8 @@ class AnswerResponse(Response):
                 error.policy = self._answers[0].choice.plan.name
             elif isinstance(error, InvalidRequest) and error.param == "messages":
                 error.param = self._ask.api.question  # workers call every question `messages`
-            body = http_error(error).body
-            failed = body["error"]
+            shown = http_error(error)
+            failed = shown.body["error"]
             if isinstance(error, WorkerError) and error.worker is not None:
                 failed = failed | {"worker": error.worker}  # for the record only
             self._record_failure(failed, events.failed)
@@ -276,7 +277,7 @@ class AnswerResponse(Response):
                 raise
             log.error("trace %s broke off: %s", self._incoming.trace_id, describe(error))
             with suppress(_ClientGone):
-                await self._send(send, self._answers[0].encoder.failure(body), more=False)
+                await self._send(send, self._answers[0].encoder.failure(shown), more=False)
 
     async def _write_whole(self, events: EventQueue, send: Send) -> None:
         writing = len(self._answers)
@@ -305,7 +306,7 @@ class AnswerResponse(Response):
             if data := b"".join(answer.encoder.more(news) for answer, news in batches):
                 await self._send(send, data)
             elif self._silent_s >= times.ping_s:  # also while new text cannot be shown yet
-                await self._send(send, b": ping\n\n")
+                await self._send(send, self._ask.api.ping)
             ended = [answer for answer, news in batches if isinstance(news[-1], RequestCompleted)]
             writing -= len(ended)
             for answer in ended:
@@ -346,9 +347,9 @@ class AnswerResponse(Response):
         with suppress(Exception):
             async with asyncio.timeout(SHUTDOWN_S):
                 if not self._started:
-                    await error.response()(scope, receive, send)
+                    await error_response(error, scope)(scope, receive, send)
                 elif self._ask.stream and not self._ended:
-                    failure = self._answers[0].encoder.failure(error.body)
+                    failure = self._answers[0].encoder.failure(error)
                     await self._send(send, failure, more=False)
 
 

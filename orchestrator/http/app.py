@@ -23,8 +23,9 @@ from starlette.routing import Match, Route
 from typing_extensions import TypedDict
 
 from orchestrator.http.answering import AnswerResponse
+from orchestrator.http.api import CHAT, RESPONSES, TEXT_COMPLETION, Api, error_response
 from orchestrator.http.apis import chat, completions, responses
-from orchestrator.http.apis.parameters import TextRequest
+from orchestrator.http.apis.parameters import AnswerRequest
 from orchestrator.http.ask import Ask, Incoming
 from orchestrator.http.body import json_body, read_body
 from orchestrator.http.errors import HttpError, http_error
@@ -34,7 +35,7 @@ from orchestrator.http.records import REWARDS
 from orchestrator.http.routes.console import add_console
 from orchestrator.http.routes.experiments import add_experiment_routes
 from orchestrator.http.routes.feedback import Feedback, record_if_first, reward
-from orchestrator.http.routes.openapi import describe, described
+from orchestrator.http.routes.openapi import TEXT_ERRORS, describe, described
 from orchestrator.http.routes.policies import add_policy_routes
 from orchestrator.http.routes.traces import add_trace_routes, read_record
 from orchestrator.http.service import Service
@@ -44,12 +45,6 @@ from orchestrator.validation import body_path, first_error
 
 log = logging.getLogger(__name__)
 
-TEXT_ERRORS: Final = (
-    403,  # an arm may not be chosen with this key
-    404,  # no such model
-    429,  # no place
-    503,  # no worker or no time
-)
 READY_S: Final = 5.0  # seconds after which a pool that does not answer counts as not ready
 
 
@@ -103,8 +98,8 @@ def create_app(service: Service) -> FastAPI:
         }
 
     def text_route(
-        path: str,
-        kind: type[TextRequest],
+        api: Api,
+        kind: type[AnswerRequest],
         parse: Callable[[bytes, HttpSettings], Ask],
         about: str,
         answer: Any,
@@ -119,26 +114,25 @@ def create_app(service: Service) -> FastAPI:
             )
 
         name = parse.__module__.rpartition(".")[2]
-        app.post(
-            path, name=name, **described(about, kind, answer, errors=TEXT_ERRORS, streams=True)
-        )(respond)
+        shown = described(about, kind, answer, errors=TEXT_ERRORS, form=api.errors, streams=True)
+        app.post(api.path, name=name, **shown)(respond)
 
     text_route(
-        "/v1/chat/completions",
+        CHAT,
         chat.ChatRequest,
         chat.parse,
         "A chat completion, streamed or not",
         chat.ChatCompletion,
     )
     text_route(
-        "/v1/completions",
+        TEXT_COMPLETION,
         completions.CompletionRequest,
         completions.parse,
         "A text or token ids, continued",
         completions.TextCompletion,
     )
     text_route(
-        "/v1/responses",
+        RESPONSES,
         responses.ResponsesRequest,
         responses.parse,
         "A response, streamed or not",
@@ -239,13 +233,12 @@ async def _routing_error(request: Request, error: Exception) -> Response:
             message=f"{request.method} is not allowed here; use {allowed}",
             headers={**answer.headers, "allow": allowed},
         )
-    return answer.response()
+    return error_response(answer, request.scope)
 
 
-async def _query_error(_: Request, error: Exception) -> Response:
+async def _query_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     _kind, loc, text = first_error(error.errors(), None, "parameter")
     place = body_path(tuple(part for part in loc if part != "body")) or None
-    return HttpError(
-        400, f"{place or loc[0]}: {text}", param=place, code="invalid_value"
-    ).response()
+    answer = HttpError(400, f"{place or loc[0]}: {text}", param=place, code="invalid_value")
+    return error_response(answer, request.scope)

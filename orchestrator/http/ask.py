@@ -16,7 +16,9 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from orchestrator.experiments.assignment import Enrollment
+from orchestrator.http.api import SESSION_HEADERS, Api
 from orchestrator.http.body import Json
+from orchestrator.http.errors import HttpError
 from orchestrator.http.tools.offered import ToolUse
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
@@ -29,22 +31,6 @@ BYTES_PER_TOKEN: Final = 3
 """An estimate, for prompts that no worker has read yet: English has about four, others fewer."""
 MAX_SEED: Final = 2**63 - 1
 """A mask: workers take no negative seed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Api:
-    """An API: its operation as OpenTelemetry names it, the prefix of its answers' ids, and the name
-    of the parameter with the question."""
-
-    operation: str
-    id_prefix: str
-    question: str
-
-
-CHAT: Final = Api("chat", "chatcmpl-", "messages")
-TEXT_COMPLETION: Final = Api("text_completion", "cmpl-", "prompt")
-RESPONSES: Final = Api("chat", "resp_", "input")
-APIS: Final = (CHAT, TEXT_COMPLETION, RESPONSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +100,7 @@ class Incoming:
     def session(self) -> str | None:
         """The client's session: experiments may assign by it, and its requests prefer one replica
         of each worker."""
-        return self.headers.get("x-session-id") or None
+        return next(filter(None, map(self.headers.get, SESSION_HEADERS)), None)
 
     @property
     def forced_arm(self) -> str | None:
@@ -276,9 +262,9 @@ class Encoder(ABC):
         """Return the end of a stream, after all answers to the request."""
         return b""
 
-    @abstractmethod
-    def failure(self, body: Json) -> bytes:
-        """Return the end of a stream that failed; `body` is the error in OpenAI's form."""
+    def failure(self, error: HttpError) -> bytes:
+        """Return the end of a stream that failed."""
+        return self.choice.ask.api.errors.event(error, self.choice.incoming.request_id)
 
 
 def estimated_tokens(messages: Sequence[Message]) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.errors import ConfigError
+from orchestrator.http.api import APIS
 from orchestrator.http.errors import HttpError
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/", "/ui", "/docs"})
@@ -23,9 +24,7 @@ it shows load and policy names, and Prometheus can send a bearer token."""
 OPEN_FILES: Final = "/ui/"
 """The path of the console's files."""
 
-USER_PATHS: Final = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/feedback"}
-)
+USER_PATHS: Final = frozenset({"/v1/feedback", *(path for api in APIS for path in api.paths)})
 """What an API key may post to; every other change needs the admin key."""
 USER_READS: Final = ("/v1/models", "/v1/traces")
 """Paths under `/v1/` that an API key may read, of the traces only its own. The rest shows what

@@ -95,9 +95,10 @@ class HttpError(BatonError):
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
-    def response(self) -> Response:
+    def response(self, body: dict[str, Any] | None = None) -> Response:
+        """Return the response, with the body in another form if one is given."""
         return Response(
-            json.dumps(self.body, ensure_ascii=False).encode(),
+            json.dumps(body or self.body, ensure_ascii=False).encode(),
             status_code=self.status,
             headers=self.headers,
             media_type="application/json",

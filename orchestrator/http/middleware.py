@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.errors import describe
+from orchestrator.http.api import api_at, credentials, error_response
 from orchestrator.http.auth import USER_PATHS
 from orchestrator.http.errors import EXPOSED, HttpError, http_error
 from orchestrator.http.service import Service
@@ -50,6 +51,9 @@ class RequestMiddleware:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         headers, began, status = Headers(scope=scope), perf_counter(), 0
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        api = api_at(path)
+        scope.setdefault("state", {}).update(request_id=request_id)
 
         async def with_id(message: Message) -> None:
             nonlocal status
@@ -58,20 +62,20 @@ class RequestMiddleware:
                 self._service.responses.labels(str(status)).inc()
                 if not self._service.settings.proxy_adds_request_id:
                     MutableHeaders(scope=message)["x-request-id"] = request_id
+                if api is not None and api.id_header:
+                    MutableHeaders(scope=message)[api.id_header] = request_id
             await send(message)
 
         key = None
         try:
-            path = scope["path"].removeprefix(scope.get("root_path", ""))
             if self._service.settings.loopback and not _names_loopback(headers.get("host", "")):
                 raise HttpError(
                     421,
                     "without API keys this service answers to localhost alone (Host header)",
                     code="wrong_host",
                 )
-            authorization = headers.get("authorization")
-            key = self._service.access.authorize(scope["method"], path, authorization)
-            scope.setdefault("state", {}).update(request_id=request_id, key=key)
+            key = self._service.access.authorize(scope["method"], path, credentials(headers))
+            scope["state"]["key"] = key
             await self._app(scope, receive, with_id)
         except ClientDisconnect:
             pass
@@ -80,7 +84,7 @@ class RequestMiddleware:
             if response.status >= 500:
                 log.error("request %s failed: %s", request_id, describe(error))
             if not status:
-                await response.response()(scope, receive, with_id)
+                await error_response(response, scope)(scope, receive, with_id)
         finally:
             ms = (perf_counter() - began) * 1000
             method, path = scope["method"], scope["path"]

@@ -6,7 +6,8 @@ import time
 from dataclasses import asdict, replace
 from typing import Final
 
-from orchestrator.http.ask import APIS, Choice
+from orchestrator.http.api import APIS
+from orchestrator.http.ask import Choice
 from orchestrator.http.body import Json
 from orchestrator.http.rendering import baton, usage
 from orchestrator.loop.accumulator import ResponseAccumulator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Annotated, NotRequired
@@ -169,7 +168,3 @@ def baton(choice: Choice, response: ResponseAccumulator) -> Json:
         "answer_steps": [asdict(step) for step in response.steps if step.phase not in shared],
         "metrics": {**asdict(metrics), **priced},
     }
-
-
-def dump(value: Json) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.http.admission import Admission, Place
+from orchestrator.http.api import credentials
 from orchestrator.http.ask import Ask, Choice, Incoming
 from orchestrator.http.auth import Access
 from orchestrator.http.errors import HttpError, shutting_down, still_loading
@@ -199,7 +200,7 @@ class Service:
         """Refuse an arm to keys that may not read experiments, before other errors show names."""
         if incoming.forced_arm is None:
             return
-        if not self.access.sees_all(incoming.headers.get("authorization")):
+        if not self.access.sees_all(credentials(incoming.headers)):
             raise HttpError(
                 403,
                 "x-baton-arm: this needs an admin key, or an API key that is an observer's too",

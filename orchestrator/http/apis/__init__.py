@@ -4,6 +4,7 @@
 - `completions`: `POST /v1/completions`.
 - `responses`: `POST /v1/responses`.
 - `chunks`: the answers of chat and text completions.
+- `blocks`: the answers of responses and messages.
 - `parameters`: the parameters that requests share.
 - `scores`: log-probabilities of an answer's tokens.
 """

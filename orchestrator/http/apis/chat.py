@@ -13,7 +13,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest
-from orchestrator.http.apis.chunks import ChunkEncoder, sse
+from orchestrator.http.api import CHAT, sse
+from orchestrator.http.apis.chunks import ChunkEncoder
 from orchestrator.http.apis.parameters import (
     MOST_LIKELY,
     ONLY_TEXT,
@@ -27,7 +28,7 @@ from orchestrator.http.apis.parameters import (
     thought_cap,
 )
 from orchestrator.http.apis.scores import Scorer, TokenScore, shown_tokens
-from orchestrator.http.ask import CHAT, Ask, Choice
+from orchestrator.http.ask import Ask, Choice
 from orchestrator.http.body import Given, Json, contradiction, parse_request
 from orchestrator.http.records import call_json, step_json
 from orchestrator.http.rendering import Baton, Stripped, TokenUsage, planned

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
+from orchestrator.http.api import sse
 from orchestrator.http.apis.parameters import TextRequest
 from orchestrator.http.ask import Choice, Encoder
 from orchestrator.http.body import Json
-from orchestrator.http.rendering import baton, dump, total_usage, usage, usage_of
+from orchestrator.http.rendering import baton, total_usage, usage, usage_of
 from orchestrator.loop.accumulator import ResponseAccumulator
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -51,9 +52,6 @@ class ChunkEncoder(Encoder):
         total = total_usage(map(usage, responses), self.choice.ask.answers_each)
         return sse({**self._object(self.chunk_kind, []), "usage": total}) + DONE
 
-    def failure(self, body: Json) -> bytes:
-        return sse(body)
-
     @property
     def running_usage(self) -> Json:
         """The usage so far: the tokens of the text that was sent."""
@@ -68,7 +66,3 @@ class ChunkEncoder(Encoder):
             "model": self.choice.ask.policy.model,
             "choices": choices,
         }
-
-
-def sse(value: Json) -> bytes:
-    return b"data: " + dump(value) + b"\n\n"

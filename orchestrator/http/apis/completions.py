@@ -13,7 +13,8 @@ from pydantic import Field, PlainValidator, model_validator
 from typing_extensions import TypedDict
 
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest
-from orchestrator.http.apis.chunks import ChunkEncoder, sse
+from orchestrator.http.api import TEXT_COMPLETION, sse
+from orchestrator.http.apis.chunks import ChunkEncoder
 from orchestrator.http.apis.parameters import (
     MOST_LIKELY,
     UNSUPPORTED,
@@ -23,7 +24,7 @@ from orchestrator.http.apis.parameters import (
     check_choices,
 )
 from orchestrator.http.apis.scores import ScoredSegment, Scorer, TokenScore
-from orchestrator.http.ask import TEXT_COMPLETION, Ask, Choice
+from orchestrator.http.ask import Ask, Choice
 from orchestrator.http.body import Json, contradiction, parse_request
 from orchestrator.http.rendering import Baton, TokenUsage
 from orchestrator.http.settings import HttpSettings

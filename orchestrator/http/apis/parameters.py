@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import json
 import re
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -123,16 +125,13 @@ class StreamOptions(Given):
     include_obfuscation: bool = Field(default=False, description="a hint: changes nothing")
 
 
-_Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 _Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Choices = Annotated[int, Field(ge=1, lt=2**31)]
 
 
-class TextRequest(Parameters):
-    """What all bodies that ask for a text have in common."""
-
-    hints = HINTS
-    unsupported = UNSUPPORTED
+class AnswerRequest(Parameters):
+    """What the bodies of all APIs have in common."""
 
     model: str = Field(description="a policy, or one of its published versions: NAME@VERSION")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
@@ -145,13 +144,7 @@ class TextRequest(Parameters):
         default=None, description="0 and -1: off; none: the same"
     )
     seed: _Int64 | None = None
-    stop: Annotated[
-        list[_Stop],
-        Field(max_length=16),
-        BeforeValidator(_listed, json_schema_input_type=_Stop | list[_Stop]),
-    ] = Field(default_factory=list, description="strings that end the answer; one, or several")
     stream: bool = False
-    stream_options: StreamOptions | None = None
     ignore_eos: bool = Field(
         default=False,
         description="write up to the cap, past the model's end; for load tests of a single model",
@@ -164,10 +157,6 @@ class TextRequest(Parameters):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = Field(
         default=0, description="the lowest is first among a key's requests that wait for a place"
     )
-    user: Annotated[str, Field(max_length=256)] | None = None
-    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
-        Field(default_factory=dict, max_length=16)
-    )
     policy: dict[str, Any] = Field(
         default_factory=dict, description="the policy's parameters for this request"
     )
@@ -175,21 +164,10 @@ class TextRequest(Parameters):
         default=None, description="the large worker's token-level method; none: its default"
     )
 
-    @model_validator(mode="after")
-    def _streaming(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise contradiction("stream_options", "only allowed when stream is true")
-        return self
-
     @property
-    def wants_usage(self) -> bool:
-        options = self.stream_options
-        return options is not None and (options.include_usage or options.continuous_usage_stats)
-
-    @property
-    def wants_running_usage(self) -> bool:
-        """Whether every chunk of a stream holds the usage so far."""
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+    @abstractmethod
+    def stops(self) -> Sequence[str]:
+        """The strings that end the answer."""
 
     @property
     def sampling(self) -> PartialSampling:
@@ -204,9 +182,6 @@ class TextRequest(Parameters):
             if alone is None and given:
                 alone = name
         return AskedPolicy(self.model, self.policy, self.speculation, alone, thought_cap)
-
-    def labels(self, warnings: tuple[str, ...]) -> Labels:
-        return Labels(self.user, self.metadata, self.priority, warnings)
 
     def limits(
         self,
@@ -237,7 +212,7 @@ class TextRequest(Parameters):
         return Limits(
             max_tokens,
             most.deadline_s,
-            tuple(self.stop),
+            tuple(self.stops),
             thinking,
             self.ignore_eos,
             self.min_tokens,
@@ -245,6 +220,47 @@ class TextRequest(Parameters):
             prices=settings.prices,
             constraint=form,
         )
+
+
+class TextRequest(AnswerRequest):
+    """What the bodies of OpenAI's APIs have in common."""
+
+    hints = HINTS
+    unsupported = UNSUPPORTED
+
+    stop: Annotated[
+        list[StopString],
+        Field(max_length=16),
+        BeforeValidator(_listed, json_schema_input_type=StopString | list[StopString]),
+    ] = Field(default_factory=list, description="strings that end the answer; one, or several")
+    stream_options: StreamOptions | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
+        Field(default_factory=dict, max_length=16)
+    )
+
+    @model_validator(mode="after")
+    def _streaming(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise contradiction("stream_options", "only allowed when stream is true")
+        return self
+
+    @property
+    def wants_usage(self) -> bool:
+        options = self.stream_options
+        return options is not None and (options.include_usage or options.continuous_usage_stats)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether every chunk of a stream holds the usage so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
+    def stops(self) -> Sequence[str]:
+        return self.stop
+
+    def labels(self, warnings: tuple[str, ...]) -> Labels:
+        return Labels(self.user, self.metadata, self.priority, warnings)
 
 
 def thought_cap(effort: Effort | None, max_tokens: int) -> int | None:

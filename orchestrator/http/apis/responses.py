@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import count, groupby
+from itertools import count
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -25,6 +25,8 @@ from pydantic import (
 from typing_extensions import TypedDict
 
 from orchestrator.grammar import check
+from orchestrator.http.api import RESPONSES, sse
+from orchestrator.http.apis.blocks import BlockEncoder, Kind, Phase
 from orchestrator.http.apis.parameters import (
     ANY_OBJECT,
     HINTS,
@@ -36,11 +38,11 @@ from orchestrator.http.apis.parameters import (
     joined,
     thought_cap,
 )
-from orchestrator.http.ask import RESPONSES, Ask, Choice, Encoder
+from orchestrator.http.ask import Ask, Choice
 from orchestrator.http.body import Given, Json, contradiction, parse_request
-from orchestrator.http.rendering import Baton, Stripped, baton, dump, usage
+from orchestrator.http.errors import HttpError
+from orchestrator.http.rendering import Baton, baton, usage
 from orchestrator.http.settings import HttpSettings
-from orchestrator.http.tools.call_reader import AnswerReader, CallPiece, Piece
 from orchestrator.http.tools.offered import (
     MAX_TOOLS,
     Arguments,
@@ -51,7 +53,6 @@ from orchestrator.http.tools.offered import (
     function_tool,
 )
 from orchestrator.loop.accumulator import ResponseAccumulator
-from orchestrator.loop.events import Event, TextDelta
 from orchestrator.types import Constraint, Message, ToolCall
 
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -304,7 +305,7 @@ class ResponsesRequest(TextRequest):
             self.tool_choice,
             parallel=self.parallel_tool_calls,
             form=self.text.format.constraint,
-            inner="",
+            inner="parameters",
         )
 
     @property
@@ -349,12 +350,7 @@ def parse(given: bytes, settings: HttpSettings) -> Ask:
     )
 
 
-Phase = Literal["thought", "answer"]
-Kind = Literal["thought", "answer", "call"]
-"""The content of an item."""
-
-
-class ResponsesEncoder(Encoder):
+class ResponsesEncoder(BlockEncoder):
     """Encodes a response, whole or as a stream of numbered events.
 
     The accepted thought is the summary of a reasoning item; the answer is a message, and each call
@@ -366,21 +362,10 @@ class ResponsesEncoder(Encoder):
         self, body: ResponsesRequest, choice: Choice, response: ResponseAccumulator
     ) -> None:
         super().__init__(choice, response)
-        self._body = body
-        self._numbers, self._strip = count(), Stripped()
-        self._answer = AnswerReader(choice, response)
-        self._open: Kind | None = None  # the kind of the open item
-        self._call: CallPiece | None = None  # its first piece, if it is a call
-        self._text = ""  # of the open item, so far
-        self._items: list[Json] = []  # completed ones
+        self._body, self._numbers = body, count()
 
     def whole(self) -> Json:
-        self._answer = AnswerReader(self.choice, self.response, self.response.reply_start)
-        for phase, text in (("thought", self.response.thought), ("answer", self.response.answer)):
-            for _ in self._read(phase, text):  # type: ignore[arg-type]
-                pass
-        for _ in self._end():
-            pass
+        self.read_whole()
         return self._finished()
 
     def begin(self) -> bytes:
@@ -389,111 +374,68 @@ class ResponsesEncoder(Encoder):
             "response.in_progress", response=begun
         )
 
-    def more(self, events: Sequence[Event]) -> bytes:
-        return b"".join(self._events(events))
-
     def finish(self) -> bytes:
-        data = b"".join(self._end())
+        data = self.read_end()
         finished = self._finished()
         return data + self._event(f"response.{finished['status']}", response=finished)
 
-    def failure(self, body: Json) -> bytes:
-        error = body["error"]
-        shown = {name: error[name] for name in ("code", "message", "param")}
-        return self._event("error", **shown, error=error)
+    def failure(self, error: HttpError) -> bytes:
+        said = error.body["error"]
+        shown = {name: said[name] for name in ("code", "message", "param")}
+        return self._event("error", **shown, error=said)
 
-    def _events(self, events: Sequence[Event]) -> Iterator[bytes]:
-        texts = [event for event in events if isinstance(event, TextDelta)]
-        for phase, group in groupby(texts, key=lambda text: text.phase):
-            yield from self._read(phase, "".join(item.text for item in group))
-
-    def _read(self, phase: Phase, text: str) -> Iterator[bytes]:
-        pieces = [text] if phase == "thought" else self._answer.feed(text)
-        for piece in pieces:
-            yield from self._piece(phase, piece)
-
-    def _end(self) -> Iterator[bytes]:
-        for piece in self._answer.end():
-            yield from self._piece("answer", piece)
-        yield from self._close(last=True)
-        if not any(item["type"] != "reasoning" for item in self._items):
-            yield from self._begin_item("answer")  # without calls there is always a message
-            yield from self._close(last=True)
-
-    def _piece(self, phase: Phase, piece: Piece) -> Iterator[bytes]:
-        if isinstance(piece, CallPiece):
-            if piece.name is not None:
-                yield from self._close()
-                self._call = piece
-                yield from self._begin_item("call")
-            self._text += piece.arguments
-            if piece.arguments:
-                yield self._item_event(
-                    "response.function_call_arguments.delta", delta=piece.arguments
-                )
-            return
-        text = piece if phase == "thought" else self._strip.feed(piece)
-        if not text:
-            return
-        if self._open != phase:
-            yield from self._close()
-            yield from self._begin_item(phase)
-        self._text += text
-        if phase == "thought":
-            yield self._part_event("response.reasoning_summary_text.delta", phase, delta=text)
-        else:
-            yield self._part_event("response.output_text.delta", phase, delta=text, logprobs=[])
-
-    def _begin_item(self, kind: Kind) -> Iterator[bytes]:
-        self._open, self._text = kind, ""
+    def opened(self, kind: Kind) -> Iterator[bytes]:
         yield self._event(
             "response.output_item.added",
-            output_index=len(self._items),
+            output_index=len(self.blocks),
             item=self._item(kind, None, "in_progress"),
         )
         if kind != "call":
             yield self._part_event(f"response.{_PART[kind]}.added", kind, part=_part(kind, ""))
 
-    def _close(self, *, last: bool = False) -> Iterator[bytes]:
-        """Complete the open item, if any; a cap may have cut the `last` one."""
-        kind, text = self._open, self._text
-        if kind is None:
-            return
+    def added(self, kind: Kind, text: str) -> Iterator[bytes]:
+        if kind == "call":
+            yield self._item_event("response.function_call_arguments.delta", delta=text)
+        elif kind == "thought":
+            yield self._part_event("response.reasoning_summary_text.delta", kind, delta=text)
+        else:
+            yield self._part_event("response.output_text.delta", kind, delta=text, logprobs=[])
+
+    def closed(self, kind: Kind, *, last: bool) -> Iterator[bytes]:
+        text = self.text
         if kind == "thought":
             yield self._part_event("response.reasoning_summary_text.done", kind, text=text)
         elif kind == "answer":
             yield self._part_event("response.output_text.done", kind, text=text, logprobs=[])
         else:
-            assert self._call is not None
+            assert self.call is not None
             yield self._item_event(
-                "response.function_call_arguments.done", name=self._call.name, arguments=text
+                "response.function_call_arguments.done", name=self.call.name, arguments=text
             )
         if kind != "call":
             yield self._part_event(f"response.{_PART[kind]}.done", kind, part=_part(kind, text))
         cut = last and self._is_cut(kind)
         item = self._item(kind, text, "incomplete" if cut else "completed")
-        yield self._event("response.output_item.done", output_index=len(self._items), item=item)
-        self._items.append(item)
-        self._open = None
+        yield self._event("response.output_item.done", output_index=len(self.blocks), item=item)
+        self.blocks.append(item)
 
     def _part_event(self, kind: str, phase: Phase, **more: Any) -> bytes:
         index = "summary_index" if phase == "thought" else "content_index"
         return self._item_event(kind, **{index: 0}, **more)
 
     def _item_event(self, kind: str, **more: Any) -> bytes:
-        assert self._open is not None
+        assert self.open is not None
         return self._event(
-            kind, item_id=self._item_id(self._open), output_index=len(self._items), **more
+            kind, item_id=self._item_id(self.open), output_index=len(self.blocks), **more
         )
 
     def _event(self, kind: str, **more: Any) -> bytes:
-        data = {"type": kind, "sequence_number": next(self._numbers), **more}
-        return b"event: " + kind.encode() + b"\ndata: " + dump(data) + b"\n\n"
+        return sse({"type": kind, "sequence_number": next(self._numbers), **more}, kind)
 
     def _finished(self) -> Json:
         status = "incomplete" if self.response.finish_reason == "length" else "completed"
         return {
-            **self._response(status, self._items),
+            **self._response(status, self.blocks),
             "completed_at": int(time.time()) if status == "completed" else None,
             "usage": self._usage(),
             "baton": baton(self.choice, self.response),
@@ -507,15 +449,15 @@ class ResponsesEncoder(Encoder):
         transcript = self.response.completed.transcript
         if kind == "thought":
             return transcript.forced and transcript.answer.is_blank
-        if kind == "call" and _is_json(self._text):
+        if kind == "call" and _is_json(self.text):
             return False
         return not transcript.answer or transcript.answer[-1].finish not in ("eos", "stop")
 
     def _item(self, kind: Kind, text: str | None, status: str) -> Json:
         head = {"id": self._item_id(kind), "status": status}
         if kind == "call":
-            assert self._call is not None
-            named = {"call_id": self._call.id, "name": self._call.name, "arguments": text or ""}
+            assert self.call is not None
+            named = {"call_id": self.call.id, "name": self.call.name, "arguments": text or ""}
             return {**head, "type": "function_call", **named}
         parts = [] if text is None else [_part(kind, text)]
         if kind == "thought":
@@ -524,10 +466,10 @@ class ResponsesEncoder(Encoder):
 
     def _item_id(self, kind: Kind) -> str:
         if kind == "call":
-            assert self._call is not None
-            return "fc_" + self._call.id.removeprefix("call_")
+            assert self.call is not None
+            return "fc_" + self.call.id.removeprefix("call_")
         name = f"{'rs' if kind == 'thought' else 'msg'}_{self.choice.trace_id}"
-        more = sum(item["id"].startswith(name) for item in self._items)
+        more = sum(item["id"].startswith(name) for item in self.blocks)
         return f"{name}_{more}" if more else name
 
     def _response(self, status: str, output: list[Json]) -> Json:

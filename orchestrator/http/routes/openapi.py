@@ -16,11 +16,17 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from orchestrator.http.api import KEY_HEADERS, OPENAI_ERRORS, ErrorForm, error_form
 from orchestrator.http.auth import OPEN_PATHS, READ_METHODS, USER_PATHS, needs_observer
 from orchestrator.http.body import Json, Parameters
-from orchestrator.http.errors import Error
 from orchestrator.http.service import Service
 
+TEXT_ERRORS: Final = (
+    403,  # an arm may not be chosen with this key
+    404,  # no such model
+    429,  # no place
+    503,  # no worker or no time
+)
 _REF: Final = "#/components/schemas/"
 _bodies: Final[dict[str, type[BaseModel]]] = {}  # by name: all that routes were described with
 
@@ -32,11 +38,12 @@ def described(
     *,
     status: int = 200,
     errors: Sequence[int] = (),
+    form: ErrorForm = OPENAI_ERRORS,
     streams: bool = False,
 ) -> Json:
     """Return the arguments of a route's decorator; `errors` are those that only this route has
     (`describe` adds the common ones)."""
-    responses: dict[int, Json] = {error: {"model": Error} for error in errors}
+    responses: dict[int, Json] = {error: {"model": form.schema} for error in errors}
     if streams:
         responses[status] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
     extra: Json = {}
@@ -61,8 +68,9 @@ def describe(app: FastAPI, service: Service) -> Json:
         summary="A large and a small reasoning model share one chain of thought.",
         routes=app.routes,
     )
-    error = {"application/json": {"schema": {"$ref": _REF + Error.__name__}}}
     for path, operations in document["paths"].items():
+        schema = error_form(path).schema.__name__
+        error = {"application/json": {"schema": {"$ref": _REF + schema}}}
         for method, operation in operations.items():
             answers = operation["responses"]
             answers.pop("422", None)  # a wrong parameter is 400 here
@@ -83,8 +91,10 @@ def describe(app: FastAPI, service: Service) -> Json:
     for name in ("HTTPValidationError", "ValidationError"):  # the 422 that no route answers
         schemas.pop(name, None)
     keys = {"type": "http", "scheme": "bearer", "description": "an API key, if there are any"}
-    document["components"] = {"schemas": schemas, "securitySchemes": {"key": keys}}
-    document["security"] = [{}, {"key": []}]
+    others = {name: {"type": "apiKey", "in": "header", "name": name} for name in KEY_HEADERS}
+    schemes = {"key": keys, **others}
+    document["components"] = {"schemas": schemas, "securitySchemes": schemes}
+    document["security"] = [{}, *({name: []} for name in schemes)]
     return document
 
 

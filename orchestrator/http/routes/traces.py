@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError
+from orchestrator.http.api import credentials
 from orchestrator.http.body import Json
 from orchestrator.http.errors import HttpError
 from orchestrator.http.records import OUTCOMES, OUTCOMES_OF, trace_id_of, trace_name
@@ -61,7 +62,7 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
         # Each key has a separate stream: in a common one other keys' requests would displace its
         # own, and the number left would show how many those are.
         stream = OUTCOMES
-        if not service.access.sees_all(request.headers.get("authorization")):
+        if not service.access.sees_all(credentials(request.headers)):
             stream = f"{OUTCOMES_OF}{request.state.key}"
         rows = list[Json]()
         for entry in await service.shared.store.newest(stream, SEARCHED):
@@ -101,7 +102,7 @@ async def read_record(service: Service, request: Request, trace_id: str) -> tupl
     if found is None or record is None:
         raise _no_trace()
     if record.get("key") != request.state.key and not service.access.sees_all(
-        request.headers.get("authorization")
+        credentials(request.headers)
     ):
         raise _no_trace()
     return found, record

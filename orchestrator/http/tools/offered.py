@@ -37,12 +37,17 @@ class Tool(Given):
 
 def function_tool(given: object) -> object:
     """Refuse a tool that is not a function: OpenAI runs those itself."""
+    return check_type(given, "tools", ("function",))
+
+
+def check_type(given: object, what: str, allowed: Sequence[str]) -> object:
+    """Refuse an item of a list that has another type; without a type it passes."""
     kind = given.get("type") if isinstance(given, dict) else None
-    if isinstance(kind, str) and kind != "function":
+    if isinstance(kind, str) and kind not in allowed:
         raise PydanticCustomError(
             UNSUPPORTED_ITEM,
-            "tools of the type {kind} are not supported here, only functions are",
-            {"kind": kind[:64]},
+            "{what} of the type {kind} are not supported here, only {allowed}",
+            {"what": what, "kind": kind[:64], "allowed": ", ".join(allowed)},
         )
     return given
 
@@ -163,7 +168,7 @@ class ToolUse:
         choice: None means auto.
         parallel: whether one answer may make several calls; never if the choice is a function.
         form: what an answer without calls must match.
-        inner: the path from a tool to its parameters in error messages, such as `function.`.
+        inner: the path from a tool to its parameters in error messages.
 
     Attributes:
         names: the tools that may be called.
@@ -182,7 +187,7 @@ class ToolUse:
         *,
         parallel: bool,
         form: Constraint | None,
-        inner: str = "function.",
+        inner: str = "function.parameters",
     ) -> None:
         names = [tool.name for tool in tools]
         if len(set(names)) < len(names):
@@ -217,7 +222,7 @@ class ToolUse:
                         "name": tool.name,
                         "parameters": tool.parameters or _NO_PARAMETERS,
                         "strict": bool(tool.strict),
-                        "place": f"tools[{i}].{inner}parameters",
+                        "place": f"tools[{i}].{inner}",
                     }
                     for i, tool in enumerate(self.tools)
                     if tool.name in allowed

@@ -1,0 +1,120 @@
+"""The table of APIs: a row says what keys, errors, routes, the description and the proxy must know.
+
+A new API is a row here and a file in `apis`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from starlette.responses import Response
+from starlette.types import Scope
+
+from orchestrator.http.errors import Error, HttpError
+
+
+def dump(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def sse(value: dict[str, Any], event: str = "") -> bytes:
+    """Return a server-sent event; `event` is its name, if it has one."""
+    named = f"event: {event}\n".encode() if event else b""
+    return named + b"data: " + dump(value) + b"\n\n"
+
+
+class ErrorForm:
+    """OpenAI's form of errors: a body, and the event that ends a stream that failed."""
+
+    schema: ClassVar[type] = Error
+    """The type of the body."""
+
+    def body(self, error: HttpError, request_id: str | None = None) -> dict[str, Any]:
+        return error.body
+
+    def event(self, error: HttpError, request_id: str | None = None) -> bytes:
+        return sse(self.body(error, request_id))
+
+
+class NamedEventErrors(ErrorForm):
+    """The same body, and an event named `error` that has its fields at the top as well."""
+
+    def event(self, error: HttpError, request_id: str | None = None) -> bytes:
+        body = self.body(error, request_id)
+        return sse({**body["error"], **body, "type": "error"}, "error")
+
+
+OPENAI_ERRORS: Final = ErrorForm()
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """An API.
+
+    Attributes:
+        path: of requests for an answer.
+        operation: as OpenTelemetry names it.
+        id_prefix: the ids of answers begin with it.
+        question: the name of the parameter with the question.
+        errors: the form of errors.
+        also: further paths that an API key may post to.
+        key_header: a header that may hold the API key in place of Authorization.
+        id_header: a header in which clients look for the request's id, beside x-request-id.
+        session_header: a header that names the session in place of x-session-id.
+        ping: what is sent in a stream that is silent.
+    """
+
+    path: str
+    operation: str
+    id_prefix: str
+    question: str
+    errors: ErrorForm = OPENAI_ERRORS
+    also: tuple[str, ...] = ()
+    key_header: str = ""
+    id_header: str = ""
+    session_header: str = ""
+    ping: bytes = b": ping\n\n"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path, *self.also)
+
+
+CHAT: Final = Api("/v1/chat/completions", "chat", "chatcmpl-", "messages")
+TEXT_COMPLETION: Final = Api("/v1/completions", "text_completion", "cmpl-", "prompt")
+RESPONSES: Final = Api("/v1/responses", "chat", "resp_", "input", NamedEventErrors())
+APIS: Final = (CHAT, TEXT_COMPLETION, RESPONSES)
+
+SESSION_HEADERS: Final = (
+    "x-session-id",
+    *(api.session_header for api in APIS if api.session_header),
+)
+KEY_HEADERS: Final = tuple(api.key_header for api in APIS if api.key_header)
+
+
+def api_at(path: str) -> Api | None:
+    """Return the API at a path, which may have a prefix; None if there is none."""
+    return next((api for api in APIS if path.endswith(api.paths)), None)
+
+
+def error_form(path: str) -> ErrorForm:
+    """Return the form of errors at a path: OpenAI's, if no API is there."""
+    api = api_at(path)
+    return OPENAI_ERRORS if api is None else api.errors
+
+
+def error_response(error: HttpError, scope: Scope) -> Response:
+    """Return an error in the form of the request's API."""
+    request_id = scope.get("state", {}).get("request_id")
+    return error.response(error_form(scope["path"]).body(error, request_id))
+
+
+def credentials(headers: Mapping[str, str]) -> str | None:
+    """Return the Authorization header, or what it would be with the key in an API's own header."""
+    given = headers.get("authorization")
+    if given is not None:
+        return given
+    return next((f"Bearer {key}" for name in KEY_HEADERS if (key := headers.get(name))), None)
