@@ -5,7 +5,7 @@ In reading order, the first seven as a request meets them:
 - `middleware`: a request id, the key, errors as HTTP, a line in the log, other origins.
 - `app`: the routes.
 - `api`: the table of APIs: path, form of errors, headers.
-- `apis`: one file an API: `chat`, `completions`, `responses`.
+- `apis`: one file an API: `chat`, `completions`, `responses`, `messages`.
 - `ask`: the values between an API and the step loop: `Ask`, `Incoming`, `RequestPlan`, `Choice`.
 - `service`: one replica's parts, and how a request is admitted.
 - `answering`: runs the step loop for a request and sends its answer.

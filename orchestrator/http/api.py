@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal, NotRequired
 
 from starlette.responses import Response
 from starlette.types import Scope
+from typing_extensions import TypedDict
 
 from orchestrator.http.errors import Error, HttpError
 
@@ -45,6 +46,58 @@ class NamedEventErrors(ErrorForm):
     def event(self, error: HttpError, request_id: str | None = None) -> bytes:
         body = self.body(error, request_id)
         return sse({**body["error"], **body, "type": "error"}, "error")
+
+
+class ErrorDetails(TypedDict):
+    error_code: str | None
+    param: str | None
+
+
+class MessagesErrorBody(TypedDict):
+    type: str
+    message: str
+    details: ErrorDetails
+
+
+class MessagesError(TypedDict):
+    """The body of an error of `POST /v1/messages`, in Anthropic's form."""
+
+    type: Literal["error"]
+    error: MessagesErrorBody
+    request_id: NotRequired[str | None]
+
+
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class AnthropicErrors(ErrorForm):
+    """Anthropic's form; the client's typed errors follow from the status, as OpenAI's do."""
+
+    schema = MessagesError
+
+    def body(self, error: HttpError, request_id: str | None = None) -> dict[str, Any]:
+        kind = "api_error" if error.status >= 500 else "invalid_request_error"
+        message = error.message
+        if error.code == "context_length_exceeded":
+            # Agents look for these words, and then shorten the conversation.
+            message = f"prompt is too long: {message}"
+        said = {
+            "type": _TYPES.get(error.status, kind),
+            "message": message,
+            "details": {"error_code": error.code, "param": error.param},
+        }
+        return {"type": "error", "error": said, "request_id": request_id}
+
+    def event(self, error: HttpError, request_id: str | None = None) -> bytes:
+        return sse(self.body(error, request_id), "error")
 
 
 OPENAI_ERRORS: Final = ErrorForm()
@@ -86,7 +139,19 @@ class Api:
 CHAT: Final = Api("/v1/chat/completions", "chat", "chatcmpl-", "messages")
 TEXT_COMPLETION: Final = Api("/v1/completions", "text_completion", "cmpl-", "prompt")
 RESPONSES: Final = Api("/v1/responses", "chat", "resp_", "input", NamedEventErrors())
-APIS: Final = (CHAT, TEXT_COMPLETION, RESPONSES)
+MESSAGES: Final = Api(
+    "/v1/messages",
+    "chat",
+    "msg_",
+    "messages",
+    AnthropicErrors(),
+    also=("/v1/messages/count_tokens",),
+    key_header="x-api-key",
+    id_header="request-id",
+    session_header="x-claude-code-session-id",
+    ping=sse({"type": "ping"}, "ping"),
+)
+APIS: Final = (CHAT, TEXT_COMPLETION, RESPONSES, MESSAGES)
 
 SESSION_HEADERS: Final = (
     "x-session-id",

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import FastAPI, Request
@@ -23,8 +24,8 @@ from starlette.routing import Match, Route
 from typing_extensions import TypedDict
 
 from orchestrator.http.answering import AnswerResponse
-from orchestrator.http.api import CHAT, RESPONSES, TEXT_COMPLETION, Api, error_response
-from orchestrator.http.apis import chat, completions, responses
+from orchestrator.http.api import CHAT, MESSAGES, RESPONSES, TEXT_COMPLETION, Api, error_response
+from orchestrator.http.apis import chat, completions, messages, responses
 from orchestrator.http.apis.parameters import AnswerRequest
 from orchestrator.http.ask import Ask, Incoming
 from orchestrator.http.body import json_body, read_body
@@ -33,6 +34,7 @@ from orchestrator.http.middleware import CrossOrigin, RequestMiddleware
 from orchestrator.http.planning import no_model
 from orchestrator.http.records import REWARDS
 from orchestrator.http.routes.console import add_console
+from orchestrator.http.routes.count_tokens import add_count_route
 from orchestrator.http.routes.experiments import add_experiment_routes
 from orchestrator.http.routes.feedback import Feedback, record_if_first, reward
 from orchestrator.http.routes.openapi import TEXT_ERRORS, describe, described
@@ -49,7 +51,12 @@ READY_S: Final = 5.0  # seconds after which a pool that does not answer counts a
 
 
 class Model(TypedDict):
+    """A model, as OpenAI and Anthropic describe it."""
+
     id: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
     object: Literal["model"]
     created: int
     owned_by: str
@@ -62,6 +69,9 @@ class ModelList(TypedDict):
     object: Literal["list"]
     data: list[Model]
     notes: Annotated[list[str], Field(description="what users should know of this deployment")]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
 
 
 def create_app(service: Service) -> FastAPI:
@@ -87,7 +97,10 @@ def create_app(service: Service) -> FastAPI:
         return {
             "id": model,
             "object": "model",
+            "type": "model",
+            "display_name": model,
             "created": started,
+            "created_at": datetime.fromtimestamp(started, UTC).isoformat(),
             "owned_by": "baton",
             "max_model_len": service.planner.context_of(model, contexts),
             "speculation": dict(service.planner.catalog.speculation),
@@ -138,13 +151,24 @@ def create_app(service: Service) -> FastAPI:
         "A response, streamed or not",
         responses.ResponseObject,
     )
+    text_route(
+        MESSAGES,
+        messages.MessagesRequest,
+        messages.parse,
+        "A message, streamed or not",
+        messages.MessageObject,
+    )
+    add_count_route(app, service)
 
     @app.get("/v1/models", **described("Every policy is a model", answer=ModelList))
     async def models() -> Response:
         contexts = await service.pools.contexts()
         cards = [card(name, contexts) for name in service.planner.models]
         notes = list(service.settings.notes)
-        return JSONResponse({"object": "list", "data": cards, "notes": notes})
+        ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+        return JSONResponse(
+            {"object": "list", "data": cards, "notes": notes, "has_more": False, **ends}
+        )
 
     @app.get("/v1/models/{model:path}", **described("One model", answer=Model, errors=(404, 503)))
     async def model(model: str) -> Response:

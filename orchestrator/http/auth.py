@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.errors import ConfigError
-from orchestrator.http.api import APIS
+from orchestrator.http.api import APIS, KEY_HEADERS
 from orchestrator.http.errors import HttpError
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/", "/ui", "/docs"})
@@ -122,7 +122,8 @@ class Access:
         if user is None and observer is None:
             raise HttpError(
                 401,
-                "no API key, or one that is not valid here (Authorization: Bearer ...)",
+                "no API key, or one that is not valid here (Authorization: Bearer ..., or "
+                f"{', '.join(KEY_HEADERS)})",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )

@@ -74,6 +74,7 @@ class ResponseAccumulator:
         self.shown = {"thought": 0, "answer": 0}  # tokens of the text so far
         self.calls: CallFormat | None = None  # how the models write calls of tools
         self.called = False  # whether the answer calls any
+        self.stopped_by: str | None = None  # the stop string that ended it; "": unknown which
         self.find_calls: Callable[[str], str] = lambda thought: ""
         """Returns the calls of tools at the end of a thought, as written; "" if there are none."""
         self.acceptance: dict[WorkerName, tuple[tuple[int, ...], tuple[int, ...]]] = {}

@@ -333,7 +333,9 @@ class PolicyRunner:
 
     def complete(self, total_ms: float) -> RequestCompleted:
         """Return the last event; `total_ms` is the request's wall time."""
-        response = self.response
+        response, last, stops = self.response, self.transcript.last, self.budget.stop
+        if self._stops.found or (last is not None and last.finish == "stop"):
+            response.stopped_by = self._stops.found or (stops[0] if len(stops) == 1 else "")
         metrics = response.totals(total_ms)
         return response.add(RequestCompleted(self.transcript, tuple(response.steps), metrics))
 
@@ -344,7 +346,7 @@ class PolicyRunner:
     @property
     def stopped(self) -> bool:
         """Whether a caller's stop string was found: no text is shown after it."""
-        return self._stops.found
+        return bool(self._stops.found)
 
     @property
     def phase(self) -> Literal["thought", "answer"]:

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 class StopStrings:
     """Passes an answer's text on, up to the stop string that is complete first.
 
-    `begun`: the answer continues a text of the request. `found`: there was a stop string, after
-    which no text is passed on.
+    `begun`: the answer continues a text of the request. `found`: the stop string, if there was
+    one; after it no text is passed on.
     """
 
     def __init__(self, stops: Sequence[str], *, begun: bool = False) -> None:
         self._stops = tuple(filter(None, stops))
         self._held, self._begun = "", begun
-        self.found = False
+        self.found = ""
 
     def feed(self, text: str) -> str:
         """Return the text that is certain, with this piece."""
@@ -33,8 +33,8 @@ class StopStrings:
                 return ""
             text = text.lstrip()
         # The string that ends first counts, so that the pieces of the text make no difference.
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        self.found = bool(found)
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        self.found = min(found)[2] if found else ""
         begun = max(overlap(text, stop) for stop in self._stops)
         certain = min(found)[1] if found else len(text) - begun
         self._held = "" if self.found else text[certain:]

@@ -18,6 +18,7 @@ from tests.orchestrator.serving import scripted, service
 from tests.workers.scripted import Say, Scripted
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 QUESTION = "Twice 2+2?"
 KEPT = (
     "small-only", "large-only", "coin", "specreason", "learned-gate", "cascade", "route",
@@ -183,6 +184,22 @@ def _other_cases() -> list[Case]:
         ("responses-tools", RESPONSES, {**asked, "tools": tools}, _tools),
         ("responses-form", RESPONSES, {**asked, "text": form}, _forms),
     ]
+    said: dict[str, Any] = chat(max_tokens=100)
+    called = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 2, "b": 3}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "5"}
+    after = [*said["messages"], {"role": "assistant", "content": [called]},
+             {"role": "user", "content": [result]}]  # fmt: skip
+    taken = {"name": "add", "input_schema": ADD["parameters"]}
+    rows += [
+        ("messages-plain", MESSAGES, said, service),
+        ("messages-system", MESSAGES, {**said, "system": "Be short."}, service),
+        ("messages-capped", MESSAGES, {**said, "max_tokens": 6}, service),
+        ("messages-stop", MESSAGES, {**said, "stop_sequences": ["8"]}, service),
+        ("messages-no-thought", MESSAGES, said, _plain),
+        ("messages-tools", MESSAGES, {**said, "tools": [taken]}, _tools),
+        ("messages-after-a-call", MESSAGES, {**said, "tools": [taken], "messages": after}, _tools),
+        ("messages-dies", MESSAGES, {**said, "model": "small-only"}, _dies),
+    ]
     cases = []
     for name, path, body, made in rows:
         cases += [Case(name, path, body, made),
@@ -190,6 +207,8 @@ def _other_cases() -> list[Case]:
     refused: list[tuple[str, str, dict[str, Any]]] = [
         ("completions-unknown-parameter", COMPLETIONS, {**text, "temprature": 1}),
         ("responses-unknown-parameter", RESPONSES, {**asked, "temprature": 1}),
+        ("messages-unknown-parameter", MESSAGES, {**said, "temprature": 1}),
+        ("messages-unknown-model", MESSAGES, {**said, "model": "gpt"}),
         ("responses-stored", RESPONSES, {**asked, "previous_response_id": "resp_1"}),
     ]
     return cases + [Case(f"error-{name}", path, body) for name, path, body in refused]

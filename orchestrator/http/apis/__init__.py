@@ -3,6 +3,8 @@
 - `chat`: `POST /v1/chat/completions`.
 - `completions`: `POST /v1/completions`.
 - `responses`: `POST /v1/responses`.
+- `messages`: `POST /v1/messages`.
+- `conversation`: the turns of `POST /v1/messages`.
 - `chunks`: the answers of chat and text completions.
 - `blocks`: the answers of responses and messages.
 - `parameters`: the parameters that requests share.

@@ -1,5 +1,6 @@
 """The routes that make no text.
 
+- `count_tokens`: the tokens of a prompt of `POST /v1/messages`.
 - `traces`: the records of requests.
 - `feedback`: rewards for answers.
 - `policies`: published policies.

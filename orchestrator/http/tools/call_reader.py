@@ -40,14 +40,14 @@ from orchestrator.types import CallFormat, ToolCall
 
 FENCE = "```"
 _OPENING = re.compile(r"(```[a-zA-Z_]{0,64})\s{0,64}(\S?)")  # bounded: tried with each piece
-_MOST_NAME = 64
+_MOST_NAME = 128
 _BROKEN_OFF = re.compile(
-    r'[^"{]{0,80}\{\{?\s{0,64}"name"\s{0,64}:\s{0,64}"([\w.:/-]{1,64})'
+    r'[^"{]{0,80}\{\{?\s{0,64}"name"\s{0,64}:\s{0,64}"([\w.:/-]{1,128})'
     r'("\s{0,64}(?:,\s{0,64}(?:"\w{0,16}(?:"\s{0,64}:?)?)?)?)?\s{0,64}'
 )
 _AGAIN = re.compile(
     r"(?:```[a-zA-Z_]{0,64}\s{0,64}|<[^<>\s]{1,64}>\s{0,64})?"
-    r'\{\{?\s{0,64}"name"\s{0,64}:\s{0,64}"([\w.:/-]{1,64})"'
+    r'\{\{?\s{0,64}"name"\s{0,64}:\s{0,64}"([\w.:/-]{1,128})"'
 )
 _MOST_AT_END = 32  # calls at the end of a thought
 _MOST_AGAIN = 512

@@ -13,7 +13,7 @@ from orchestrator.grammar import tool_rules
 from orchestrator.http.body import FINITE_JSON, UNSUPPORTED_ITEM, Given, contradiction, nesting
 from orchestrator.types import Constraint, Message
 
-TOOL_NAME = r"^[a-zA-Z0-9_.:/-]{1,64}$"
+TOOL_NAME = r"^[a-zA-Z0-9_.:/-]{1,128}$"
 ToolName = Annotated[str, StringConstraints(pattern=TOOL_NAME)]
 MAX_TOOLS = 128
 MAX_DEPTH = 64  # levels of nesting of a call's arguments

@@ -27,7 +27,13 @@ from orchestrator.http.auth import Access, Keys
 from tests.orchestrator.serving import HTTP, service, serving
 
 DOCUMENT = TestClient(create_app(service())).get("/openapi.json").json()
-for body in ("ChatRequest", "CompletionRequest", "ResponsesRequest"):  # else all of them are 404
+for body in (
+    "ChatRequest",
+    "CompletionRequest",
+    "ResponsesRequest",
+    "MessagesRequest",
+    "CountRequest",
+):  # else all of them are 404
     models = ["baton", "large-only", "specreason", "route", "nonesuch"]
     DOCUMENT["components"]["schemas"][body]["properties"]["model"] = {"enum": models}
 OPERATIONS = [found.ok() for found in schemathesis.openapi.from_dict(DOCUMENT).get_all_operations()]

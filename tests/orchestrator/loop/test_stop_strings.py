@@ -20,6 +20,6 @@ def test_pieces_give_what_the_whole_gives(text: str, stops: list[str], data: st.
     shown += filtered.end()
     answer = text.lstrip() if stops else text
     found = [(at + len(stop), at) for stop in stops if (at := answer.find(stop)) >= 0]
-    assert filtered.found == bool(found)
+    assert bool(filtered.found) == bool(found)
     expected = answer[: min(found)[1]] if found else answer
     assert shown == expected or (not expected.strip() and not shown.strip())

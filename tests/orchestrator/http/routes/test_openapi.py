@@ -14,6 +14,7 @@ from starlette.routing import Route
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.apis.chat import ChatRequest
 from orchestrator.http.apis.completions import CompletionRequest
+from orchestrator.http.apis.messages import MessagesRequest
 from orchestrator.http.apis.responses import ResponsesRequest
 from orchestrator.http.app import create_app
 from orchestrator.http.body import parse_request
@@ -108,6 +109,7 @@ def test_every_reference_leads_somewhere(document: Any) -> None:
         ("chat/completions", ChatRequest, asking()),
         ("completions", CompletionRequest, {"model": "large-only", "prompt": "2+2="}),
         ("responses", ResponsesRequest, {"model": "baton", "input": "hi"}),
+        ("messages", MessagesRequest, asking(max_tokens=9)),
     ],
 )
 def test_null_is_allowed_where_it_is_described(
@@ -115,7 +117,7 @@ def test_null_is_allowed_where_it_is_described(
 ) -> None:
     schema = body_schema(document, f"/v1/{path}")
     names = document["components"]["schemas"][kind.__name__]["properties"].keys()
-    assert {"temperature", "min_p", "user", "stream"} <= names
+    assert {"temperature", "stream"} <= names
     for name in (*names, "temprature"):
         given = {**body, name: None}
         described = not mistakes(document, schema, given)
@@ -148,6 +150,12 @@ BODIES: list[tuple[str, dict[str, Any], bool]] = [
     ("responses", {"model": "baton", "input": "hi", "reasoning": {"effort": "low"}}, True),
     ("responses", {"model": "baton", "input": [{"role": "user", "content": "hi"}]}, True),
     ("responses", {"model": "baton", "input": "hi", "tools": [{"type": "function"}]}, False),
+    ("messages", asking(max_tokens=9), True),
+    ("messages", asking(max_tokens=9, system=[{"type": "text", "text": "hi"}]), True),
+    ("messages", asking(max_tokens=9, thinking={"type": "adaptive"}, speed="fast"), True),
+    ("messages", asking(), False),
+    ("messages", asking(max_tokens=9, container="c"), False),
+    ("messages/count_tokens", asking(), True),
     (
         "responses",
         {"model": "baton", "input": "hi", "include": ["reasoning.encrypted_content"]},
@@ -181,6 +189,7 @@ def test_answers_are_as_described(url: str, document: Any) -> None:
         ("post", "/v1/chat/completions", post(url)),
         ("post", "/v1/chat/completions", post(url, {"n": 2, "logprobs": True})),
         ("post", "/v1/responses", HTTP.post(f"{url}/v1/responses", json=asked)),
+        ("post", "/v1/messages", HTTP.post(f"{url}/v1/messages", json=asking(max_tokens=99))),
         ("post", "/v1/completions", HTTP.post(f"{url}/v1/completions", json=continued)),
         *(
             ("get", path, HTTP.get(url + path.format(model="baton", trace_id=trace)))
@@ -195,6 +204,8 @@ def test_answers_are_as_described(url: str, document: Any) -> None:
     schema = document["components"]["schemas"]["Error"]
     assert mistakes(document, schema, post(url, {"n": 0}).json()) == []
     assert mistakes(document, schema, {"detail": "?"})
+    schema = document["components"]["schemas"]["MessagesError"]
+    assert mistakes(document, schema, HTTP.post(f"{url}/v1/messages", json={}).json()) == []
 
 
 def test_an_answer_that_calls_tools_is_as_described(document: Any) -> None:
