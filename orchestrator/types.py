@@ -435,7 +435,8 @@ class Generation:
     """A finished generation.
 
     `thinks`: whether the worker's model marks a thought. `calls`: how it writes calls, if the
-    transcript has tools. `provenance`: None if nothing was drafted, or the worker cannot tell.
+    transcript has tools. `closing`: the words by which its family ends a thought early, if it knows
+    any. `provenance`: None if nothing was drafted, or the worker cannot tell.
     """
 
     segment: Segment
@@ -444,6 +445,7 @@ class Generation:
     thinks: bool = True
     calls: CallFormat | None = None
     provenance: Provenance | None = field(default=None, compare=False)
+    closing: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

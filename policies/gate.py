@@ -22,10 +22,12 @@ from typing import Annotated, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from orchestrator.types import Segment, Transcript, Verification
-from policies.steps import COMPARED, DELIMITER, ends
+from policies.steps import DELIMITER, ends
 
 CAP = 20.0
 """The most that a negative log-likelihood counts, even of an impossible token."""
+COMPARED = 1 << 15
+"""The most characters of a step that are compared."""
 RECENT = 8
 """The last steps in which a draft's numbers are looked for, beside the question."""
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, StringConstraints
 
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
-from orchestrator.loop.actions import REST, A, Action, Close, Script, WorkerName, Write
+from orchestrator.loop.actions import REST, A, Action, Script, WorkerName, Write
 from orchestrator.loop.policy import Policy
 from orchestrator.types import ENDED, Segment, StopCriteria, Transcript
 
@@ -22,10 +22,6 @@ Delimiters: TypeAlias = Annotated[
     Field(min_length=1, max_length=8),
 ]
 DELIMITER = "\n\n"
-MAX_PERIOD = 4
-"""Steps of the longest repetition that is detected; the budget ends a longer one."""
-COMPARED = 1 << 15
-"""The most characters of the last steps that are compared."""
 
 
 class Stepwise(Policy):
@@ -59,11 +55,9 @@ class Stepwise(Policy):
     def think(
         self, transcript: Transcript, step: Callable[[Transcript], Script[Transcript]]
     ) -> Script[Transcript]:
-        """Call `step` until the chain ends; close one that ends in a loop."""
+        """Call `step` until the chain ends."""
         while transcript.is_open:
             transcript = yield from step(transcript)
-            if transcript.is_open and repeats(transcript):
-                transcript = yield from Close(transcript, forced=True)
         return transcript
 
     def answer(self, transcript: Transcript) -> Script[Transcript]:
@@ -138,36 +132,3 @@ def logprobs_of(draft: Segment) -> tuple[float, ...]:
             "the small worker gives no log-probabilities, which this policy's signal needs"
         )
     return draft.logprobs
-
-
-def repeats(transcript: Transcript) -> bool:
-    """Return whether the last steps equal as many steps before them: the chain ends in a loop.
-
-    SpecReason's code compares the last two steps; models also repeat several. Steps are separated
-    by blank lines here, whatever a policy's `delimiters`, since lines of a table or of code may be
-    equal. Text after the last blank line must be empty. A chain that is the answer, which would be
-    cut, must have the steps four times: a refrain is no loop.
-    """
-    times = 2 if transcript.thinking else 4
-    *steps, unfinished = (
-        step.strip() for step in _last_steps(transcript, times * MAX_PERIOD).split(DELIMITER)
-    )
-    return not unfinished and any(
-        steps[-times * size :] == times * steps[-size:]
-        for size in range(1, min(MAX_PERIOD, len(steps) // times) + 1)
-    )
-
-
-def _last_steps(transcript: Transcript, count: int) -> str:
-    """Return the end of the chain's text, with `count` whole steps if there are that many."""
-    texts: list[str] = []
-    ends = size = 0
-    for segment in reversed(transcript.chain):
-        texts.append(segment.text)
-        ends += segment.text.count(DELIMITER)
-        size += len(segment.text)
-        if ends > count:  # one more, since the text before the first end may be partial
-            break
-        if size > COMPARED:
-            return "".join(reversed(texts)).partition(DELIMITER)[2]
-    return "".join(reversed(texts))

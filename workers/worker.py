@@ -74,6 +74,7 @@ class ModelWorker(Generic[AnyBackend]):
                         ms=ms_since(began),
                         thinks=self.prompts.thinks(call.transcript, call.owner),
                         calls=self.prompts.calls_of(call.transcript),
+                        closing=self.prompts.closing_words,
                     )
                 yield item
 

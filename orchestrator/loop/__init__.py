@@ -9,6 +9,7 @@ In reading order:
 - `executor`: carries actions out: the calls to workers, the deadline.
 - `policy_runner`: runs a policy without I/O: its generator, the transcript, the events.
 - `budget`: a request's caps on tokens, and how an accepted segment ends a phase.
+- `ending`: how a thought ends before its cap: loops, a soft budget.
 - `answer_room`: room for an answer at the end of a thought that a cap cuts.
 - `spending`: any policy's caps on the large model in the thought.
 - `stop_strings`: a caller's stop strings in an answer of several segments.

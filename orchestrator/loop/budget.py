@@ -5,7 +5,8 @@ bounds the accepted thought. Each end that a model writes counts as a token, as 
 `max_tokens` cuts the thought, its end is given up for a short answer (`answer_room.py`), and the
 request ends by "length". At a `budget` that leaves as much for an answer, the thought is closed,
 and the answer ends as usual (so SpecReason 5.1 measures accuracy under a token budget). Drafts and
-judge calls are not charged here: they count in `metrics`.
+judge calls are not charged here: they count in `metrics`. `ending.py` says when a thought is closed
+before its cap.
 
 A model may continue its thought after such a close, and end it by itself. That text is no answer
 (`Transcript.reply` leaves it out) and no thought: it counts in `total` alone. The answer follows
@@ -19,10 +20,13 @@ from typing import Literal
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.loop.answer_room import AnswerRoom
+from orchestrator.loop.ending import BREAK, Ending
 from orchestrator.types import ENDED, Limits, Segment, StopCriteria, Transcript
 
 NUDGE = Segment("policy", "Answer: ")
 """The beginning of an answer if a model ends its turn with a thought and no answer."""
+LEAST_CALL = 16
+"""The fewest tokens of a call that a soft budget ends: they hold at least one whole character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Budget:
     """The caps of one request: `thought` tokens of thinking, `total` with the answer.
 
     `reserve`: tokens at the end of a thought that are given up for an answer if `total` cuts it.
-    `nudges`: whether `NUDGE` may begin an answer.
+    `nudges`: whether `NUDGE` may begin an answer. `ending`: what closes a thought before its cap.
     """
 
     total: int
@@ -40,6 +44,7 @@ class Budget:
     ignore_eos: bool = False
     min_tokens: int = 0
     nudges: bool = True
+    ending: Ending = Ending()  # noqa: RUF009 it is frozen
 
     @classmethod
     def of(cls, limits: Limits, budget: int | None = None, reserve: int = 0) -> Budget:
@@ -74,10 +79,20 @@ class Budget:
         return AnswerRoom(min(self.thought, self.total - self.reserve), self.thought)
 
     def clip(self, transcript: Transcript, criteria: StopCriteria) -> StopCriteria:
-        """Return the criteria within what is left; in the answer with the caller's stop strings."""
+        """Return the criteria within what is left; in the answer with the caller's stop strings.
+
+        Up to a soft budget, a call that ends at no step ends there; the next one ends at a step.
+        """
+        most, until = min(criteria.max_tokens, self.left(transcript)), criteria.until
+        if self.ending.is_late(transcript):
+            until = (*until, BREAK) if BREAK not in until else until
+        elif self.ending.soft is not None and not (until or transcript.closed):
+            rest = self.ending.soft - transcript.thought.tokens
+            most = min(most, max(rest, LEAST_CALL))
         return replace(
             criteria,
-            max_tokens=max(0, min(criteria.max_tokens, self.left(transcript))),
+            max_tokens=max(0, most),
+            until=until,
             stop=(*criteria.stop, *self.stop) if transcript.closed else criteria.stop,
             ignore_eos=self.ignore_eos,
             min_tokens=max(0, self.min_tokens - spent(transcript)),
@@ -114,14 +129,14 @@ class Budget:
                 return replace(after, done=True, ends=ends)
             if exhausted or self.left(after) == 0:
                 return replace(after, done=True, finish="length")
-            return after
+            return self.close(after, forced=True) if self.ending.due(after) else after
         if segment.finish in ENDED:
             # A model that ends its turn inside the thought has nothing more to think either.
             return self.close(after)
         if exhausted or self.left(after) == 0:
             own = not exhausted and self.room.begins == self.thought < self.total
             return self.close(after, forced=True, finish="stop" if own else "length")
-        return after
+        return self.close(after, forced=True) if self.ending.due(after) else after
 
     def _thinks_on(self, transcript: Transcript, segment: Segment) -> bool:
         """Return whether an answer is a thought that the model ends by itself: the answer follows.
@@ -164,6 +179,8 @@ class Budget:
             return transcript
         if not transcript.thinking:
             return replace(transcript, forced=forced, done=True, finish="length")
+        if forced and finish == "stop" and self.ending.words is not None:
+            transcript = transcript.extend(self.ending.words)
         ends = transcript.ends + (not forced)
         closed = replace(transcript, closed=True, forced=forced, finish=finish, ends=ends)
         return closed if self.left(closed) else self.cut(closed)

@@ -201,7 +201,8 @@ class Executor:
                     shown += text
                     yield TextDelta(name, phase, text, len(tokens) - counted)
                     counted = len(tokens)
-                    if self._stopped and answer is None:
+                    so_far = transcript.extend(Segment(name, shown))
+                    if answer is None and (self._stopped or self._budget.ending.due(so_far)):
                         answer = made()
         except (WorkerError, InvalidRequest) as error:
             if shown and isinstance(error, Contradiction):

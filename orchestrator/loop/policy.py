@@ -26,6 +26,19 @@ class Policy(BaseModel):
     budget: int | None = Field(
         default=None, ge=1, description="cap on accepted thinking tokens; then an answer is forced"
     )
+    soft_budget: FiniteFloat | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="share of `budget` (or of max_tokens) after which the thought is closed at the "
+        "end of a step",
+    )
+    closing: str = Field(
+        default="",
+        max_length=1024,
+        description="words at the end of a thought that a budget or a loop closes; auto: those "
+        "that the large model's family knows, if any",
+    )
     max_large_tokens: int | None = Field(
         default=None,
         ge=0,

@@ -33,6 +33,7 @@ from orchestrator.loop.actions import (
 )
 from orchestrator.loop.answer_room import HeldEnd, Shown
 from orchestrator.loop.budget import NUDGE, Budget
+from orchestrator.loop.ending import Ending
 from orchestrator.loop.events import (
     ActionCompleted,
     Event,
@@ -75,7 +76,8 @@ class PolicyRunner:
         response: ResponseAccumulator | None = None,
     ) -> None:
         self.policy = policy
-        self.budget = Budget.of(limits, policy.budget, policy.answer_reserve)
+        budget = Budget.of(limits, policy.budget, policy.answer_reserve)
+        self.budget = replace(budget, ending=Ending.of(policy, limits, budget.thought))
         self.spending = Spending.of(policy, limits)
         self.transcript = _beginning(messages, limits)
         self.response = ResponseAccumulator() if response is None else response
@@ -188,6 +190,8 @@ class PolicyRunner:
                 "tools: the models of this pair write calls of tools in different forms"
             )
         self.response.calls = next(iter(formats), None)
+        known = next((answer.closing for answer in answers if answer.closing), "")
+        self.budget = replace(self.budget, ending=self.budget.ending.with_words(known))
         yield from map(self.response.add, prefilled)
 
     def _add_result(self, result: ActionCompleted) -> Iterator[Event]:
@@ -239,7 +243,9 @@ class PolicyRunner:
             case Reject(segment, score):
                 yield self._step(segment, self._made(segment), accepted=False, score=score)
             case Close(_, forced, finish):
-                self.transcript = self._reply = self.budget.close(self.transcript, forced, finish)
+                after = self.budget.close(self.transcript, forced, finish)
+                yield from self._last_words(after)
+                self.transcript = self._reply = after
 
     def _written(self, write: Write, made: Generation) -> Iterator[Shown]:
         """Accept the generation of a Write, whose text has been shown."""
@@ -278,6 +284,7 @@ class PolicyRunner:
         thought_on = after.reply_start > self.transcript.reply_start
         apart = thought_on and (self.transcript.reply + segment.text).strip()
         nudged = not after.done and after.last is NUDGE
+        yield from self._last_words(after)
         self.transcript = self._reply = after
         if thought_on or nudged:
             # From here on, the text is searched for a caller's stop strings again.
@@ -289,6 +296,15 @@ class PolicyRunner:
         if nudged:
             yield from self._shown(TextDelta(NUDGE.author, self.phase, NUDGE.text), early=True)
             yield self._step(NUDGE, None, accepted=True)
+
+    def _last_words(self, after: Transcript) -> Iterator[Shown]:
+        """Yield the words by which the budget ends a thought by force."""
+        words = self.budget.ending.words
+        if self.transcript.closed or words is None or not after.thought:
+            return
+        if after.thought[-1] is words:
+            yield TextDelta(words.author, "thought", words.text)
+            yield self._step(words, None, accepted=True)
 
     def _calls_in_thought(self, last: Segment) -> Segment | None:
         """Return the calls of tools at the end of a thought, as the answer, if the model ends its

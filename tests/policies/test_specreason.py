@@ -11,7 +11,6 @@ from orchestrator.errors import ContextLengthExceeded, Unsupported
 from orchestrator.loop.actions import (
     Accept,
     Classify,
-    Close,
     Generate,
     Reject,
     Verify,
@@ -134,13 +133,3 @@ def test_a_draft_cut_at_the_step_cap_is_a_step() -> None:
     assert isinstance(play(cut), Classify)
     assert isinstance(play(digit(9)), Accept)
     assert isinstance(play(TRACE.extend(cut.segment)), Generate)
-
-
-@pytest.mark.parametrize("text", ["Wait.\n\n", "\n\n"])
-def test_two_equal_steps_close_the_thought(text: str) -> None:
-    play = Play(first_n=9)
-    one = TRACE.extend(step("large", text))
-    play(one)
-    two = one.extend(step("large", text))
-    assert play(two) == Close(two, forced=True)
-    assert isinstance(play(replace(two, closed=True, forced=True)), Write)

@@ -99,6 +99,7 @@ class Scripted:
     context: int | None = None
     sampling: Sampling = GREEDY  # its checkpoint's own
     thinks: bool = True  # whether its model marks a thought
+    closing: str = ""  # the words by which its family ends a thought early
     call_format: CallFormat | None = None  # how it writes calls of tools, where there are some
     down: BaseException | None = None  # raised by every call, preflight included
     calls: list[RecordedCall] = field(default_factory=list)
@@ -119,7 +120,9 @@ class Scripted:
                 if has_tools and self.call_format is None:
                     raise InvalidRequest("tools: this model has no place for tools", param="tools")
                 calls = self.call_format if has_tools else None
-                yield Generation(empty, Usage(prompt), thinks=self.thinks, calls=calls)
+                yield Generation(
+                    empty, Usage(prompt), thinks=self.thinks, calls=calls, closing=self.closing
+                )
                 return
             number = self._record("generate", call, criteria, sampling)
             line = self._next_line(call.transcript, criteria)

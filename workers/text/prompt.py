@@ -229,6 +229,12 @@ class PromptRenderer:
             if part
         )
 
+    @property
+    def closing_words(self) -> str:
+        """The words by which this family ends a thought early; empty if it knows none."""
+        family = self.tokenizer.format
+        return "" if family is None else family.words
+
     def calls_of(self, transcript: Transcript) -> CallFormat | None:
         """Return `calls` if the transcript has tools."""
         has_tools = transcript.messages[0].role == "tools"

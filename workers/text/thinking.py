@@ -42,6 +42,7 @@ class ThinkingFormat:
         answer: markup between `close` and the answer.
         end: text that ends an answer, if no control token does.
         direct: what begins a reply without a thought, if the template does not write it.
+        words: the last words of a thought that a budget ends, as its developers document them.
         mark: further text that a template of this family holds.
         switch: variables that switch the thought, beside `_SWITCH`, and their values for on and
             off.
@@ -53,6 +54,7 @@ class ThinkingFormat:
     answer: str = ""
     end: str = ""
     direct: str = ""
+    words: str = ""
     mark: str = ""
     switch: Mapping[str, tuple[Any, Any]] = field(default_factory=dict, hash=False)
 

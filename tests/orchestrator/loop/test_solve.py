@@ -187,7 +187,7 @@ async def test_a_loop_is_closed_by_force_and_still_answered() -> None:
     workers = pair()
     workers["small"] = Scripted(lambda transcript, criteria: "wait.\n\n")
     _, ended = await run(SpecReason(), workers)
-    assert [segment.text for segment in ended.transcript.thought] == ["wait.\n\n"] * 2
+    assert [segment.text for segment in ended.transcript.thought] == ["wait.\n\n"] * 4
     assert ended.transcript.forced
     assert answer(ended) == LARGE[1]
 

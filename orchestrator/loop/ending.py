@@ -1,0 +1,142 @@
+"""How a thought ends before its cap: by a loop, or by a soft budget at the end of a step.
+
+All of it is a function of the accepted text, so it holds under every policy, and in a replay. The
+executor asks it while a text is streamed, so that a long generation ends in the middle too.
+
+A loop is one of two things. Whole paragraphs repeat: SpecReason's code compares the last two, but
+models also repeat several. Or a shorter text repeats inside one paragraph, often without an end. A
+short text must repeat more often, since a table, a grid or a piece of code may have equal lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from orchestrator.loop.policy import Policy
+from orchestrator.types import Limits, Segment, Segments, Transcript
+
+AUTO = "auto"
+"""A policy's `closing` that stands for the words that the model's family knows."""
+BREAK = "\n\n"
+"""Ends a paragraph, which is a step of any policy."""
+MAX_PERIOD = 4
+"""Paragraphs of the longest repetition that is detected; the budget ends a longer one."""
+SHORT = 24
+"""Characters below which a repeated text must come `OFTEN` times, not twice."""
+OFTEN = 4
+"""How often a text must come inside a paragraph, in an answer (a refrain is no loop), or if it is
+short."""
+COMPARED = 1 << 15
+"""The most characters of the last paragraphs that are compared."""
+LEAST = 1 << 10
+"""The fewest characters of a loop inside a paragraph."""
+_LOOKED_BACK = 4 * LEAST
+_SAMPLE = 32
+"""Characters at the end of a text whose earlier places give the periods to try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """When a chain ends before its cap.
+
+    Attributes:
+        soft: tokens of a thought after which the end of a step ends it; None: no such limit.
+        words: what is written at the end of a thought that is closed by force.
+        shared: whether the models share a chain that is the answer, so that a loop ends it too.
+    """
+
+    soft: int | None = None
+    words: Segment | None = None
+    shared: bool = False
+
+    @classmethod
+    def of(cls, policy: Policy, limits: Limits, thought: int) -> Ending:
+        """Return how a policy ends a thought of at most `thought` tokens."""
+        share = policy.soft_budget
+        return cls(
+            None if share is None else int(share * thought),
+            Segment("policy", policy.closing) if policy.closing else None,
+            len(policy.workers) > 1 and limits.constraint is None,
+        )
+
+    def with_words(self, known: str) -> Ending:
+        """Return this with the words that a family knows, if those are asked for."""
+        if self.words is None or self.words.text != AUTO:
+            return self
+        return replace(self, words=Segment("policy", known) if known else None)
+
+    def due(self, transcript: Transcript) -> bool:
+        """Return whether the chain ends after its last segment."""
+        if not transcript.is_open or not (transcript.thinking or self.shared):
+            return False
+        if loops(transcript.chain, transcript.thinking):
+            return True
+        return self.is_late(transcript) and _ends_step(transcript.chain)
+
+    def is_late(self, transcript: Transcript) -> bool:
+        """Return whether a thought is beyond its soft budget."""
+        if self.soft is None or transcript.closed:
+            return False
+        return transcript.thought.tokens >= self.soft
+
+
+def loops(chain: Segments, thinking: bool = True) -> bool:
+    """Return whether a chain ends in a loop."""
+    if _ends_step(chain) and _repeats_paragraphs(chain, thinking):
+        return True
+    return thinking and _repeats_text(_end(chain, _LOOKED_BACK))
+
+
+def _ends_step(chain: Segments) -> bool:
+    return _end(chain, len(BREAK) + 2).rstrip(" ").endswith(BREAK)
+
+
+def _repeats_paragraphs(chain: Segments, thinking: bool) -> bool:
+    """Return whether the last paragraphs equal as many before them."""
+    steps = [step.strip() for step in _last_paragraphs(chain, OFTEN * MAX_PERIOD)]
+    for size in range(1, MAX_PERIOD + 1):
+        block = steps[-size:]
+        times = 2 if thinking and len("".join(block)) >= SHORT else OFTEN
+        if len(steps) >= times * size and steps[-times * size :] == times * block:
+            return True
+    return False
+
+
+def _last_paragraphs(chain: Segments, count: int) -> list[str]:
+    """Return up to `count` whole paragraphs at the end of a chain that ends with one."""
+    texts: list[str] = []
+    ends = size = 0
+    for segment in reversed(chain):
+        texts.append(segment.text)
+        ends += segment.text.count(BREAK)
+        size += len(segment.text)
+        if ends > count or size > COMPARED:  # the text before the first end may be partial
+            break
+    begun = len(chain) > len(texts)
+    steps = "".join(reversed(texts)).split(BREAK)[begun:-1]
+    return steps[-count:]
+
+
+def _repeats_text(text: str) -> bool:
+    """Return whether a text ends with one that is repeated `OFTEN` times and is `LEAST` long."""
+    sample = text[-_SAMPLE:]
+    at = len(text) - _SAMPLE
+    while (at := text.rfind(sample, 0, at + _SAMPLE - 1)) >= 0:
+        period = len(text) - _SAMPLE - at
+        size = max(LEAST, OFTEN * period)
+        if size > len(text):
+            return False
+        if text[-size:-period] == text[period - size :]:
+            return True
+    return False
+
+
+def _end(chain: Segments, count: int) -> str:
+    """Return the last `count` characters."""
+    texts: list[str] = []
+    for segment in reversed(chain):
+        texts.append(segment.text[-count:])
+        count -= len(texts[-1])
+        if count <= 0:
+            break
+    return "".join(reversed(texts))

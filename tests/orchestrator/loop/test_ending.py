@@ -1,0 +1,218 @@
+"""Loops in a thought, and a soft budget."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deploy.evaluation.builtin.problems import draw
+from deploy.lab.reenact.dialogues import Dialogue, shipped
+from orchestrator.loop.actions import WorkerName
+from orchestrator.loop.ending import COMPARED, LEAST, _last_paragraphs, loops
+from orchestrator.loop.events import Event, RequestCompleted, TextDelta
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Request
+from orchestrator.loop.solve import solve
+from orchestrator.types import Limits, Message, Segment, Segments, StopCriteria, Transcript
+from policies import POLICIES
+from policies.single import LargeOnly
+from policies.specreason import SpecReason
+from tests.workers.scripted import Say, Scripted, words
+
+LONG = " is a step of many words."
+
+
+def steps(names: str, end: str = LONG) -> Segments:
+    return Segments(Segment("small", f"{name}{end}\n\n") for name in names)
+
+
+def written(*texts: str) -> Segments:
+    return Segments(Segment("small", text) for text in texts)
+
+
+@pytest.mark.parametrize("names", ["aa", "baa", "abab", "xabcabc", "abcdabcd"])
+def test_a_loop_of_up_to_four_steps_is_found(names: str) -> None:
+    assert loops(steps(names))
+
+
+@pytest.mark.parametrize("names", ["", "a", "ab", "aba", "aab", "abac", "abcab", "abcdeabcde"])
+def test_what_is_no_loop_goes_on(names: str) -> None:
+    assert not loops(steps(names))
+
+
+def test_short_steps_and_blank_ones_must_come_four_times() -> None:
+    assert not loops(steps("aaa", ""))
+    assert loops(steps("baaaa", ""))
+    assert not loops(written("So:\n\n", "\n\n", "\n\n"))
+    assert loops(written(*["\n\n"] * 4))
+
+
+def test_an_answer_must_repeat_four_times() -> None:
+    assert not loops(steps("aaa"), thinking=False)
+    assert loops(steps("aaaa"), thinking=False)
+    assert not loops(written("Wait, " * 1000), thinking=False)
+
+
+def test_steps_are_those_of_the_text_not_of_its_segments() -> None:
+    assert not loops(written("1", "0", "0"))  # one step, cut at every token
+    assert not loops(written(f"a{LONG}\n\n", f"a{LONG}"))  # the second may go on differently
+    assert loops(written("Wa", f"it.{LONG}\n\n", "Wait.", f"{LONG}\n\n"))
+
+
+@pytest.mark.parametrize(
+    "unit", ["Wait. ", "ha", "0", "No, it is 7, so x is 9; again from the start, "]
+)
+def test_a_text_that_repeats_inside_a_step_is_found_once_it_is_long(unit: str) -> None:
+    count = LEAST // len(unit)
+    assert not loops(written("Let me see. " + unit * (count - 1)))
+    assert loops(written("Let me see. " + unit * (count + 2)))
+    assert loops(written("Let me see. ", *[unit] * (count + 2)))
+
+
+def test_only_the_end_of_a_thought_without_steps_is_read() -> None:
+    lines = [f"{i:099}\n" for i in range(2000)]
+    assert not loops(written(*lines))
+    begun = written(*lines, "\n\n", *[f"a{LONG}\n\n"] * 2)
+    assert loops(begun)
+    assert sum(map(len, _last_paragraphs(begun, 8))) <= COMPARED
+
+
+# --- every policy --------------------------------------------------------------------------------
+
+
+def looping_chains(count: int) -> Iterator[tuple[str, str]]:
+    """Yield a chain's beginning and what it repeats: whole steps, sentences, words, characters."""
+    draws = random.Random(3)
+    problems = draw("dev", 5, count)
+    for i, problem in enumerate(problems):
+        facts = [f"{fact.expression} = {fact.value}" for fact in problem.facts]
+        begun = "".join(f"Step {j}: {fact}.\n\n" for j, fact in enumerate(facts))
+        unit = (
+            f"Wait, let me check {facts[-1]} once more.\n\n",
+            f"But is {facts[0]} right?\n\nIt must be, since {facts[-1]}.\n\n",
+            f"{facts[-1]}, no, that is {draws.randrange(100)}, so again: ",
+            draws.choice(("wait ", "hmm, ", "-1 ")),
+        )[i % 4]
+        yield begun, unit
+
+
+class Looping(Scripted):
+    """Writes `begun`, then `unit` without end; its answer is 7."""
+
+    def __init__(self, begun: str, unit: str) -> None:
+        self.text = begun + unit * (6000 // len(unit))
+
+        def line(transcript: Transcript, criteria: StopCriteria) -> Say:
+            if transcript.closed:
+                return Say("7", "eos")
+            return Say(self.text[len(transcript.text) :][:6000])
+
+        super().__init__(line, scores=lambda transcript: 9.0)
+
+
+async def answered(policy: Policy, worker: Any, limits: Limits) -> RequestCompleted:
+    workers: dict[WorkerName, Any] = {"small": worker, "large": worker}
+    request = Request("r", (Message("user", "?"),), limits=limits)
+    *_, ended = [event async for event in solve(policy, request, workers)]
+    assert isinstance(ended, RequestCompleted)
+    return ended
+
+
+@pytest.mark.parametrize("name", POLICIES)
+async def test_forty_looping_chains_end_under_every_policy(name: str) -> None:
+    policy = POLICIES[name]()
+    for begun, unit in looping_chains(40):
+        worker = Looping(begun, unit)
+        ended = await answered(policy, worker, Limits(max_tokens=2000))
+        transcript = ended.transcript
+        assert (transcript.forced, transcript.finish) == (True, "stop"), (begun, unit)
+        assert transcript.reply.strip() == "7"
+        assert len(transcript.text) < len(begun) + 3 * LEAST
+
+
+def last_chain(dialogue: Dialogue) -> Segments:
+    """The longest chain of a recorded request, with the text that was made last."""
+    found = Segments()
+    for event in dialogue.recording.events:
+        action = getattr(event, "action", None)
+        made = getattr(getattr(event, "answer", None), "segment", getattr(action, "segment", None))
+        if made is not None:
+            found = action.transcript.chain.plus(made)
+    return found
+
+
+def test_no_recorded_chain_is_cut_at_any_word() -> None:
+    chains = [last_chain(one) for one in shipped()]
+    assert len(chains) >= 200
+    for chain in chains:
+        read = Segments()
+        for word in re.findall(r"\s+|\S+", chain.text()):
+            read = read.plus(Segment("small", word))
+            if "\n" in word:
+                assert not loops(read), read.text()[-200:]
+
+
+# --- the soft budget -----------------------------------------------------------------------------
+
+PARAGRAPHS = "".join(f"This is step number {i}.\n\n" for i in range(20))
+STEP = len(words("This is step number 0.\n\n"))
+
+
+async def events_of(policy: Policy, workers: dict[WorkerName, Any], **limits: Any) -> list[Event]:
+    request = Request("r", (Message("user", "?"),), limits=Limits(**limits))
+    return [event async for event in solve(policy, request, workers)]
+
+
+@pytest.mark.parametrize("policy", [LargeOnly, SpecReason])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.99])
+async def test_a_soft_budget_closes_the_thought_at_the_end_of_a_step(
+    policy: type[Policy], share: float
+) -> None:
+    both = Scripted(story=(PARAGRAPHS, "7"))
+    budget = 10 * STEP
+    *events, ended = await events_of(
+        policy(budget=budget, soft_budget=share, closing="Enough.\n"),
+        {"small": both, "large": both},
+    )
+    assert isinstance(ended, RequestCompleted)
+    transcript = ended.transcript
+    *own, closing = transcript.thought
+    assert (closing.author, closing.text) == ("policy", "Enough.\n")
+    chain = "".join(segment.text for segment in own)
+    assert chain == PARAGRAPHS[: len(chain)]
+    assert chain.endswith("\n\n")
+    late = transcript.thought.tokens - share * budget
+    assert 0 <= late < STEP + 16  # the least call
+    assert (transcript.forced, transcript.finish, transcript.reply) == (True, "stop", "7")
+    shown = "".join(e.text for e in events if isinstance(e, TextDelta) and e.phase == "thought")
+    assert shown == transcript.text
+
+
+async def test_without_a_step_the_hard_budget_ends_the_thought() -> None:
+    large = Scripted(story=(PARAGRAPHS.replace("\n", " "), "7"))
+    *_, ended = await events_of(LargeOnly(budget=50, soft_budget=0.5), {"large": large})
+    assert isinstance(ended, RequestCompleted)
+    assert ended.transcript.thought.tokens == 50
+
+
+@pytest.mark.parametrize("known", ["\n\nTime is up.\n", ""])
+async def test_auto_closes_with_the_words_of_the_family(known: str) -> None:
+    large = Scripted(story=(PARAGRAPHS, "7"), closing=known)
+    *_, ended = await events_of(LargeOnly(budget=20, closing="auto"), {"large": large})
+    assert isinstance(ended, RequestCompleted)
+    assert ended.transcript.text.endswith(known)
+    assert "auto" not in ended.transcript.text
+    assert ended.transcript.thought.tokens == 20
+
+
+async def test_an_own_end_and_a_cut_have_no_closing_words() -> None:
+    for limits in ({}, {"max_tokens": 40}):
+        large = Scripted(story=("It is 7.", "7") if not limits else (PARAGRAPHS, "7"))
+        policy = LargeOnly(closing="Enough.")
+        *_, ended = await events_of(policy, {"large": large}, **limits)
+        assert isinstance(ended, RequestCompleted)
+        assert "Enough." not in ended.transcript.text
