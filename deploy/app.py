@@ -87,6 +87,7 @@ class Orchestrator:
                 loading=views.loading,
                 contexts=views.contexts,
                 sampling=views.sampling,
+                efforts=views.efforts,
             ),
             HttpSettings(
                 args.limits,

@@ -297,6 +297,7 @@ class Transcript:
     # How many ends of the thought and the turn a model wrote: one token each, in no segment.
     # Only a count, so it is not compared: older recordings lack it.
     ends: int = field(default=0, compare=False)
+    effort: str = ""  # how hard to think (`orchestrator.efforts`); empty: as the template says
 
     @property
     def chain(self) -> Segments:
@@ -587,8 +588,9 @@ class Limits:
     request; `stop` are strings that end the answer; without `thinking` there is no thought at all;
     with `ignore_eos` only a cap or a stop string ends the answer, and before `min_tokens` tokens of
     both only a cap does; the answer matches `constraint`. With `complete` a worker's failure ends
-    the request, even if the policy could do without the call. (The policy's `budget` caps the
-    thought alone, its `max_cost` the cost of the large model's part at these `prices`.)
+    the request, even if the policy could do without the call. `effort` is how hard to think, for
+    templates that have levels (`orchestrator.efforts`); empty: as they say. (The policy's `budget`
+    caps the thought alone, its `max_cost` the cost of the large model's part at these `prices`.)
     """
 
     max_tokens: int = 2048
@@ -599,4 +601,5 @@ class Limits:
     min_tokens: int = 0
     constraint: Constraint | None = None
     complete: bool = False
+    effort: str = ""
     prices: TokenPrices | None = None

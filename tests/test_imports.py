@@ -20,7 +20,7 @@ POLICY_MAY = {
 }
 WORKER_MAY = {
     f"orchestrator.{name}"
-    for name in ("types", "worker", "errors", "grammar", "background", "call_markup")
+    for name in ("types", "worker", "errors", "grammar", "background", "call_markup", "efforts")
 }
 POLICY_MAY_NOT = {"asyncio", "time", "random"}  # they reach a policy as answers and seeds
 ORCHESTRATOR_MAY_NOT = {"ray", "torch", "transformers"}

@@ -10,6 +10,7 @@ from math import exp, inf
 from time import perf_counter
 from typing import Generic, TypeVar, cast
 
+from orchestrator.efforts import TemplateEfforts
 from orchestrator.types import (
     ENDED,
     Classification,
@@ -47,6 +48,10 @@ class ModelWorker(Generic[AnyBackend]):
     @property
     def sampling(self) -> Sampling:
         return self.backend.sampling
+
+    @property
+    def efforts(self) -> TemplateEfforts | None:
+        return self.prompts.efforts
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True

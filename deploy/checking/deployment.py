@@ -30,6 +30,7 @@ from orchestrator.validation import error_text, unknown
 from workers.embedded.checkpoints import MODELS, TOKENIZER, folder_of
 from workers.model.families import check_family
 from workers.text.generation_config import sampling_defaults
+from workers.text.prompt import PromptRenderer
 from workers.text.thinking import parse_thinking
 from workers.text.tokenizer import Tokenizer
 from workers.text.tokenizer_files import load_tokenizer
@@ -199,6 +200,9 @@ def _thinking(document: Document, path: Path, spec: WorkerSpec) -> Iterator[Find
         return
     where = "thinking" if "thinking" in spec.model_fields_set else "model"
     yield document.finding((*path, where), f"thinking: {_thinking_of(tokenizer)}", "note")
+    if (efforts := PromptRenderer(tokenizer).efforts) is not None and tokenizer.thinks:
+        known = f"efforts: {', '.join(efforts.levels)} (the template's {efforts.variable})"
+        yield document.finding((*path, where), known, "note")
 
 
 def _thinking_of(tokenizer: Tokenizer) -> str:

@@ -213,7 +213,8 @@ def _prefix(transcript: Transcript, constraint: Constraint | None = None) -> Has
         for phase in (transcript.thought, transcript.answer)
     ]
     held = (constraint,) if constraint is not None and transcript.closed else ()
-    return (transcript.messages, *seen, transcript.thinking, transcript.closed, *held)
+    asked = (transcript.effort,) if transcript.effort else ()
+    return (transcript.messages, *seen, transcript.thinking, transcript.closed, *held, *asked)
 
 
 def _query_key(transcript: Transcript, query: LabelQuery) -> str:

@@ -1,4 +1,5 @@
-"""The status of each worker: whether it answers, its context, its checkpoint's sampling."""
+"""The status of each worker: whether it answers, its context, its checkpoint's sampling, and the
+levels of effort that its template has."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
+from orchestrator.efforts import TemplateEfforts
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.loop.actions import WorkerName
 from orchestrator.types import GREEDY, PartialSampling, Sampling
@@ -35,6 +37,7 @@ class WorkerView:
         self._answers = False
         self._context: int | None = None
         self._sampling: Sampling | None = None
+        self._efforts: TemplateEfforts | None = None
 
     async def answers(self) -> bool:
         """Return whether a replica of the pool, or the server, answers."""
@@ -72,6 +75,15 @@ class WorkerView:
             raise WorkerUnavailable("the model is still loading; try again shortly")
         return self._sampling
 
+    async def efforts(self) -> TemplateEfforts | None:
+        """Return the levels of effort of the model's template; None if it has none, or its pool has
+        not reported them yet."""
+        if not isinstance(self._worker, ReplicaWorker):
+            return self._worker.efforts
+        if self._sampling is None:  # it has not reported yet
+            await self.answers()
+        return self._efforts
+
     async def _ask(self) -> bool:
         if not isinstance(self._worker, ReplicaWorker):
             return await self._worker.backend.is_available(timeout_s=TIMEOUT_S)
@@ -80,6 +92,7 @@ class WorkerView:
         except WorkerUnavailable:
             return False
         self._context, self._sampling = status.context, status.sampling
+        self._efforts = status.efforts
         return True
 
 
@@ -103,6 +116,11 @@ class WorkerViews:
         """Return each model's context in tokens, by name; None if it is not known."""
         contexts = await asyncio.gather(*(view.context() for view in self._views.values()))
         return dict(zip(self._views, contexts, strict=True))
+
+    async def efforts(self) -> dict[WorkerName, TemplateEfforts | None]:
+        """Return the levels of effort that each model's template has, by name."""
+        efforts = await asyncio.gather(*(view.efforts() for view in self._views.values()))
+        return dict(zip(self._views, efforts, strict=True))
 
     async def sampling(self) -> Sampling:
         """Return the deployment file's sampling, completed by the large model's checkpoint.

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from orchestrator.efforts import TemplateEfforts, thought_cap
 from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy, WorkerUnavailable
 from orchestrator.experiments.assignment import AssignmentFacts, Enrollment, enroll
 from orchestrator.http.ask import MAX_SEED, Ask, AskedPolicy, Incoming, RequestPlan
@@ -55,6 +56,7 @@ class Planner:
 
     Args:
         sampling: returns the default sampling.
+        efforts: returns the levels of effort that each worker's template has.
 
     Raises:
         ConfigError: the default or a name in `params` is no policy, or a parameter is wrong.
@@ -66,9 +68,10 @@ class Planner:
         versions: PolicyVersions,
         watcher: ConfigWatcher,
         sampling: Callable[[], Awaitable[Sampling]],
+        efforts: Callable[[], Awaitable[Mapping[WorkerName, TemplateEfforts | None]]],
     ) -> None:
         self.catalog, self._versions, self._watcher = catalog, versions, watcher
-        self._sampling = sampling
+        self._sampling, self._efforts = sampling, efforts
         for name in (catalog.default, *catalog.params):
             if name not in catalog.policies:
                 raise ConfigError(f"no policy is named {name!r}")
@@ -132,7 +135,7 @@ class Planner:
                 param=wanted.alone,
                 code="unsupported_parameter",
             )
-        cap = wanted.thought_cap
+        cap = await self._thought_cap(ask, policy)
         if cap is not None and (policy.budget is None or policy.budget > cap):
             policy = policy.model_copy(update={"budget": cap})
         asked = ask.sampling
@@ -152,6 +155,19 @@ class Planner:
             speculation,
             decoding,
         )
+
+    async def _thought_cap(self, ask: Ask, policy: Policy) -> int | None:
+        """Return the request's cap on a thought. An effort is one if no model of the policy has
+        levels that stand for it."""
+        cap, effort = ask.policy.thought_cap, ask.limits.effort
+        if not effort:
+            return cap
+        known = await self._efforts()
+        levels = [known.get(worker) for worker in policy.called]
+        if any(one is not None and one.nearest(effort) for one in levels):
+            return cap
+        share = thought_cap(effort, ask.limits.max_tokens)
+        return min((one for one in (cap, share) if one is not None), default=None)
 
     def _enroll(self, ask: Ask, incoming: Incoming) -> Enrollment | None:
         """Return the request's part in an experiment, if any.

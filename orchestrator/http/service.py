@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
+from orchestrator.efforts import TemplateEfforts
 from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.http.admission import Admission, Place
 from orchestrator.http.api import credentials
@@ -63,7 +64,7 @@ class Pools:
     `ready` returns whether each pool answers, cheaply, since clients without a key may call it.
     `loading` returns those of the named workers whose model has not answered since the start.
     `contexts` returns each worker's context in tokens, None if it is unknown. `sampling` returns
-    the default of requests that name none.
+    the default of requests that name none, `efforts` the levels that each worker's template has.
     """
 
     workers: Mapping[WorkerName, Worker]
@@ -71,6 +72,7 @@ class Pools:
     loading: Callable[[Collection[WorkerName]], Awaitable[Collection[WorkerName]]] = _none
     contexts: Callable[[], Awaitable[Mapping[WorkerName, int | None]]] = _nothing
     sampling: Callable[[], Awaitable[Sampling]] = _greedy
+    efforts: Callable[[], Awaitable[Mapping[WorkerName, TemplateEfforts | None]]] = _nothing
 
 
 class LiveRequests:
@@ -164,7 +166,9 @@ class Service:
         self.shared = Shared(
             store or MemoryStore(), catalog, self.registry, self.live.quiet, self._solve_shadow
         )
-        self.planner = Planner(catalog, self.shared.versions, self.shared.watcher, pools.sampling)
+        self.planner = Planner(
+            catalog, self.shared.versions, self.shared.watcher, pools.sampling, pools.efforts
+        )
         self.metrics = ServiceMetrics(self.registry)
         self.responses = Counter(
             "baton_http_responses",

@@ -463,5 +463,5 @@ def _beginning(messages: Sequence[Message], limits: Limits) -> Transcript:
     if messages and messages[-1].role == "assistant":
         begun = Segment("policy", messages[-1].content)
         return Transcript(tuple(messages[:-1])).without_thought().extend(begun)
-    transcript = Transcript(tuple(messages))
+    transcript = Transcript(tuple(messages), effort=limits.effort)
     return transcript if limits.thinking else transcript.without_thought()

@@ -59,7 +59,7 @@ class Speculating(Scripted):
 
 
 _CATALOG = {"policies", "methods", "speculation"}
-_POOLS = {"ready", "loading", "contexts", "sampling"}
+_POOLS = {"ready", "loading", "contexts", "sampling", "efforts"}
 _OWN = {"access", "store"}
 
 

@@ -38,7 +38,7 @@ from orchestrator.errors import (
 )
 from orchestrator.grammar import is_free
 from orchestrator.types import GREEDY, Generation, Usage
-from orchestrator.worker import Delta
+from orchestrator.worker import Call, Delta
 from workers.backend import Decoding, Prompt, Scoring
 from workers.remote import protocol
 from workers.remote.capabilities import Gaps, Missing, ServerCapabilities
@@ -210,7 +210,7 @@ class RemoteBackend:
         body |= able.request_fields(self.model, drawn, text.max_tokens)
         if (fields := constraint_fields(call, able.dialect)) and not able.forms:
             raise self._lacks("answers that are held to a form (structured_outputs, json_schema)")
-        return body | fields | able.dialect.owner_fields(call.owner)
+        return body | fields | self._call_fields(call, able)
 
     async def score(self, prompt: Prompt, wanted: Scoring) -> Scores:
         """Score by one request, and one for each id that its answer does not show."""
@@ -267,8 +267,16 @@ class RemoteBackend:
         if part is not None:
             # If more of the prompt follows the part, the place after it is in the prompt, too.
             body |= able.dialect.prompt_logprob_fields(most if part.stop < len(ids) else shown)
-        body |= able.dialect.owner_fields(call.owner)
+        body |= self._call_fields(call, able)
         return await self.server.ask(able.path, body, call.affinity)
+
+    def _call_fields(self, call: Call, able: ServerCapabilities) -> dict[str, Any]:
+        """Return the fields of a call's owner and, if the server renders the prompt, its effort."""
+        fields = able.dialect.owner_fields(call.owner)
+        level = self.prompts.effort_variables(call.transcript)
+        if level and able.prompt == "chat":
+            fields = fields | able.dialect.effort_fields(level)
+        return fields
 
     async def _labels(
         self, prompt: Prompt, wanted: Scoring, answer: Mapping[str, Any], spent: list[Usage]

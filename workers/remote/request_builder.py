@@ -60,7 +60,8 @@ class RequestBuilder:
             raise Unsupported("continuing a plain text, which a chat server cannot do")
         turns, lead_in = (query.turns, query.lead_in) if query else ((), "")
         conversation = self.prompts.conversation(transcript.turns)
-        before = self.prompts.before_assistant(conversation)
+        level = self.prompts.effort_variables(transcript)
+        before = self.prompts.before_assistant(conversation, "".join(level.values()))
         written = self._tokenizer.decode(self.prompts.transcript(transcript))
         if not written.startswith(before):
             raise Unsupported("this model's chat template cannot continue an assistant's message")

@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from orchestrator.efforts import TemplateEfforts
 from orchestrator.errors import BatonError, WorkerError, WorkerUnavailable, describe
 from orchestrator.types import GREEDY, Generation, Sampling
 from orchestrator.worker import Call, Delta, Worker
@@ -63,12 +64,13 @@ class ServedWorker(Worker, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A replica's counters and gauges, and its model's context length and default sampling."""
+    """A replica's counters and gauges, and its model's context length, sampling and efforts."""
 
     replica: str  # Serve's tag
     stats: dict[str, int]
     context: int | None
     sampling: Sampling = GREEDY
+    efforts: TemplateEfforts | None = None
 
 
 class RecentRequests:
@@ -149,7 +151,7 @@ class ReplicaServer:
         """Return the status; call this only in a replica of Ray Serve."""
         replica = serve.get_replica_context().replica_tag
         worker = self._worker
-        return ReplicaStatus(replica, self.stats(), worker.context, worker.sampling)
+        return ReplicaStatus(replica, self.stats(), worker.context, worker.sampling, worker.efforts)
 
     def _export_stats(self) -> None:
         if self._export is not None:

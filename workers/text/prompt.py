@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
+from orchestrator.efforts import TemplateEfforts
 from orchestrator.errors import ConfigError, InvalidRequest, Unsupported
 from orchestrator.types import CallFormat, Constraint, Message, Segment, Segments, Transcript
 from workers.memo import remembered
@@ -38,6 +39,7 @@ from workers.text.chat_template import tojson
 from workers.text.checks import check_length
 from workers.text.conversation import arrangements, one_call_a_turn
 from workers.text.detokenizer import unfinished
+from workers.text.efforts import find_efforts
 from workers.text.second_close import SecondClose
 from workers.text.thinking import Variables
 from workers.text.tokenizer import Tokenizer
@@ -132,8 +134,9 @@ class PromptRenderer:
             check_length(int(size / self.tokenizer.token_chars), context, at_least=True)
             thinking = transcript.thinking and self.tokenizer.thinks
             loop = asyncio.get_running_loop()
+            level = self._level(transcript)
             prompt = await loop.run_in_executor(
-                self._thread, self._prompt, messages, thinking, owner, self._today
+                self._thread, self._prompt, messages, thinking, level, owner, self._today
             )
             check_length(len(prompt.ids), context)
         return self.transcript(transcript, owner)
@@ -145,7 +148,8 @@ class PromptRenderer:
         must not show what another owner asked.
         """
         thinking = transcript.thinking and self.tokenizer.thinks
-        prompt = self._prompt(transcript.turns, thinking, owner, self._today)
+        level = self._level(transcript)
+        prompt = self._prompt(transcript.turns, thinking, level, owner, self._today)
         ids = list(prompt.ids)
         if transcript.thinking:
             ids.extend(self._ids(transcript.thought, self._with_segment))
@@ -160,7 +164,8 @@ class PromptRenderer:
         does in some templates."""
         if not (transcript.thinking and self.tokenizer.thinks):
             return self.tokenizer.thinks
-        return self._prompt(transcript.messages, True, owner, self._today).thinks
+        level = self._level(transcript)
+        return self._prompt(transcript.messages, True, level, owner, self._today).thinks
 
     def answer(self, transcript: Transcript) -> Sequence[int]:
         """Return the ids of the answer so far, without a thought at its beginning."""
@@ -200,6 +205,26 @@ class PromptRenderer:
     def side(self, turns: Sequence[Message], lead_in: str) -> list[int]:
         """Return the ids of a side conversation: end of turn, the turns, the start of the reply."""
         return [*self._side(tuple(turns)), *self.tokenizer.encode(lead_in)]
+
+    @cached_property
+    def efforts(self) -> TemplateEfforts | None:
+        """The levels of effort that the template has, if any."""
+        question, family = [{"role": "user", "content": "?"}], self.tokenizer.format
+        on = {} if family is None else family.on
+        template = self.tokenizer.chat_template
+        return find_efforts(template.source, lambda own: template.render(question, {**on, **own}))
+
+    def effort_variables(self, transcript: Transcript) -> dict[str, str]:
+        """Return the template's variables for the transcript's effort, if it reads that."""
+        level = self._level(transcript)
+        return {self.efforts.variable: level} if self.efforts and level else {}
+
+    def _level(self, transcript: Transcript) -> str:
+        """Return the template's level for the transcript's effort; empty: its default."""
+        thinks = transcript.thinking and self.tokenizer.thinks
+        if not (transcript.effort and thinks and self.efforts):
+            return ""
+        return self.efforts.nearest(transcript.effort) or ""
 
     @cached_property
     def calls(self) -> CallFormat | None:
@@ -276,10 +301,10 @@ class PromptRenderer:
         form = self._form(_shape(messages), self.tokenizer.thinks, None)
         return arrangements(messages)[form.arrangement]
 
-    def before_assistant(self, messages: Sequence[Message]) -> str:
-        """Return the text of a `conversation` up to the reply's content."""
+    def before_assistant(self, messages: Sequence[Message], level: str = "") -> str:
+        """Return the text of a `conversation` up to the reply's content, at a level of effort."""
         reply = Message("assistant", _unused(messages))
-        text = self._written([*messages, reply], self.tokenizer.thinks)
+        text = self._written([*messages, reply], self.tokenizer.thinks, level=level)
         before, found, _ = text.partition(twins(reply.content))
         if not found:
             raise InvalidRequest("this model's chat template ignores assistant messages")
@@ -290,7 +315,7 @@ class PromptRenderer:
         return self.tokenizer.chat_template.today
 
     def _render_prompt(
-        self, messages: tuple[Message, ...], thinking: bool, owner: str, today: str
+        self, messages: tuple[Message, ...], thinking: bool, level: str, owner: str, today: str
     ) -> _Prompt:
         """`owner` and `today` (`ChatTemplate.today`) are parts of the cache's key."""
         if messages[0].role == "prompt":
@@ -300,9 +325,10 @@ class PromptRenderer:
             tools, messages = self._with_tools(messages)
             form, markup = self._find_form, self.tokenizer.encode_markup
         found = form(_shape(messages), thinking, tools)
-        text = self._written(arrangements(messages)[found.arrangement], thinking, tools)
+        arranged = arrangements(messages)[found.arrangement]
+        text = self._written(arranged, thinking, tools, level)
         if thinking and self._is_switched_off(text, found):
-            return self._render_prompt(given, False, owner, today)
+            return self._render_prompt(given, False, "", owner, today)
         ids = self._encode(text, self.tokenizer.encode_uncached, markup)
         ids += markup(self._after_prompt(_tail(text), thinking, found))
         return _Prompt(array("I", ids), thinking)
@@ -405,7 +431,9 @@ class PromptRenderer:
             raise InvalidRequest("this model's chat template ignores assistant messages")
         return after
 
-    def _written(self, messages: Sequence[Message], thinking: bool, tools: Any = None) -> str:
+    def _written(
+        self, messages: Sequence[Message], thinking: bool, tools: Any = None, level: str = ""
+    ) -> str:
         """Render a conversation: with all texts; else without reasoning; else unread as well.
 
         Raises:
@@ -416,7 +444,7 @@ class PromptRenderer:
         for one, reads in ((messages, True), (bare, True), (bare, False)):
             shown = [self._shown(message, reads) for message in one]
             try:
-                return self._rendered(shown, thinking, tools)
+                return self._rendered(shown, thinking, tools, level=level)
             except (TemplateError, TypeError, ValueError, RecursionError) as error:
                 refusal = refusal or error
         self._check_tools(tools)
@@ -445,12 +473,15 @@ class PromptRenderer:
         thinking: bool,
         tools: Any = None,
         replies: bool = True,
+        level: str = "",
     ) -> str:
         """Render by the template, with the beginning of a reply if `replies`."""
         family = self.tokenizer.format
         variables: Variables = {"tools": tools, "add_generation_prompt": replies}
         if family is not None:
             variables = {**variables, **(family.on if thinking else family.off)}
+        if level and self.efforts is not None:
+            variables = {**variables, self.efforts.variable: level}
         return self.tokenizer.chat_template.render(messages, variables)
 
     def _shown(self, message: Message, reads: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
+from orchestrator.efforts import Effort
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest
 from orchestrator.http.api import CHAT, sse
 from orchestrator.http.apis.chunks import ChunkEncoder
@@ -20,12 +21,10 @@ from orchestrator.http.apis.parameters import (
     ONLY_TEXT,
     AnswerForm,
     Choices,
-    Effort,
     StreamOptions,
     TextRequest,
     check_choices,
     joined,
-    thought_cap,
 )
 from orchestrator.http.apis.scores import Scorer, TokenScore, shown_tokens
 from orchestrator.http.ask import Ask, Choice
@@ -90,10 +89,19 @@ class ChatStreamOptions(StreamOptions):
 
 
 class TemplateSettings(Given):
-    """`chat_template_kwargs`: the switches by which templates turn the thought on or off."""
+    """`chat_template_kwargs`: the variables by which templates switch the thought, or know how hard
+    to think. An effort means the same under each name, and reaches each template under its own."""
 
     enable_thinking: bool | None = None
     thinking: bool | None = None
+    reasoning_effort: Effort | None = None
+    thinking_effort: Effort | None = None
+    reasoning_strength: Effort | None = None
+
+    @property
+    def efforts(self) -> list[Effort]:
+        given = (self.reasoning_effort, self.thinking_effort, self.reasoning_strength)
+        return [effort for effort in given if effort is not None]
 
 
 class ChatRequest(AnswerForm, TextRequest):
@@ -114,7 +122,9 @@ class ChatRequest(AnswerForm, TextRequest):
         default=0, description="also of this many of the most likely tokens at each place"
     )
     reasoning_effort: Effort | None = Field(
-        default=None, description="cap on the thought, as a share of max_tokens; none: no thought"
+        default=None,
+        description="a level of the chat template, or a cap on the thought as a share of "
+        "max_tokens; none: no thought",
     )
     thinking_token_budget: Annotated[int, Field(ge=-1)] | None = Field(
         default=None, description="cap on the thought in tokens; -1: no cap, 0: no thought"
@@ -162,6 +172,8 @@ class ChatRequest(AnswerForm, TextRequest):
             raise contradiction(
                 "add_generation_prompt", "must be the opposite of continue_final_message"
             )
+        if len({*self._efforts}) > 1:
+            raise contradiction("chat_template_kwargs", "contradicts reasoning_effort")
         if self.top_logprobs and not self.logprobs:
             raise contradiction("top_logprobs", "only allowed if logprobs is true")
         for name, given in (("stop", self.stop), ("tools", self.tools)):
@@ -217,13 +229,17 @@ class ChatRequest(AnswerForm, TextRequest):
     def thinking(self) -> bool:
         template = self.chat_template_kwargs
         switched_off = False in (template.enable_thinking, template.thinking)
-        off = switched_off or self.reasoning_effort == "none" or self.thinking_token_budget == 0
+        off = switched_off or self.thinking_token_budget == 0
         return not (off or self.continue_final_message)
 
-    def thought_cap(self, max_tokens: int) -> int | None:
-        """Return the cap on the thought in tokens, as a share of `max_tokens` or a number."""
-        caps = [thought_cap(self.reasoning_effort, max_tokens), self.thinking_token_budget]
-        return min((cap for cap in caps if cap is not None and cap > 0), default=None)
+    @property
+    def _efforts(self) -> list[Effort]:
+        own = [] if self.reasoning_effort is None else [self.reasoning_effort]
+        return own + self.chat_template_kwargs.efforts
+
+    @property
+    def effort(self) -> Effort | None:
+        return next(iter(self._efforts), None)
 
     @property
     def conversation(self) -> tuple[Message, ...]:
@@ -301,12 +317,18 @@ def parse(given: bytes, settings: HttpSettings) -> Ask:
     check_choices("n", body.n, settings.limits)
     tools = body.tool_use
     limits = body.limits(
-        settings, body.cap, body.cap_name, tools.constraint, thinking=body.thinking
+        settings,
+        body.cap,
+        body.cap_name,
+        tools.constraint,
+        thinking=body.thinking,
+        effort=body.effort,
     )
+    budget = body.thinking_token_budget or 0  # -1 is no cap, and 0 no thought
     return Ask(
         CHAT,
         (body.conversation,),
-        body.policy_choice(thought_cap=body.thought_cap(limits.max_tokens)),
+        body.policy_choice(thought_cap=budget if budget > 0 else None),
         body.sampling,
         limits,
         partial(ChatEncoder, body, REASONING_FIELDS[settings.reasoning_field]),

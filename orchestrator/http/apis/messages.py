@@ -14,7 +14,7 @@ from orchestrator.grammar import check
 from orchestrator.http.api import MESSAGES, sse
 from orchestrator.http.apis.blocks import BlockEncoder, Kind
 from orchestrator.http.apis.conversation import TextBlock, Turn, read_turns, signature
-from orchestrator.http.apis.parameters import AnswerRequest, StopString, joined, thought_cap
+from orchestrator.http.apis.parameters import AnswerRequest, StopString, joined
 from orchestrator.http.ask import Ask, Choice, Labels
 from orchestrator.http.body import FINITE_JSON, Given, Json, contradiction, parse_request
 from orchestrator.http.rendering import Baton, baton, usage, usage_of
@@ -98,7 +98,7 @@ class JsonFormat(Given):
 
 
 class OutputConfig(Given):
-    """`output_config`: `effort` caps the thought as `reasoning_effort` does."""
+    """`output_config`: `effort` means what `reasoning_effort` does."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
@@ -206,10 +206,6 @@ class MessagesRequest(AnswerRequest):
         system = (Message("system", self.system),) if self.system else ()
         return (*self.tool_use.messages, *system, *self.turns)
 
-    def thought_cap(self, max_tokens: int) -> int | None:
-        caps = [thought_cap(self.output_config.effort, max_tokens), self.thinking.budget_tokens]
-        return min((cap for cap in caps if cap is not None), default=None)
-
 
 class CountRequest(MessagesRequest):
     """The body of `POST /v1/messages/count_tokens`: the same, and needs no `max_tokens`."""
@@ -259,11 +255,18 @@ def parse_count(given: bytes, settings: HttpSettings) -> Ask:
 def _ask(kind: type[MessagesRequest], given: bytes, settings: HttpSettings) -> Ask:
     body, warnings = parse_request(given, kind, strict=settings.strict)
     tools, thinks = body.tool_use, body.thinking.type != "disabled" and not body.prefilled
-    limits = body.limits(settings, body.max_tokens, "max_tokens", tools.constraint, thinking=thinks)
+    limits = body.limits(
+        settings,
+        body.max_tokens,
+        "max_tokens",
+        tools.constraint,
+        thinking=thinks,
+        effort=body.output_config.effort,
+    )
     return Ask(
         MESSAGES,
         (body.conversation,),
-        body.policy_choice(thought_cap=body.thought_cap(limits.max_tokens)),
+        body.policy_choice(thought_cap=body.thinking.budget_tokens),
         body.sampling,
         limits,
         partial(MessagesEncoder, body),

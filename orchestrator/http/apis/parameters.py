@@ -7,9 +7,10 @@ change no answer (who asks, what to cache, how soon) and pass.
 A request that names no sampling gets the default of the deployment file, or else of the large
 model's checkpoint. OpenAI's default is a temperature of 1.
 
-`reasoning_effort` caps the accepted thinking tokens at a share of `max_tokens`,
-`thinking_token_budget` at a number; the smallest of these and `policy.budget` holds. With effort
-`none`, or a budget of 0, there is no thought.
+An effort (`reasoning_effort`, `reasoning.effort`) goes to templates that have levels; if none has,
+it caps the accepted thinking tokens at a share of `max_tokens` (`orchestrator.efforts`).
+`thinking_token_budget` caps them at a number; the smallest of these and `policy.budget` holds. With
+effort `none`, or a budget of 0, there is no thought.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from orchestrator.efforts import Effort
 from orchestrator.errors import InvalidRequest
 from orchestrator.grammar import check
 from orchestrator.http.ask import AskedPolicy, Labels
@@ -37,9 +39,6 @@ from orchestrator.http.body import MAX_DEPTH, Given, Parameters, contradiction, 
 from orchestrator.http.settings import HttpSettings, ServiceLimits
 from orchestrator.types import Constraint, Limits, PartialSampling
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-_SHARES: Final[dict[str, float]] = {"minimal": 1 / 8, "low": 1 / 4, "medium": 1 / 2}
-"""The share of `max_tokens` by effort; with the other efforts only the policy's cap holds."""
 HINTS: Final = frozenset({
     "parallel_tool_calls",  # without tools there are none
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "request_id",
@@ -191,6 +190,7 @@ class AnswerRequest(Parameters):
         form: Constraint | None,
         *,
         thinking: bool = True,
+        effort: Effort | None = None,
     ) -> Limits:
         """Return the limits of each answer; `cap` is in tokens, None for the service's default.
 
@@ -213,10 +213,11 @@ class AnswerRequest(Parameters):
             max_tokens,
             most.deadline_s,
             tuple(self.stops),
-            thinking,
+            thinking and effort != "none",
             self.ignore_eos,
             self.min_tokens,
             complete=most.complete,
+            effort="" if effort in (None, "none") else effort,
             prices=settings.prices,
             constraint=form,
         )
@@ -261,11 +262,6 @@ class TextRequest(AnswerRequest):
 
     def labels(self, warnings: tuple[str, ...]) -> Labels:
         return Labels(self.user, self.metadata, self.priority, warnings)
-
-
-def thought_cap(effort: Effort | None, max_tokens: int) -> int | None:
-    share = _SHARES.get(effort or "")
-    return None if share is None else max(1, int(share * max_tokens))
 
 
 def check_choices(name: str, count: int, limits: ServiceLimits) -> None:

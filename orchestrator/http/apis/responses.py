@@ -24,6 +24,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
+from orchestrator.efforts import Effort
 from orchestrator.grammar import check
 from orchestrator.http.api import RESPONSES, sse
 from orchestrator.http.apis.blocks import BlockEncoder, Kind, Phase
@@ -33,10 +34,8 @@ from orchestrator.http.apis.parameters import (
     ONLY_TEXT,
     UNSUPPORTED,
     AnswerForm,
-    Effort,
     TextRequest,
     joined,
-    thought_cap,
 )
 from orchestrator.http.ask import Ask, Choice
 from orchestrator.http.body import Given, Json, contradiction, parse_request
@@ -328,18 +327,18 @@ class ResponseObject(TypedDict):
 def parse(given: bytes, settings: HttpSettings) -> Ask:
     """Parse a body; an `InvalidRequest` names what cannot be honoured."""
     body, warnings = parse_request(given, ResponsesRequest, strict=settings.strict)
-    effort, tools = body.reasoning.effort, body.tool_use
+    tools = body.tool_use
     limits = body.limits(
         settings,
         body.max_output_tokens,
         "max_output_tokens",
         tools.constraint,
-        thinking=effort != "none",
+        effort=body.reasoning.effort,
     )
     return Ask(
         RESPONSES,
         (body.conversation,),
-        body.policy_choice(thought_cap=thought_cap(effort, limits.max_tokens)),
+        body.policy_choice(),
         body.sampling,
         limits,
         partial(ResponsesEncoder, body),

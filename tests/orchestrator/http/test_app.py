@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from orchestrator.efforts import TemplateEfforts
 from orchestrator.errors import ConfigError, WorkerUnavailable
 from orchestrator.http.apis.parameters import HINTS
 from orchestrator.http.routes.feedback import Feedback, reward
@@ -227,6 +228,36 @@ def test_thinking_budgets(url: str, body: dict[str, Any]) -> None:
     assert reply["baton"]["forced"]
     assert reply["choices"][0]["message"]["content"] == "The answer is 8."
     assert reply["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("reader", ["small", "large", None])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"reasoning_effort": "low"},
+        {"chat_template_kwargs": {"thinking_effort": "low"}},
+        {"chat_template_kwargs": {"reasoning_effort": "low"}, "reasoning_effort": "low"},
+    ],
+)
+def test_an_effort_that_a_template_reads_is_no_budget(
+    reader: str | None, asked: dict[str, Any]
+) -> None:
+    async def efforts() -> dict[str, Any]:
+        known = TemplateEfforts("reasoning_effort", ("low", "high"))
+        return {name: known if name == reader else None for name in ("small", "large")}
+
+    small, large = scripted(), scripted()
+    with serving(service(small, large, efforts=efforts)) as url:
+        reply = post(url, {**asked, "model": "specreason", "max_tokens": 16}).json()
+    assert {call.call.transcript.effort for one in (small, large) for call in one.calls} == {"low"}
+    assert reply["baton"]["forced"] == (reader is None)
+
+
+def test_efforts_that_contradict_each_other_are_refused(url: str) -> None:
+    body = {"reasoning_effort": "low", "chat_template_kwargs": {"thinking_effort": "high"}}
+    reply = post(url, body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "chat_template_kwargs"
 
 
 def test_a_thought_that_goes_on_behind_its_budget_is_not_the_answer() -> None:

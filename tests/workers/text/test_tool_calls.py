@@ -423,7 +423,8 @@ def test_a_system_message_survives_what_tools_gave_back(render: Any) -> None:
         Message("tool", "5", call_id="c1"),
     )
     begun, gone_on = (
-        prompts.tokenizer.decode(prompts._prompt(one, False, "", "").ids) for one in (first, second)
+        prompts.tokenizer.decode(prompts._prompt(one, False, "", "", "").ids)
+        for one in (first, second)
     )
     assert begun.endswith("[INST] Be brief.\n\nWhat is 2 + 3?[/INST]")
     assert gone_on.startswith(f'{begun}[CALLS] [{{"name": "add"')

@@ -38,6 +38,9 @@ class LlamaCpp(OpenAI):
         top_k = sampling.top_k or -1  # 0 is off as well, but smg's gateway refuses it
         return {"top_k": top_k, "top_p": sampling.top_p, "samplers": SAMPLERS}
 
+    def effort_fields(self, level: Mapping[str, str]) -> dict[str, Any]:
+        return {"chat_template_kwargs": dict(level)}
+
     def form_fields(self, constraint: Constraint) -> dict[str, Any] | None:
         if constraint.kind == "json_schema":
             return {"json_schema": json.loads(constraint.source)}

@@ -84,6 +84,10 @@ class OpenAI:
         """Return the field that keeps the cached prefixes of owners apart."""
         return {}
 
+    def effort_fields(self, level: Mapping[str, str]) -> dict[str, Any]:
+        """Return the field for a level of effort, which comes as the template's variable."""
+        return {"reasoning_effort": next(iter(level.values()))}
+
     # How an answer is read. Each raises LookupError, TypeError or ValueError if a field is missing
     # or of another type.
 

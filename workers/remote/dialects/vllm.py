@@ -50,6 +50,9 @@ class Vllm(OpenAI):
     def owner_fields(self, owner: str) -> dict[str, Any]:
         return {"cache_salt": owner} if owner else {}
 
+    def effort_fields(self, level: Mapping[str, str]) -> dict[str, Any]:
+        return {"chat_template_kwargs": dict(level)}
+
     def tokens(self, choice: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[Token, ...] | None:
         rows, ids = logprob_rows(choice), choice.get("token_ids")
         if ids is None and rows.names and all(name.startswith(ID_NAME) for name in rows.names):
