@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import Metric
 from ray import serve
 from ray.serve import Application
+from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from deploy.service.config import Args, WorkerSpec
 from deploy.service.notes import notes
-from deploy.service.pools import WorkerViews
+from deploy.service.pools import TIMEOUT_S, WorkerViews
 from deploy.service.scaling import by_load
 from deploy.service.stores import open_store, store_deployment
 from deploy.service.workers import connect_worker, load_worker
@@ -111,6 +112,7 @@ class Orchestrator:
         context = serve.get_replica_context()
         peers = serve.get_deployment_handle(context.deployment, context.app_name)
         self._service.scrape = partial(scrape, peers, replicas)
+        self._service.hurry = partial(_answer_now, peers)
         self._exporter = RayExporter()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -138,6 +140,10 @@ class Orchestrator:
         """End every answer of this replica now, each with an error that says why."""
         self._service.live.cut()
 
+    async def answer_now(self, name: str, key: str | None) -> int:
+        """End the thoughts of a key's requests of this name in this replica."""
+        return self._service.live.answer_now(name, key)
+
     def _export(self) -> None:
         self._exporter.export(self._service.registry.collect())
 
@@ -149,6 +155,14 @@ class Orchestrator:
             self._export()
             if self._end_spans is not None:
                 self._end_spans()
+
+
+async def _answer_now(replicas: DeploymentHandle, name: str, key: str | None) -> int:
+    """End the thoughts of a key's requests of this name, whichever replica answers them."""
+    counts = await replicas.broadcast("answer_now", name, key).results_async(
+        timeout_s=TIMEOUT_S, return_exceptions=True
+    )
+    return sum(count for count in counts if isinstance(count, int))
 
 
 def build(args: Args) -> Application:

@@ -10,7 +10,7 @@ from typing import Any
 from deploy.evaluation.recorded_answers import RecordedAnswers
 from deploy.evaluation.recording import Recording
 from orchestrator.errors import BatonError
-from orchestrator.loop.actions import Action, Classify, Generate, Verify, Write
+from orchestrator.loop.actions import Action, Classify, Close, Generate, Verify, Write
 from orchestrator.loop.events import (
     ActionCompleted,
     Event,
@@ -85,7 +85,7 @@ def replay(recording: Recording, policy: Policy) -> Iterator[Event]:
         if not recorded:
             raise ReplayMismatch(f"the recording ends where the policy asks {_brief(action)}")
         called, line = recorded.popleft()
-        if called.action != action:
+        if called.action != action and not _answers_now(called.action):
             message = f"recorded {_brief(called.action)}, the policy asks {_brief(action)}"
             raise ReplayMismatch(message, line)
         return called
@@ -126,6 +126,9 @@ def _drive(
         yield from runner.on_result(PromptsRead(prefilled))
         while (action := runner.next_action()) is not None:
             called = next_answer(action)
+            if called.action != action and _answers_now(called.action):
+                yield from runner.answer_now()
+                continue
             match action, called.answer:
                 case Write(worker) as write, Generation(segment) if segment.text:
                     yield from runner.on_result(TextDelta(worker, write.phase, segment.text))
@@ -135,6 +138,11 @@ def _drive(
         yield runner.complete(ended.metrics.ms["total"] if ended else 0.0)
     finally:
         runner.close()
+
+
+def _answers_now(action: Action[Any]) -> bool:
+    """Return whether a thought was ended from outside (no policy ends one so)."""
+    return isinstance(action, Close) and action.forced and action.finish == "stop"
 
 
 def marks_thought(prefilled: Sequence[ActionCompleted]) -> bool:

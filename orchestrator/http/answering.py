@@ -128,7 +128,9 @@ class EventQueue:
 class Answer:
     """Run the step loop for one answer; count and record it."""
 
-    def __init__(self, service: Service, choice: Choice, place: Place) -> None:
+    def __init__(
+        self, service: Service, choice: Choice, place: Place, hurry: asyncio.Event
+    ) -> None:
         self._service, self.choice, self._place = service, choice, place
         self.response = ResponseAccumulator()
         self.response.find_calls = partial(calls_at_end, choice, self.response)
@@ -145,6 +147,7 @@ class Answer:
             # Not when the loop starts: some answers wait until the first has read the prompt.
             asyncio.get_running_loop().time(),
             service.settings.remarks,
+            hurry,
         )
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -193,7 +196,7 @@ class Answer:
         if not self._service.access.sees_all(credentials(incoming.headers)):
             shared.outbox.event(f"{OUTCOMES_OF}{incoming.key}", ended, keep=OUTCOMES_OF_KEPT)
         if enrollment is not None and self._exposed:
-            asked = replace(self._request, speculation=None, session="", began_at=None)
+            asked = replace(self._request, speculation=None, session="", began_at=None, hurry=None)
             again = ShadowRequest(asked, response.answer)
             shared.recorder.outcome(enrollment, ended, again)
 
@@ -217,9 +220,15 @@ class AnswerResponse(Response):
             except (TimeoutError, OSError):
                 raise _ClientGone from None
 
-        with about(trace_id=self._incoming.trace_id):
-            async with self._service.admit(self._ask, self._incoming) as (choices, place):
-                self._answers = [Answer(self._service, one, place) for one in choices]
+        incoming, live = self._incoming, self._service.live
+        names = {
+            incoming.request_id,
+            incoming.trace_id,
+            self._ask.api.id_prefix + incoming.trace_id,
+        }
+        with about(trace_id=incoming.trace_id), live.hurry(names, incoming.key) as hurry:
+            async with self._service.admit(self._ask, incoming) as (choices, place):
+                self._answers = [Answer(self._service, one, place, hurry) for one in choices]
                 writer = asyncio.create_task(self._write(bounded, place))
                 watch = asyncio.create_task(_wait_for_hangup(receive))
 

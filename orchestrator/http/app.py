@@ -65,6 +65,12 @@ class Model(TypedDict):
     methods: list[dict[str, Any]]
 
 
+class HurriedRequest(TypedDict):
+    object: Literal["baton.request"]
+    id: str
+    requests: Annotated[int, Field(description="how many requests of this id are running")]
+
+
 class ModelList(TypedDict):
     object: Literal["list"]
     data: list[Model]
@@ -190,6 +196,22 @@ def create_app(service: Service) -> FastAPI:
             service.shared.outbox.event(REWARDS, event)
             service.shared.recorder.reward(record, event)
         return JSONResponse({"object": "baton.feedback", **body.model_dump()})
+
+    @app.post(
+        "/v1/requests/{request_id}/answer",
+        **described(
+            "End a running request's thought, so that its answer follows",
+            answer=HurriedRequest,
+            errors=(404,),
+        ),
+    )
+    async def answer_now(request: Request, request_id: str) -> Response:
+        count = await service.answer_now(request_id, request.state.key)
+        if not count:
+            raise HttpError(
+                404, "this key has no running request of this id", code="request_not_found"
+            )
+        return JSONResponse({"object": "baton.request", "id": request_id, "requests": count})
 
     @app.get("/health", **described("The process lives"))
     async def health() -> Response:

@@ -81,6 +81,7 @@ class LiveRequests:
     Attributes:
         quiet: is set while there are none.
         cuts: one function for each response that is being sent, which ends it.
+        hurries: what ends the thoughts of a key's requests, by the key and a name of the request.
     """
 
     def __init__(self, limits: ServiceLimits) -> None:
@@ -89,6 +90,7 @@ class LiveRequests:
         )
         self.draining = False
         self.cuts: set[Callable[[], object]] = set()
+        self.hurries: dict[tuple[str | None, str], list[asyncio.Event]] = {}
         self.quiet = asyncio.Event()
         self.quiet.set()
         self._sessions: set[str] = set()  # of the live requests
@@ -111,6 +113,27 @@ class LiveRequests:
             finally:
                 if self.admission.live == 1:  # this one alone
                     self.quiet.set()
+
+    @contextmanager
+    def hurry(self, names: Collection[str], key: str | None) -> Iterator[asyncio.Event]:
+        """Yield the event by which `answer_now` ends the thoughts of a request with these names."""
+        hurry, places = asyncio.Event(), [(key, name) for name in names]
+        for place in places:
+            self.hurries.setdefault(place, []).append(hurry)
+        try:
+            yield hurry
+        finally:
+            for place in places:
+                self.hurries[place].remove(hurry)
+                if not self.hurries[place]:
+                    del self.hurries[place]
+
+    def answer_now(self, name: str, key: str | None) -> int:
+        """End the thoughts of a key's requests of this name here; return how many requests."""
+        found = self.hurries.get((key, name), [])
+        for hurry in found:
+            hurry.set()
+        return len(found)
 
     @contextmanager
     def _affinity(self, incoming: Incoming) -> Iterator[str]:
@@ -146,6 +169,7 @@ class Service:
     Attributes:
         spans: makes OpenTelemetry spans of requests, if set.
         scrape: returns the Prometheus text of all replicas; None: only this process is shown.
+        hurry: does `LiveRequests.answer_now` in all replicas; None: only in this process.
 
     Raises:
         ConfigError: `catalog` names no policy, or a parameter is wrong.
@@ -178,6 +202,7 @@ class Service:
         )
         self.spans: Spans | None = None
         self.scrape: Callable[[], Coroutine[Any, Any, bytes]] | None = None
+        self.hurry: Callable[[str, str | None], Awaitable[int]] | None = None
         self._scraping: asyncio.Task[bytes] | None = None
 
     @asynccontextmanager
@@ -210,6 +235,12 @@ class Service:
                 "x-baton-arm: this needs an admin key, or an API key that is an observer's too",
                 code="admin_key_required",
             )
+
+    async def answer_now(self, name: str, key: str | None) -> int:
+        """End the thoughts of a key's requests of this name; return how many requests."""
+        if self.hurry is None:
+            return self.live.answer_now(name, key)
+        return await self.hurry(name, key)
 
     async def metrics_text(self) -> bytes:
         """Return the metrics as Prometheus text; concurrent requests share one scrape."""

@@ -112,7 +112,9 @@ class Executor:
     ) -> AsyncGenerator[PromptsRead | TextDelta | ActionCompleted, None]:
         """Yield the text of a Write as it comes, and last the result of the action.
 
-        The first action runs beside the prefills, and yields nothing before they are done.
+        If the request is in a hurry, a Write in the thought is cut short, and other calls there
+        have no result. The first action runs beside the prefills, and yields nothing before they
+        are done.
         """
         async with aclosing(self._perform(action)) as items:
             if not self._prefills:
@@ -146,9 +148,11 @@ class Executor:
         began = perf_counter()
         try:
             async with self._within_deadline():
-                answer = await self._call(action, self._seed_of(action))
+                answer = await self._unless_hurried(action, self._seed_of(action))
         except (WorkerError, InvalidRequest) as error:
             answer = error
+        if answer is None:
+            return
         yield ActionCompleted(action, answer, (perf_counter() - began) * 1000)
 
     def stop_writing(self) -> None:
@@ -202,7 +206,8 @@ class Executor:
                     yield TextDelta(name, phase, text, len(tokens) - counted)
                     counted = len(tokens)
                     so_far = transcript.extend(Segment(name, shown))
-                    if answer is None and (self._stopped or self._budget.ending.due(so_far)):
+                    ends = self._stopped or self._hurries(transcript)
+                    if answer is None and (ends or self._budget.ending.due(so_far)):
                         answer = made()
         except (WorkerError, InvalidRequest) as error:
             if shown and isinstance(error, Contradiction):
@@ -250,6 +255,24 @@ class Executor:
         """Wait for a worker's prefill: a call before its end would read the prompt again."""
         if tasks := [task for one, task in self._prefills.items() if one.worker == name]:
             await asyncio.wait(tasks)
+
+    def _hurries(self, transcript: Transcript) -> bool:
+        hurry = self._request.hurry
+        return hurry is not None and hurry.is_set() and not transcript.closed
+
+    async def _unless_hurried(self, action: Generate | Classify | Verify, seed: int) -> Any:
+        """Return the answer to a call; None if the thought is to end before it comes."""
+        hurry = self._request.hurry
+        if hurry is None or action.transcript.closed:
+            return await self._call(action, seed)
+        call, waiting = (
+            asyncio.create_task(one) for one in (self._call(action, seed), hurry.wait())
+        )
+        try:
+            await asyncio.wait({call, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            return call.result() if call.done() else None
+        finally:
+            await stop(call, waiting)
 
     async def _call(self, action: Generate | Classify | Verify, seed: int) -> Any:
         temperature = action.temperature if isinstance(action, Generate) else None

@@ -333,6 +333,16 @@ class PolicyRunner:
             tokens, self._held_tokens = self._held_tokens, 0
             yield replace(delta, text=text, tokens=tokens)
 
+    def answer_now(self) -> Iterator[Event]:
+        """End the thought from outside: the policy begins again with the closed transcript."""
+        if self.transcript.closed:
+            return
+        close = Close(self.transcript, forced=True)
+        yield from self._add_result(ActionCompleted(close, None, 0.0))
+        self._script.close()
+        after = self.transcript
+        self._script, self._reply = _nothing() if after.done else self.policy.solve(after), None
+
     def rest_of_text(self) -> Iterator[Shown]:
         """Yield the text that was held back until the answer's end, once."""
         yield from map(self.response.add, self._end.release())
@@ -431,6 +441,11 @@ class PolicyRunner:
         tokens, ms = len(segment.tokens), 0.0 if made is None else made.ms
         step = Step(segment.author, segment.text, accepted, tokens, ms, score, self.phase)
         return StepCompleted(step, None if made is None else made.provenance)
+
+
+def _nothing() -> Script[None]:
+    """Return the script of an answer that has ended."""
+    yield from ()
 
 
 def _answered(transcript: Transcript, names: Iterable[WorkerName]) -> Script[None]:

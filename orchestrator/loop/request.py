@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import Event
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,7 +17,8 @@ class Request:
     method, of which no policy knows; None: the worker's default. Workers share cached prefixes
     within one `owner`. Requests of one `session` prefer one replica of each worker.
     `limits.deadline_s` counts from `began_at`, a time of the event loop; None: from now. An answer
-    that `remarks` has is followed by its remark, by the author `policy`.
+    that `remarks` has is followed by its remark, by the author `policy`. Once `hurry` is set, the
+    thought ends, and the answer follows.
     """
 
     id: str
@@ -28,3 +30,4 @@ class Request:
     session: str = ""
     began_at: float | None = None
     remarks: Mapping[str, str] = field(default_factory=dict)
+    hurry: Event | None = None

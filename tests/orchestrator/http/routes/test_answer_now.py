@@ -1,0 +1,74 @@
+"""`POST /v1/requests/{id}/answer`: a key ends the thoughts of its own running requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from orchestrator.http.auth import Access, Keys
+from orchestrator.http.service import Service
+from tests.orchestrator.loop.test_answer_now import endless
+from tests.orchestrator.serving import HTTP, asking, service, serving
+
+
+@contextmanager
+def thinking(url: str, **headers: str) -> Iterator[tuple[Any, Iterator[str]]]:
+    """A stream that thinks, with its first chunk, and the lines that follow."""
+    body = asking(model="large-only", stream=True, max_tokens=2000)
+    given = {"authorization": "Bearer sk-one", **headers}
+    path = f"{url}/v1/chat/completions"
+    with HTTP.stream("POST", path, json=body, headers=given) as reply:
+        lines = (line for line in reply.iter_lines() if line)
+        yield json.loads(next(lines).removeprefix("data: ")), lines
+
+
+def end(url: str, name: str, key: str = "sk-one") -> Any:
+    path = f"{url}/v1/requests/{name}/answer"
+    return HTTP.post(path, headers={"authorization": f"Bearer {key}"})
+
+
+def made() -> Service:
+    keys = Access(Keys(["sk-one", "sk-two"]), observers=Keys(["sk-eye"]))
+    return service(large=endless(delay=0.01), access=keys)
+
+
+@pytest.mark.parametrize("named", ["answer", "trace", "request"])
+def test_the_answer_follows_at_once(named: str) -> None:
+    with serving(made()) as url, thinking(url, **{"x-request-id": "mine"}) as (first, lines):
+        answer_id = first["id"]
+        trace_id = answer_id.removeprefix("chatcmpl-")
+        name = {"answer": answer_id, "trace": trace_id, "request": "mine"}[named]
+        assert end(url, name, "sk-two").status_code == 404  # another key's
+        assert end(url, name, "sk-eye").status_code == 403
+        assert end(url, name, "sk-bad").status_code == 401
+        reply = end(url, name)
+        assert (reply.status_code, reply.json()["requests"]) == (200, 1)
+        *_, last, done = lines
+        assert done == "data: [DONE]"
+        chunk = json.loads(last.removeprefix("data: "))
+        assert chunk["choices"][0]["finish_reason"] == "stop"
+        assert chunk["baton"]["forced"]
+        thought = sum(step["tokens"] for step in chunk["baton"]["steps"])
+        assert thought < 1900
+        missing = end(url, name)
+        assert missing.status_code == 404
+        assert missing.json()["error"]["code"] == "request_not_found"
+
+
+def test_other_replicas_are_asked() -> None:
+    asked: list[Any] = []
+
+    async def everywhere(name: str, key: str | None) -> int:
+        asked.append((name, key))
+        return 2
+
+    one = made()
+    one.hurry = everywhere
+    with serving(one) as url:
+        assert end(url, "mine").json()["requests"] == 2
+    (called,) = asked
+    assert called[0] == "mine"
