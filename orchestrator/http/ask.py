@@ -208,6 +208,8 @@ class Choice:
         plan, sampling, count = self.plan, self.sampling, self.ask.choices
         version = f"@{plan.version}" if plan.version else ""
         seed = {} if sampling.seed is None else {"gen_ai.request.seed": sampling.seed}
+        effort = self.ask.limits.effort
+        level = {"gen_ai.request.reasoning.level": effort} if effort else {}
         several = {} if count == 1 else {"gen_ai.request.choice.count": count}
         return {
             "baton.trace_id": self.trace_id,
@@ -220,8 +222,11 @@ class Choice:
             "gen_ai.request.max_tokens": self.ask.limits.max_tokens,
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.top_k": sampling.top_k,
+            "gen_ai.request.stream": self.ask.stream,
             **seed,
             **several,
+            **level,
         }
 
 

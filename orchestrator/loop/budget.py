@@ -81,10 +81,11 @@ class Budget:
     def clip(self, transcript: Transcript, criteria: StopCriteria) -> StopCriteria:
         """Return the criteria within what is left; in the answer with the caller's stop strings.
 
-        Up to a soft budget, a call that ends at no step ends there; the next one ends at a step.
+        Up to a soft budget, a call that ends at no step ends there; the next one ends at a step, as
+        all do if steps are probed.
         """
         most, until = min(criteria.max_tokens, self.left(transcript)), criteria.until
-        if self.ending.is_late(transcript):
+        if self.ending.is_late(transcript) or (self.ending.steps and not transcript.closed):
             until = (*until, BREAK) if BREAK not in until else until
         elif self.ending.soft is not None and not (until or transcript.closed):
             rest = self.ending.soft - transcript.thought.tokens

@@ -42,11 +42,13 @@ class Ending:
     Attributes:
         soft: tokens of a thought after which the end of a step ends it; None: no such limit.
         words: what is written at the end of a thought that is closed by force.
+        steps: whether a call ends with each step of a thought, which is then probed.
         shared: whether the models share a chain that is the answer, so that a loop ends it too.
     """
 
     soft: int | None = None
     words: Segment | None = None
+    steps: bool = False
     shared: bool = False
 
     @classmethod
@@ -56,6 +58,7 @@ class Ending:
         return cls(
             None if share is None else int(share * thought),
             Segment("policy", policy.closing) if policy.closing else None,
+            policy.sure is not None,
             len(policy.workers) > 1 and limits.constraint is None,
         )
 
@@ -71,7 +74,7 @@ class Ending:
             return False
         if loops(transcript.chain, transcript.thinking):
             return True
-        return self.is_late(transcript) and _ends_step(transcript.chain)
+        return self.is_late(transcript) and ends_step(transcript.chain)
 
     def is_late(self, transcript: Transcript) -> bool:
         """Return whether a thought is beyond its soft budget."""
@@ -82,12 +85,13 @@ class Ending:
 
 def loops(chain: Segments, thinking: bool = True) -> bool:
     """Return whether a chain ends in a loop."""
-    if _ends_step(chain) and _repeats_paragraphs(chain, thinking):
+    if ends_step(chain) and _repeats_paragraphs(chain, thinking):
         return True
     return thinking and _repeats_text(_end(chain, _LOOKED_BACK))
 
 
-def _ends_step(chain: Segments) -> bool:
+def ends_step(chain: Segments) -> bool:
+    """Return whether a chain ends with a paragraph."""
     return _end(chain, len(BREAK) + 2).rstrip(" ").endswith(BREAK)
 
 

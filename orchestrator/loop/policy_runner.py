@@ -43,6 +43,7 @@ from orchestrator.loop.events import (
     TextDelta,
 )
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.probes import Probes
 from orchestrator.loop.spending import Spending
 from orchestrator.loop.stop_strings import StopStrings
 from orchestrator.types import (
@@ -86,6 +87,8 @@ class PolicyRunner:
         self._stops = StopStrings(limits.stop, begun=self._continues)
         self._held_tokens = 0  # of text that the stop strings hold back
         self._end = HeldEnd(self.budget.room)
+        self._probes = Probes(policy)
+        self._probe: Generate | None = None  # the running one; the policy's reply waits for it
         self._complete = limits.complete
         self._reply: Any = None
         self._drafts: dict[Segment, Generation] = {}
@@ -117,6 +120,11 @@ class PolicyRunner:
             WorkerError: the request must be complete, and a worker died in mid-text.
             Exception: a failure that the policy did not catch.
         """
+        if not isinstance(self._reply, BaseException):
+            self._probe = self._probes.after(self.transcript)
+            if self._probe is not None:
+                self.response.begin(self._probe)
+                return self._probe
         reply, self._reply = self._reply, None
         action: Action[Any] | None = None
         try:
@@ -219,6 +227,11 @@ class PolicyRunner:
     def _apply(self, result: ActionCompleted) -> Iterator[Shown]:
         """Change the transcript by the result, and prepare the policy's reply."""
         action, answer = result.action, result.answer
+        if self._probe is not None and action == self._probe:
+            self._probe = None
+            if self._probes.settle(answer):
+                yield from self._close(forced=True, finish="stop")
+            return
         self._reply = answer
         if isinstance(answer, BaseException):
             return
@@ -243,9 +256,12 @@ class PolicyRunner:
             case Reject(segment, score):
                 yield self._step(segment, self._made(segment), accepted=False, score=score)
             case Close(_, forced, finish):
-                after = self.budget.close(self.transcript, forced, finish)
-                yield from self._last_words(after)
-                self.transcript = self._reply = after
+                yield from self._close(forced, finish)
+
+    def _close(self, forced: bool, finish: Literal["stop", "length"]) -> Iterator[Shown]:
+        after = self.budget.close(self.transcript, forced, finish)
+        yield from self._last_words(after)
+        self.transcript = self._reply = after
 
     def _written(self, write: Write, made: Generation) -> Iterator[Shown]:
         """Accept the generation of a Write, whose text has been shown."""
@@ -337,6 +353,7 @@ class PolicyRunner:
         """End the thought from outside: the policy begins again with the closed transcript."""
         if self.transcript.closed:
             return
+        self._probe = None
         close = Close(self.transcript, forced=True)
         yield from self._add_result(ActionCompleted(close, None, 0.0))
         self._script.close()

@@ -56,7 +56,7 @@ LEVELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "upstage-Solar-Open-100B": (
         "reasoning_effort",
         "minimal low",
-        (*["<|think|><|end|>"] * 2, "-", "-", "-", "-"),
+        (*["<|begin|>assistant<|content|>"] * 2, "-", "-", "-", "-"),
     ),
 }
 SWITCHES = {

@@ -215,7 +215,10 @@ def test_over_http_with_the_clients_headers_and_without_any_text() -> None:
         question: Any = [{"role": "user", "content": "xyzzy?"}]
         answers = [
             api.chat.completions.create(
-                model="specreason", messages=question, extra_headers=CALLER
+                model="specreason",
+                messages=question,
+                extra_headers=CALLER,
+                reasoning_effort="low",
             ),
             api.completions.create(model="large-only", prompt="xyzzy?", n=2),
             api.responses.create(model="large-only", input="xyzzy?"),
@@ -229,5 +232,7 @@ def test_over_http_with_the_clients_headers_and_without_any_text() -> None:
     assert attributes["gen_ai.operation.name"] == "chat"
     assert attributes["gen_ai.request.model"] == "specreason"
     assert attributes["gen_ai.response.model"] == "specreason"
+    assert attributes["gen_ai.request.reasoning.level"] == "low"
+    assert attributes["gen_ai.request.stream"] is False
     text = "".join(span.to_json() for span in memory.ended)
     assert all(word not in text for word in ("xyzzy", "2+2", "answer is", "none"))

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.service import Service
 from tests.orchestrator.loop.test_answer_now import endless
-from tests.orchestrator.serving import HTTP, asking, service, serving
+from tests.orchestrator.serving import HTTP, asking, service, serving, until
 
 
 @contextmanager
@@ -38,7 +38,8 @@ def made() -> Service:
 
 @pytest.mark.parametrize("named", ["answer", "trace", "request"])
 def test_the_answer_follows_at_once(named: str) -> None:
-    with serving(made()) as url, thinking(url, **{"x-request-id": "mine"}) as (first, lines):
+    one = made()
+    with serving(one) as url, thinking(url, **{"x-request-id": "mine"}) as (first, lines):
         answer_id = first["id"]
         trace_id = answer_id.removeprefix("chatcmpl-")
         name = {"answer": answer_id, "trace": trace_id, "request": "mine"}[named]
@@ -54,6 +55,7 @@ def test_the_answer_follows_at_once(named: str) -> None:
         assert chunk["baton"]["forced"]
         thought = sum(step["tokens"] for step in chunk["baton"]["steps"])
         assert thought < 1900
+        until(lambda: not one.live.hurries)
         missing = end(url, name)
         assert missing.status_code == 404
         assert missing.json()["error"]["code"] == "request_not_found"
