@@ -33,7 +33,7 @@ const TITLES = {
 
 /** The role whose key may do most of what is wanted: ask, read, or change. */
 function roleFor(method, path) {
-  if (path.startsWith("v1/chat/")) return keys.user || !keys.admin ? "user" : "admin";
+  if (/^v1\/(chat|requests)\//.test(path)) return keys.user || !keys.admin ? "user" : "admin";
   if (keys.admin) return "admin";
   return method === "GET" && keys.observer ? "observer" : "user";
 }

@@ -4,7 +4,7 @@
 // one author, since a policy may change the author within a step, and the drafts that were rejected
 // before it. If the steps have the origins of their tokens, a row has its tokens, too.
 
-import { events as streamed, get } from "./api.js";
+import { events as streamed, get, send } from "./api.js";
 
 export class Run {
   constructor(question, model, { policy = {}, body = {} } = {}) {
@@ -56,6 +56,11 @@ export class Run {
 
   stop() {
     this.abort?.abort();
+  }
+
+  /** Have the thought end at once, and the answer follow. */
+  answerNow() {
+    send("POST", `v1/requests/${encodeURIComponent(this.traceId)}/answer`).catch(() => {}); // it may have ended
   }
 
   end(status) {

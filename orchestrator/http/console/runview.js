@@ -102,7 +102,10 @@ export class RunView {
 
   actions(live) {
     const { run } = this;
-    if (live) return [h("button", { class: "stop", onclick: () => run.stop() }, "Stop", h("kbd", {}, "Esc"))];
+    if (live) return [
+      h("button", { class: "stop", onclick: () => run.stop() }, "Stop", h("kbd", {}, "Esc")),
+      h("button", { class: "quiet", onclick: () => run.answerNow() }, "Answer now"),
+    ];
     const body = JSON.stringify(run.record ? recorded(run.record) : run.requestBody, null, 2);
     const made = [];
     if (this.again) made.push(h("button", { onclick: () => this.again(run) }, "Ask again"));

@@ -370,6 +370,28 @@ def test_how_a_model_thinks_is_said(setting: str, said: str, tmp_path: Path) -> 
     assert report.ok == ("qwen" not in setting and "Plan}" not in setting)
 
 
+@pytest.mark.parametrize("thinking", ["", "thinking: none, "])
+def test_the_levels_of_effort_are_shown(thinking: str, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "workers" / "embedded" / "small", model)
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings["chat_template"] += "{% if reasoning_effort in ['low', 'max'] %}{{ 1 }}{% endif %}"
+    settings["chat_template"] += "{{ reasoning_effort if reasoning_effort == 'max' }}"
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "http_options: {host: 127.0.0.1}\n"
+        "applications:\n- name: baton\n  route_prefix: /\n  import_path: deploy.app:build\n"
+        "  args:\n    store: memory\n    workers:\n      small: {model: 'embedded:small'}\n"
+        f"      large: {{{thinking}model: '{model}'}}\n"
+    )
+    report = check(str(file))
+    shown = "efforts: low, max (the template's reasoning_effort)" in "\n".join(
+        map(str, report.findings)
+    )
+    assert (shown, report.ok) == (not thinking, True)
+
+
 def test_a_folder_with_a_tokenizer_alone(tmp_path: Path) -> None:
     embedded, folder = ROOT / "workers" / "embedded" / "small", tmp_path / "tokenizer"
     folder.mkdir()

@@ -17,6 +17,7 @@ from orchestrator.http.auth import Access, Keys
 from orchestrator.http.service import Service
 from orchestrator.http.settings import ServiceLimits
 from tests.orchestrator.http.browser import BUSY_MS, CHROMIUM, chromium, page_of
+from tests.orchestrator.loop.test_answer_now import endless
 from tests.orchestrator.serving import (
     HTTP,
     Speculating,
@@ -153,6 +154,16 @@ def test_stopped_in_the_middle_it_stops_the_work_too(browser: Browser) -> None:
         ended(page, "cancelled")
         expect(page.locator(".trouble")).to_contain_text("Stopped")
         until(lambda: slow.live.admission.live == 0)
+
+
+def test_asked_to_answer_now_the_thought_ends(browser: Browser) -> None:
+    endlessly = service(*(endless(delay=0.05) for _ in range(2)))
+    with serving(endlessly) as url, page_of(browser, url) as page:
+        ask(page)
+        expect(page.locator(".step")).not_to_have_count(0)
+        page.get_by_role("button", name="Answer now").click()
+        ended(page)
+        expect(page.locator(".answer")).to_contain_text("7")
 
 
 def test_loaded_again_in_the_middle_the_page_shows_what_is_on_record(browser: Browser) -> None:
