@@ -4,6 +4,7 @@ Modules and packages in reading order:
 
 - `persistent`: an immutable sequence whose longer versions share the shorter ones.
 - `types`: the types that the whole system shares: messages, segments, transcripts.
+- `efforts`: how hard a model is to think: the levels of a template, or a cap.
 - `json_schema`: translates a JSON Schema of any draft into one dialect.
 - `rust_patterns`: translates a JSON Schema's regular expressions for the grammars' library.
 - `json_rule`: JSON Schemas as rules of the grammars' library.

@@ -9,6 +9,7 @@
 - `chat_template`: Jinja chat templates, rendered as transformers renders them.
 - `traced`: marks each character of a content, so that it stays content in a template's output.
 - `conversation`: forms of a conversation, for templates that are strict about roles.
+- `efforts`: the levels of effort that a chat template has.
 - `prompt`: a transcript or a side conversation as token ids.
 - `tool_calls`: how a family writes calls of tools, read from its chat template.
 - `checks`: checks of every call's sampling, labels and length.
