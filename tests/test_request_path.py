@@ -30,6 +30,8 @@ BESIDE = {  # called beside the path, each for one thing
     "orchestrator/loop/accumulator.py",
     "orchestrator/loop/answer_room.py",
     "orchestrator/loop/budget.py",
+    "orchestrator/loop/ending.py",
+    "orchestrator/loop/probes.py",
     "orchestrator/loop/policy.py",
     "orchestrator/loop/spending.py",
     "orchestrator/loop/stop_strings.py",

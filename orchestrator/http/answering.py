@@ -46,7 +46,7 @@ from orchestrator.http.tools.call_reader import calls_at_end, read_answer
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event, RequestCompleted
 from orchestrator.loop.executor import deadline
-from orchestrator.loop.request import Request
+from orchestrator.loop.request import Hurry, Request
 from orchestrator.loop.solve import solve
 from orchestrator.telemetry.logs import about
 
@@ -128,9 +128,7 @@ class EventQueue:
 class Answer:
     """Run the step loop for one answer; count and record it."""
 
-    def __init__(
-        self, service: Service, choice: Choice, place: Place, hurry: asyncio.Event
-    ) -> None:
+    def __init__(self, service: Service, choice: Choice, place: Place, hurry: Hurry) -> None:
         self._service, self.choice, self._place = service, choice, place
         self.response = ResponseAccumulator()
         self.response.find_calls = partial(calls_at_end, choice, self.response)

@@ -34,6 +34,7 @@ from orchestrator.http.shared import Shared
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.request import Hurry
 from orchestrator.loop.solve import solve
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.store import Store
@@ -90,7 +91,7 @@ class LiveRequests:
         )
         self.draining = False
         self.cuts: set[Callable[[], object]] = set()
-        self.hurries: dict[tuple[str | None, str], list[asyncio.Event]] = {}
+        self.hurries: dict[tuple[str | None, str], list[Hurry]] = {}
         self.quiet = asyncio.Event()
         self.quiet.set()
         self._sessions: set[str] = set()  # of the live requests
@@ -115,9 +116,9 @@ class LiveRequests:
                     self.quiet.set()
 
     @contextmanager
-    def hurry(self, names: Collection[str], key: str | None) -> Iterator[asyncio.Event]:
-        """Yield the event by which `answer_now` ends the thoughts of a request with these names."""
-        hurry, places = asyncio.Event(), [(key, name) for name in names]
+    def hurry(self, names: Collection[str], key: str | None) -> Iterator[Hurry]:
+        """Yield the wish by which `answer_now` ends the thoughts of a request with these names."""
+        hurry, places = Hurry(), [(key, name) for name in names]
         for place in places:
             self.hurries.setdefault(place, []).append(hurry)
         try:

@@ -258,21 +258,22 @@ class Executor:
 
     def _hurries(self, transcript: Transcript) -> bool:
         hurry = self._request.hurry
-        return hurry is not None and hurry.is_set() and not transcript.closed
+        return hurry is not None and hurry.is_set and not transcript.closed
 
     async def _unless_hurried(self, action: Generate | Classify | Verify, seed: int) -> Any:
         """Return the answer to a call; None if the thought is to end before it comes."""
         hurry = self._request.hurry
         if hurry is None or action.transcript.closed:
             return await self._call(action, seed)
-        call, waiting = (
-            asyncio.create_task(one) for one in (self._call(action, seed), hurry.wait())
-        )
+        now = asyncio.get_running_loop().time()
         try:
-            await asyncio.wait({call, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            return call.result() if call.done() else None
-        finally:
-            await stop(call, waiting)
+            async with asyncio.timeout(None) as scope:
+                with hurry.waking(lambda: scope.reschedule(now)):
+                    return await self._call(action, seed)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            return None
 
     async def _call(self, action: Generate | Classify | Verify, seed: int) -> Any:
         temperature = action.temperature if isinstance(action, Generate) else None

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from asyncio import Event
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from orchestrator.types import GREEDY, Limits, Message, Sampling
+
+
+class Hurry:
+    """A wish from outside, set at most once, that a request's thought ends."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._wakes: set[Callable[[], object]] = set()
+
+    def set(self) -> None:
+        self.is_set = True
+        for wake in list(self._wakes):
+            wake()
+
+    @contextmanager
+    def waking(self, wake: Callable[[], object]) -> Iterator[None]:
+        """Call `wake` once the wish is set, if that is in this block or before it."""
+        self._wakes.add(wake)
+        try:
+            if self.is_set:
+                wake()
+            yield
+        finally:
+            self._wakes.remove(wake)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +54,4 @@ class Request:
     session: str = ""
     began_at: float | None = None
     remarks: Mapping[str, str] = field(default_factory=dict)
-    hurry: Event | None = None
+    hurry: Hurry | None = None

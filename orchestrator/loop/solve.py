@@ -81,7 +81,7 @@ async def solve(
                         _check_complete(limits, event)
                     if runner.stopped:  # by a stop string that an earlier segment began
                         executor.stop_writing()
-            if request.hurry is not None and request.hurry.is_set():
+            if request.hurry is not None and request.hurry.is_set:
                 for event in runner.answer_now():
                     yield event
         for event in runner.rest_of_text():

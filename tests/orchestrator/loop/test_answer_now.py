@@ -12,7 +12,7 @@ from deploy.evaluation.replay import replay
 from orchestrator.loop.actions import Generate, Script, Write
 from orchestrator.loop.events import Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
-from orchestrator.loop.request import Request
+from orchestrator.loop.request import Hurry, Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import Message, StopCriteria, Transcript
 from policies import POLICIES
@@ -36,7 +36,7 @@ def endless(**more: Any) -> Scripted:
 
 async def answered(policy: Policy, workers: dict[Any, Scripted], count: int) -> list[Event]:
     """Set the hurry after `count` pieces of text."""
-    hurry, seen, events = asyncio.Event(), 0, list[Event]()
+    hurry, seen, events = Hurry(), 0, list[Event]()
     async for event in solve(policy, Request("r", QUESTION, hurry=hurry), workers):
         events.append(event)
         seen += isinstance(event, TextDelta)
@@ -64,7 +64,7 @@ async def test_every_policy_answers_now(name: str, count: int) -> None:
 
 
 async def test_a_draft_that_runs_is_given_up() -> None:
-    hurry, slow = asyncio.Event(), endless(delay=3600)
+    hurry, slow = Hurry(), endless(delay=3600)
     request = Request("r", QUESTION, hurry=hurry)
     workers: dict[Any, Scripted] = {"small": slow, "large": endless()}
     policy = POLICIES["specreason"]()
@@ -88,7 +88,7 @@ async def test_an_answer_that_is_written_goes_on() -> None:
         Scripted(story=("So.", "7 or 8 or 9")),
         Scripted(story=("", "7 or 8"), thinks=False),
     ):
-        hurry = asyncio.Event()
+        hurry = Hurry()
         request = Request("r", QUESTION, hurry=hurry)
         whole = [e async for e in solve(POLICIES["large-only"](), request, {"large": large})]
         hurried = []
@@ -106,7 +106,7 @@ async def test_a_hurry_before_the_first_step_leaves_no_thought_to_write() -> Non
                 yield from Generate("small", transcript, StopCriteria(8))
             yield from Write("large", transcript, StopCriteria(8))
 
-    hurry = asyncio.Event()
+    hurry = Hurry()
     hurry.set()
     workers: dict[Any, Scripted] = {"small": endless(delay=3600), "large": endless()}
     request = Request("r", QUESTION, hurry=hurry)
