@@ -32,6 +32,7 @@ BESIDE = {  # called beside the path, each for one thing
     "orchestrator/loop/budget.py",
     "orchestrator/loop/ending.py",
     "orchestrator/loop/probes.py",
+    "orchestrator/loop/request.py",
     "orchestrator/loop/policy.py",
     "orchestrator/loop/spending.py",
     "orchestrator/loop/stop_strings.py",
