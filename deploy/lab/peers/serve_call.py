@@ -60,7 +60,7 @@ class InstantEngine:
     """A worker that judges at once."""
 
     context, alive = None, True
-    sampling = Sampling()
+    sampling, efforts = Sampling(), None
     tokenizer = SimpleNamespace(hash="instant")
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
