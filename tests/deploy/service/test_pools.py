@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from deploy.service.pools import REUSE_S, WorkerView, WorkerViews
+from orchestrator.efforts import TemplateEfforts
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.types import PartialSampling, Sampling
 from workers.replica.client import ReplicaWorker
 from workers.replica.server import ReplicaStatus
 
 OWN = Sampling(0.6, 0.95, 20)
+LEVELS = TemplateEfforts("reasoning_effort", ("low", "high"))
 
 
 class Pool(ReplicaWorker):
@@ -25,7 +27,7 @@ class Pool(ReplicaWorker):
         await asyncio.sleep(0)
         if self.down:
             raise WorkerUnavailable("no replica answered")
-        return ReplicaStatus("r", {}, 512, OWN)
+        return ReplicaStatus("r", {}, 512, OWN, LEVELS)
 
 
 def views(pool: Pool, **sampling: Any) -> WorkerViews:
@@ -46,6 +48,7 @@ async def test_requests_at_the_same_time_share_one_question() -> None:
     told = await asyncio.gather(*(made.sampling() for _ in range(8)))
     assert {*told, await made.sampling()} == {Sampling(0.6, 0.5, 20)}
     assert await made.contexts() == {"large": 512}
+    assert await made.efforts() == {"large": LEVELS}
     assert await made.ready() == {"large": True}
     assert pool.asked == 1
 
@@ -56,6 +59,7 @@ async def test_a_pool_that_is_down_is_asked_again_after_a_while() -> None:
     told = await asyncio.gather(*(view.sampling() for _ in range(8)), return_exceptions=True)
     assert all(isinstance(one, WorkerUnavailable) for one in told)
     assert (await view.answers(), await view.context(), pool.asked) == (False, None, 1)
+    assert await view.efforts() is None
     pool.down = False
     with pytest.raises(WorkerUnavailable):
         await view.sampling()
