@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.errors import InvalidRequest
+from orchestrator.loop.actions import REST
 from orchestrator.loop.answer_room import AnswerRoom
 from orchestrator.loop.ending import BREAK, Ending
 from orchestrator.types import ENDED, Limits, Segment, StopCriteria, Transcript
@@ -78,18 +79,23 @@ class Budget:
         """The end of a thought that is given up for an answer if a cap cuts it."""
         return AnswerRoom(min(self.thought, self.total - self.reserve), self.thought)
 
-    def clip(self, transcript: Transcript, criteria: StopCriteria) -> StopCriteria:
+    def clip(
+        self, transcript: Transcript, criteria: StopCriteria, draft: bool = False
+    ) -> StopCriteria:
         """Return the criteria within what is left; in the answer with the caller's stop strings.
 
         Up to a soft budget, a call that ends at no step ends there; the next one ends at a step, as
-        all do if steps are probed.
+        all do if steps are probed. A `draft` without a cap is a whole chain, and ends at no step.
         """
         most, until = min(criteria.max_tokens, self.left(transcript)), criteria.until
-        if self.ending.is_late(transcript) or (self.ending.steps and not transcript.closed):
+        ending = self.ending
+        whole = draft and criteria.max_tokens >= REST.max_tokens
+        if transcript.closed or whole:
+            pass
+        elif ending.steps or ending.is_late(transcript):
             until = (*until, BREAK) if BREAK not in until else until
-        elif self.ending.soft is not None and not (until or transcript.closed):
-            rest = self.ending.soft - transcript.thought.tokens
-            most = min(most, max(rest, LEAST_CALL))
+        elif ending.soft is not None and not until:
+            most = min(most, max(ending.soft - transcript.thought.tokens, LEAST_CALL))
         return replace(
             criteria,
             max_tokens=max(0, most),

@@ -284,7 +284,7 @@ class Executor:
                 return await worker.classify(call, action.query)
             if isinstance(action, Verify):
                 return await worker.verify(call, action.segment, sampling)
-            criteria = self._budget.clip(action.transcript, action.criteria)
+            criteria = self._budget.clip(action.transcript, action.criteria, draft=True)
             stream = worker.generate(call, criteria, sampling, stream=False)
             async with closing(stream):
                 async for item in stream:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from math import exp
 from typing import Any
 
-from orchestrator.experiments.answer_equality import compare
-from orchestrator.experiments.answer_text import final
+from orchestrator.answers.equality import equal
+from orchestrator.answers.text import final
 from orchestrator.loop.actions import Generate
 from orchestrator.loop.ending import ends_step
 from orchestrator.loop.policy import Policy
@@ -45,7 +45,7 @@ class Probes:
     def settle(self, result: Any) -> bool:
         """Take a probe's result; return whether the answer is certain."""
         answer = self._certain(result)
-        if answer and compare(answer, self._answer):
+        if answer and equal(answer, self._answer):
             self._agreeing += 1
         else:
             self._agreeing = int(bool(answer))
