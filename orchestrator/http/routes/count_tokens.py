@@ -13,6 +13,7 @@ from orchestrator.http.ask import Ask, Incoming
 from orchestrator.http.body import json_body
 from orchestrator.http.routes.openapi import TEXT_ERRORS, described
 from orchestrator.http.service import Service
+from orchestrator.loop.executor import deadline
 from orchestrator.types import Generation, StopCriteria, Transcript
 from orchestrator.worker import Call, closing
 
@@ -43,7 +44,8 @@ async def _count(service: Service, ask: Ask, incoming: Incoming) -> int:
         made = service.pools.workers[name].generate(
             call, StopCriteria(0), choice.sampling, stream=False
         )
-        async with asyncio.timeout(ask.limits.deadline_s), closing(made) as items:
+        began = asyncio.get_running_loop().time()
+        async with deadline(ask.limits.deadline_s, began)(), closing(made) as items:
             async for item in items:
                 if isinstance(item, Generation):
                     return item.usage.prompt

@@ -389,7 +389,7 @@ def test_a_stream_that_breaks_off_ends_in_an_error() -> None:
     with (
         serving(service(large=Scripted(lines=lines))) as url,  # type: ignore[arg-type]
         client(url) as api,
-        pytest.raises(anthropic.APIStatusError, match="a worker is not available") as failed,
+        pytest.raises(anthropic.APIStatusError, match="worker is not available") as failed,
     ):
         list(api.messages.create(**asking(), stream=True))
     assert failed.value.type == "overloaded_error"
