@@ -101,12 +101,17 @@ def helm(given: list[str]) -> None:
         assert option not in ("--set", "--set-file") or value.partition("=")[0] in values
 
 
+def export(given: list[str]) -> None:
+    assert all("=" in word for word in given)
+
+
 def sh(given: list[str]) -> None:
     assert (ROOT / given[0]).is_file()
 
 
 PROGRAMS = {
     "baton": baton,
+    "export": export,
     "make": make,
     "python": python,
     "docker": docker,

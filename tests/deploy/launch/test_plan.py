@@ -246,9 +246,9 @@ def test_the_command_line(
 
 @pytest.mark.parametrize(
     ("small", "large", "policy"),
-    [("a", "a", "bild"), ("a", "b", "specreason"), ("", "", "specreason")],
+    [("a", "a", "bild"), ("a", "b", "large-only"), ("", "", "large-only")],
 )
-def test_models_of_one_vocabulary_share_tokens_and_others_steps(
+def test_models_of_one_vocabulary_share_tokens_and_others_nothing(
     small: str, large: str, policy: str, tmp_path: Path
 ) -> None:
     planned = plan(

@@ -91,7 +91,7 @@ def test_two_llama_cpp_servers(files: dict[str, Path], tmp_path: Path, baton: An
         named = [f"{url},tokenizer=embedded:{name}" for name, url in zip(PAIR, urls, strict=True)]
         args, why = planned(baton, tmp_path, *named)
     assert [args["workers"][name]["url"] for name in PAIR] == urls
-    assert args["policy"] == {"default": "specreason"}
+    assert args["policy"] == {"default": "large-only"}
     assert "llama.cpp's API, token ids, 1,024 tokens; it lacks log-probabilities of a prompt" in why
     assert "Not for this pair: bild, learned-gate, surprise-takeover (the large model's" in why
     assert "cascade" not in why
@@ -159,7 +159,7 @@ def test_a_server_shaped_like_ollama(
     with serving(Shaped(pair["large"], behavior).app) as url:
         server = f"{MODEL}@{url},tokenizer=embedded:large"
         args, why = planned(baton, tmp_path, "embedded:small", server)
-    assert args["policy"]["default"] == "specreason"
+    assert args["policy"]["default"] == "large-only"
     assert "OpenAI's API, a chat" in why
 
 
