@@ -105,6 +105,10 @@ def export(given: list[str]) -> None:
     assert all("=" in word for word in given)
 
 
+def claude(given: list[str]) -> None:
+    assert not given, "an option of another program, which this test cannot check"
+
+
 def sh(given: list[str]) -> None:
     assert (ROOT / given[0]).is_file()
 
@@ -112,6 +116,7 @@ def sh(given: list[str]) -> None:
 PROGRAMS = {
     "baton": baton,
     "export": export,
+    "claude": claude,
     "make": make,
     "python": python,
     "docker": docker,

@@ -130,8 +130,8 @@ def _policy(small: Model, large: Model) -> tuple[dict[str, Any], str]:
     return (
         {"default": "large-only"} | params,
         "No policy that was measured on a pair like this keeps the large model's accuracy, so it "
-        "answers alone (large-only). The model `specreason` shares steps: half of the large tokens, 7 points "
-        "less on the pretrained pair.",
+        "answers alone (large-only). The model `specreason` shares steps: half of the large "
+        "tokens, 7 points less on the pretrained pair.",
     )
 
 
