@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from deploy.evaluation.builtin.problems import Fact, GeneratedProblem, apply
-from deploy.lab.pair.words import WORDS
+from deploy.lab.pair import words
+
+WORDS: dict[str, list[str]] = words.WORDS
 
 KEYWORDS = (
     "wait", "alternatively", "hold on", "another", "verify", "think again", "recap", "check",

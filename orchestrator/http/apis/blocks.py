@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Literal
 
 from orchestrator.http.ask import Choice, Encoder
+from orchestrator.http.body import Json
 from orchestrator.http.rendering import Stripped
 from orchestrator.http.tools.call_reader import AnswerReader, CallPiece, Piece
 from orchestrator.loop.accumulator import ResponseAccumulator
@@ -41,7 +42,7 @@ class BlockEncoder(Encoder):
         self.open: Kind | None = None
         self.call: CallPiece | None = None
         self.text = ""
-        self.blocks: list[dict[str, object]] = []
+        self.blocks: list[Json] = []
 
     @abstractmethod
     def opened(self, kind: Kind) -> Iterator[bytes]:

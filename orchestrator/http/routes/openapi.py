@@ -49,8 +49,8 @@ def described(
     extra: Json = {}
     if body is not None:
         _bodies[body.__name__] = body
-        form = {"application/json": {"schema": {"$ref": _REF + body.__name__}}}
-        extra = {"requestBody": {"required": True, "content": form}}
+        content = {"application/json": {"schema": {"$ref": _REF + body.__name__}}}
+        extra = {"requestBody": {"required": True, "content": content}}
     return {
         "summary": summary,
         "response_model": answer,
