@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Final, Literal, NotRequired
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from typing_extensions import TypedDict
 
 from orchestrator.grammar import check
@@ -15,7 +16,7 @@ from orchestrator.http.api import MESSAGES, sse
 from orchestrator.http.apis.blocks import BlockEncoder, Kind
 from orchestrator.http.apis.conversation import TextBlock, Turn, read_turns, signature
 from orchestrator.http.apis.parameters import AnswerRequest, StopString, joined
-from orchestrator.http.ask import Ask, Choice, Labels
+from orchestrator.http.ask import Ask, AskedPolicy, Choice, Labels
 from orchestrator.http.body import FINITE_JSON, Given, Json, contradiction, parse_request
 from orchestrator.http.rendering import Baton, baton, usage, usage_of
 from orchestrator.http.settings import HttpSettings
@@ -55,6 +56,49 @@ class MessagesTool(Given):
             parameters={**self.input_schema, **shown},
             strict=self.strict,
         )
+
+
+class AdvisorTool(Given):
+    """The tool by which a client asks for an advisor: the policy `advisor` answers, whose gate asks
+    in the model's place. Its advice is part of the thought."""
+
+    type: Literal["advisor_20260301"]
+    name: Literal["advisor"]
+    model: Literal["large-only"] = Field(description="who advises")
+    max_uses: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="cap on the tokens of one advice"
+    )
+    strict: bool | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    cache_control: Any = None
+    caching: Any = None
+    defer_loading: bool | None = None
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Return the parameters of the policy that the tool sets."""
+        given = {"max_uses": self.max_uses, "advice_tokens": self.max_tokens}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+ADVISOR: Final = "advisor_20260301"
+EXECUTORS: Final = ("small-only", "advisor")
+"""The models that may be asked for beside an advisor."""
+
+AnyTool = Annotated[
+    Annotated[
+        Annotated[MessagesTool, Tag("[custom]")] | Annotated[AdvisorTool, Tag("[advisor]")],
+        Discriminator(
+            lambda given: (
+                "[advisor]"
+                if isinstance(given, dict) and given.get("type") == ADVISOR
+                else "[custom]"
+            )
+        ),
+    ],
+    BeforeValidator(lambda given: check_type(given, "tools", ("custom", ADVISOR))),
+]
 
 
 class MessagesToolChoice(Given):
@@ -151,14 +195,9 @@ class MessagesRequest(AnswerRequest):
     system: Annotated[str | None, joined(TextBlock)] = None
     stop_sequences: Annotated[list[StopString], Field(max_length=16)] = Field(default_factory=list)
     thinking: Thinking = Thinking(type="adaptive")
-    tools: Annotated[
-        list[
-            Annotated[
-                MessagesTool, BeforeValidator(lambda one: check_type(one, "tools", ("custom",)))
-            ]
-        ],
-        Field(max_length=MAX_TOOLS),
-    ] = Field(default_factory=list, description="tools that the answer may call")
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] = Field(
+        default_factory=list, description="tools that the answer may call"
+    )
     tool_choice: MessagesToolChoice = MessagesToolChoice(type="auto")
     output_config: OutputConfig = OutputConfig()
     context_management: ContextManagement | None = None
@@ -176,7 +215,25 @@ class MessagesRequest(AnswerRequest):
         if self.output_config.constraint is not None:
             check(self.output_config.constraint, "output_config.format.schema")
         self.tool_use  # noqa: B018 (refuses a choice of a tool that is missing)
+        if self.advisor is not None and self.model.partition("@")[0] not in EXECUTORS:
+            expected = " or ".join(EXECUTORS)
+            raise contradiction("model", f"beside an advisor expected {expected}: who executes")
         return self
+
+    @property
+    def advisor(self) -> AdvisorTool | None:
+        return next((one for one in self.tools if isinstance(one, AdvisorTool)), None)
+
+    def policy_choice(
+        self, *, alone: str | None = None, thought_cap: int | None = None
+    ) -> AskedPolicy:
+        """Return the policy that is asked for; the advisor tool asks for one as well."""
+        asked = super().policy_choice(alone=alone, thought_cap=thought_cap)
+        if self.advisor is None:
+            return asked
+        model = asked.model if asked.model.startswith("advisor") else "advisor"
+        parameters = {**self.advisor.parameters, **asked.parameters}
+        return replace(asked, model=model, parameters=parameters)
 
     @cached_property
     def turns(self) -> tuple[Message, ...]:
@@ -185,7 +242,7 @@ class MessagesRequest(AnswerRequest):
     @cached_property
     def tool_use(self) -> ToolUse:
         return ToolUse(
-            [tool.function for tool in self.tools],
+            [tool.function for tool in self.tools if isinstance(tool, MessagesTool)],
             self.tool_choice.choice,
             parallel=not self.tool_choice.disable_parallel_tool_use,
             form=self.output_config.constraint,

@@ -440,6 +440,42 @@ def test_what_is_not_supported_is_left_out_with_a_warning() -> None:
         assert name in warning
 
 
+ADVISOR: dict[str, Any] = {
+    "type": "advisor_20260301",
+    "name": "advisor",
+    "model": "large-only",
+    "caching": {"type": "ephemeral", "ttl": "5m"},
+}
+
+
+def advised(**tool: Any) -> Any:
+    """A message of a pair whose small model doubts its first answer."""
+    small = Scripted([Say("It is 9.", "eos", -2.0), "It is 8."], thinks=False)
+    large = Scripted([Say("Add, then double.", "eos")], scores=[9], thinks=False)
+    with serving(service(small, large)) as url, client(url) as api:
+        return api.beta.messages.create(
+            **asking(model="small-only", tools=[{**ADVISOR, **tool}]),
+            betas=["advisor-tool-2026-03-01"],
+        )
+
+
+def test_the_advisor_tool_asks_for_the_policy() -> None:
+    reply = advised(max_uses=1, max_tokens=20)
+    assert [(block.type, getattr(block, "thinking", None)) for block in reply.content] == [
+        ("thinking", "Add, then double."),
+        ("text", None),
+    ]
+    assert reply.content[1].text == "It is 8."
+    told = reply.model_extra["baton"]
+    assert told["policy"] == "advisor"
+    assert "large" in {step["author"] for step in told["steps"]}
+
+
+def test_an_advisor_that_may_not_be_used_advises_nothing() -> None:
+    reply = advised(max_uses=0)
+    assert [block.text for block in reply.content] == ["It is 9."]
+
+
 LONG = "You are an interactive agent that helps users with software engineering tasks. " * 400
 SYSTEM = [
     {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.0;"},
@@ -529,6 +565,9 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None]] = {
         turns(RESULT, called=({"type": "redacted_thinking", "data": "x"}, CALL)),
         "messages[1].content[0]",
     ),
+    "advisor": ({"model": "small-only", "tools": [ADVISOR, ADD]}, None),
+    "advisor-of-another-name": ({"tools": [{**ADVISOR, "model": "claude-opus"}]}, "tools[0].model"),
+    "advisor-beside-another": ({"tools": [ADVISOR]}, "model"),
     "server-tool": ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
     "tool-search": (
         {"tools": [{"type": "tool_search_tool_regex_20251119", "name": "t"}, ADD]},
