@@ -28,6 +28,7 @@ from deploy.launch.watch import Watch
 from deploy.service.config import Workers
 from orchestrator.errors import BatonError
 
+NODE_TRIES = 4
 NODE_S = 300.0  # for Ray's own processes to start
 READY_S = 300.0  # to answer, once Serve says that everything runs
 TOLD_S = 60.0  # between two words on what is still starting
@@ -163,7 +164,7 @@ def own_ray() -> Iterator[set[int]]:
     folder = _own_folder()
     node = None
     try:
-        node = _start_node(folder / "ray")
+        node = _node(folder / "ray")
         ray.init(
             address=node.address,
             log_to_driver=False,
@@ -179,6 +180,18 @@ def _adopt_orphans() -> None:
     """Become the parent of the workers that a dead raylet leaves, so that they are stopped, too."""
     with suppress(AttributeError, OSError):  # Linux alone has it
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _node(folder: Path) -> Any:
+    """Start Ray's node, again if it dies: it waits 15 s for its agent, too few on a busy machine.
+
+    Raises:
+        NotServing: it died each time.
+    """
+    for _ in range(NODE_TRIES - 1):
+        with suppress(NotServing):
+            return _start_node(folder)
+    return _start_node(folder)
 
 
 def _start_node(folder: Path) -> Any:
@@ -197,7 +210,11 @@ def _start_node(folder: Path) -> Any:
         def start_ray_processes(self) -> None:
             """Wait for the node, too: Ray itself gives it 30 s, too few on a busy machine."""
             super().start_ray_processes()
-            _until_known(self)
+            try:
+                _until_known(self)
+            except NotServing:
+                self.kill_all_processes(check_alive=False, allow_graceful=False)
+                raise
 
     return ServingNode(
         RayParams(

@@ -175,3 +175,22 @@ def test_what_has_no_place_says_once_what_it_needs(monkeypatch: pytest.MonkeyPat
     starting.message = "LargeWorker has 1 replicas that have taken more than 30s to initialize."
     cluster._wait(starting, None, told.append)  # type: ignore[arg-type]
     assert len(told) == 1  # "Still starting" says it every minute
+
+
+def test_a_node_that_dies_as_it_starts_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaths = 3
+
+    def start(folder: Path) -> str:
+        nonlocal deaths
+        deaths -= 1
+        if deaths >= 0:
+            raise NotServing("it died")
+        return str(folder)
+
+    monkeypatch.setattr(cluster, "_start_node", start)
+    assert cluster._node(tmp_path) == str(tmp_path)
+    deaths = 4
+    with pytest.raises(NotServing, match="it died"):
+        cluster._node(tmp_path)

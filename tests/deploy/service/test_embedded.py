@@ -118,17 +118,6 @@ async def test_the_only_large_replica_dies_under_streams(
         assert after.finish == "stop"
 
 
-async def test_a_dead_node_ends_the_command_by_status_1(shipped: Served) -> None:
-    """The last test of this service."""
-    started = shipped.processes()
-    (raylet,) = [pid for pid, line in started.items() if "raylet/raylet" in line]
-    os.kill(raylet, signal.SIGKILL)
-    _, err = await asyncio.to_thread(shipped.process.communicate, timeout=WAIT_S)
-    assert shipped.process.returncode == 1
-    assert "Ray's node has died" in err
-    assert alive(started) == {}
-
-
 def test_the_consoles_samples_show_a_rejected_draft_and_a_takeover(shipped: Served) -> None:
     """The first has a wrong draft, which the large model writes in other words."""
     text = Path("orchestrator/http/console/questions.js").read_text()
@@ -151,3 +140,14 @@ def test_the_consoles_samples_show_a_rejected_draft_and_a_takeover(shipped: Serv
     assert steps[first]["text"] not in rewritten.thought
     assert taken.baton["metrics"]["large_tokens"] > taken.baton["metrics"]["small_tokens"] / 4
     assert corrected.baton["metrics"]["large_tokens"] < 10
+
+
+async def test_a_dead_node_ends_the_command_by_status_1(shipped: Served) -> None:
+    """The last test of this service."""
+    started = shipped.processes()
+    (raylet,) = [pid for pid, line in started.items() if "raylet/raylet" in line]
+    os.kill(raylet, signal.SIGKILL)
+    _, err = await asyncio.to_thread(shipped.process.communicate, timeout=WAIT_S)
+    assert shipped.process.returncode == 1
+    assert "Ray's node has died" in err
+    assert alive(started) == {}
