@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.http.answering import Answer
 from orchestrator.http.ask import Incoming
+from orchestrator.loop.request import Hurry
 from orchestrator.worker import key_of
 from tests.orchestrator.serving import HTTP, asked, asking, scripted, service, serving
 
@@ -94,7 +95,7 @@ async def test_the_prompts_of_a_request_are_counted_together_each_once() -> None
         assert [choice.reads_prompt for choice in choices] == [True, False, True, False]
         read = 0
         for choice in choices:
-            answer = Answer(made, choice, place)
+            answer = Answer(made, choice, place, Hurry())
             async for _ in answer.events():
                 pass
             read += answer.response.prompt.prompt * choice.reads_prompt

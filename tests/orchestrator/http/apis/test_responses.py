@@ -358,7 +358,7 @@ def test_a_stream_that_breaks_off_ends_in_an_error() -> None:
     large = scripted(deaths={0: 3}, failures={1: WorkerUnavailable("gone")})
     with (
         serving(service(large=large)) as url,
-        pytest.raises(openai.APIError, match="a worker is not available"),
+        pytest.raises(openai.APIError, match="the large worker is not available"),
     ):
         stream(url, model="large-only")
 
