@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -409,8 +410,12 @@ async def test_a_paragraph_that_never_ends_stops_at_the_budget() -> None:
 
 
 async def test_a_thought_that_never_ends_stops_at_the_budget() -> None:
+    numbers = count()
+
     def line(transcript: Transcript, criteria: StopCriteria) -> str:
-        return "It is six." if transcript.closed else "Wait, and check.\n\n" * 9
+        if transcript.closed:
+            return "It is six."
+        return "".join(f"Wait, and check {next(numbers)}.\n\n" for _ in range(9))
 
     policy = SpeculativeThinking(n1=3, n2=4, n3=5, patience=2, budget=60)
     ended = await run(policy, Scripted(line), Scripted(line))

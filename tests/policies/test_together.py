@@ -198,8 +198,10 @@ def plain() -> Iterator[dict[str, EngineWorker]]:
 
 @pytest.mark.parametrize("name", POLICIES)
 async def test_without_a_thought_every_policy_writes_the_answer(name: str, plain: Any) -> None:
+    """Advice would be a thought of the pair's, so the advisor gives none here."""
+    more = {"max_uses": 0} if name == "advisor" else {}
     _, expected = await run(made("large-only"), plain, PROBLEMS[0].question, max_tokens=60)
-    events, ended = await run(made(name), plain, PROBLEMS[0].question, max_tokens=60)
+    events, ended = await run(made(name, **more), plain, PROBLEMS[0].question, max_tokens=60)
     transcript = ended.transcript
     assert (transcript.thought, transcript.thinking, transcript.done) == ((), False, True)
     assert transcript.text == expected.transcript.text != ""
@@ -207,6 +209,6 @@ async def test_without_a_thought_every_policy_writes_the_answer(name: str, plain
     assert {event.phase for event in events if isinstance(event, TextDelta)} == {"answer"}
     request = RecordedRequest("r", name, (Message("user", PROBLEMS[0].question),))
     recording = loads(dumps(Recording(request, tuple(events))))
-    *_, again = replay(recording, made(name))
+    *_, again = replay(recording, made(name, **more))
     assert isinstance(again, RequestCompleted)
     assert again.transcript == transcript
