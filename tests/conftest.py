@@ -56,7 +56,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 EXIT_S = 60.0  # the interpreter waits for every thread that is no daemon, however long
 
 
-def pytest_sessionfinish(exitstatus: int | pytest.ExitCode) -> None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
+    if hasattr(session.config, "workerinput"):  # one of several processes waits for the others
+        return
     threading.Thread(target=_end, args=(int(exitstatus),), name="end", daemon=True).start()
 
 

@@ -21,6 +21,7 @@ CRITERIA = StopCriteria(100, until=("\n\n",))
 class ScriptedEngineWorker(Scripted):
     tokenizer = SimpleNamespace(hash="words")
     alive = True
+    efforts = None
 
     def stats(self) -> dict[str, int]:
         return {"live_rows": self.live, "queued": 0, "rows": 4, "slots": 8}
