@@ -44,12 +44,14 @@ class Ending:
         words: what is written at the end of a thought that is closed by force.
         steps: whether a call ends with each step of a thought, which is then probed.
         shared: whether the models share a chain that is the answer, so that a loop ends it too.
+        may_loop: whether no loop ends it: the request wants a length, not an answer.
     """
 
     soft: int | None = None
     words: Segment | None = None
     steps: bool = False
     shared: bool = False
+    may_loop: bool = False
 
     @classmethod
     def of(cls, policy: Policy, limits: Limits, thought: int) -> Ending:
@@ -60,6 +62,7 @@ class Ending:
             Segment("policy", policy.closing) if policy.closing else None,
             policy.sure is not None,
             len(policy.workers) > 1 and limits.constraint is None,
+            limits.ignore_eos or limits.min_tokens > 0,
         )
 
     def with_words(self, known: str) -> Ending:
@@ -72,7 +75,7 @@ class Ending:
         """Return whether the chain ends after its last segment."""
         if not transcript.is_open or not (transcript.thinking or self.shared):
             return False
-        if loops(transcript.chain, transcript.thinking):
+        if not self.may_loop and loops(transcript.chain, transcript.thinking):
             return True
         return self.is_late(transcript) and ends_step(transcript.chain)
 

@@ -17,7 +17,15 @@ from orchestrator.loop.events import Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
-from orchestrator.types import Limits, Message, Segment, Segments, StopCriteria, Transcript
+from orchestrator.types import (
+    Limits,
+    Message,
+    Sampling,
+    Segment,
+    Segments,
+    StopCriteria,
+    Transcript,
+)
 from policies import POLICIES
 from policies.single import LargeOnly
 from policies.specreason import SpecReason
@@ -218,3 +226,15 @@ async def test_an_own_end_and_a_cut_have_no_closing_words() -> None:
         *_, ended = await events_of(policy, {"large": large}, **limits)
         assert isinstance(ended, RequestCompleted)
         assert "Enough." not in ended.transcript.text
+
+
+async def test_a_request_for_a_length_gets_it_whatever_repeats() -> None:
+    limits = Limits(max_tokens=2000, ignore_eos=True)
+    request = Request("r", (Message("user", "Go on."),), Sampling(), limits)
+    events = [event async for event in solve(LargeOnly(), request, {"large": Scripted(endless)})]
+    assert isinstance(events[-1], RequestCompleted)
+    assert events[-1].transcript.thought.tokens == 2000
+
+
+def endless(transcript: Transcript, criteria: StopCriteria) -> Say:
+    return Say("and so on " * 1000, "length")
