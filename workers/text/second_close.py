@@ -33,7 +33,7 @@ def begun_mark(text: str, mark: str) -> int:
 
 
 class SecondClose:
-    """Finds that end in a text that comes in pieces.
+    """Finds that end in a text that comes in pieces, in time linear in the text.
 
     Args:
         opening, closing: the markers of a thought.
@@ -43,8 +43,12 @@ class SecondClose:
 
     def __init__(self, opening: str, closing: str, before: str, *, forced: bool) -> None:
         self._opening, self._closing, self._forced = opening, closing, forced
-        self._text, self._start = before, len(before)
+        self._overlap = max(map(len, (opening, closing, _FENCE)))
+        self._text, self._start = before, -len(before)  # what is kept, and its place in the text
         self._searched = len(before)
+        self._read = self._fenced = 0  # the fields below describe the text up to here
+        self._in_block = self._is_open = False
+        self._said, self._last, self._begins_line = "", "", True
         self.held = 0
         """Characters at the end of the text that may belong to such a marker."""
 
@@ -66,25 +70,55 @@ class SecondClose:
             if rest.end() == len(text) and not ended:
                 self.held = len(text) - at
                 return None
-            if self._ends_thought(text[:at], text[end : end + 1], text[rest.end() :][:1]):
-                return at - self._start, end - self._start
+            self._read_to(at)
+            if self._ends_thought(text[end : end + 1], text[rest.end() : rest.end() + 1]):
+                return at + self._start, end + self._start
             self._searched = end
         self.held = begun_mark(text[self._searched :], closing)
         self._searched = max(self._searched, len(text) - len(closing) + 1)
+        self._read_to(self._searched)
+        self._forget(self._searched - self._overlap)
         return None
 
-    def _ends_thought(self, before: str, following: str, rest: str) -> bool:
-        """Whether the marker after a text ends the thought; `following` is the character after it,
-        and `rest` the one after the white space there."""
-        said, last = before.rstrip()[-1:], before[-1:]
-        if said and not self._forced:
+    def _read_to(self, end: int) -> None:
+        """Describe the text before `end` in the fields."""
+        text, begin = self._text, self._read
+        while (at := text.find(_FENCE, self._fenced, end)) >= 0:
+            self._in_block, self._fenced = not self._in_block, at + len(_FENCE)
+        self._fenced = max(self._fenced, end - len(_FENCE) + 1)
+        again = max(0, begin - self._overlap + 1)  # where a marker may have begun
+        opened, closed = (text.rfind(one, again, end) for one in (self._opening, self._closing))
+        if opened >= 0 or closed >= 0:
+            self._is_open = opened > closed
+        line = text.rfind("\n", begin, end) + 1
+        new = text[begin:end]
+        bare = new.rstrip()
+        self._said, self._last = bare[-1:] or self._said, new[-1:] or self._last
+        self._begins_line = (bool(line) or self._begins_line) and not text[
+            line or begin : end
+        ].strip()
+        self._read = end
+
+    def _forget(self, size: int) -> None:
+        """Drop the first characters of what is kept."""
+        if size > 0:
+            self._text = self._text[size:]
+            self._start += size
+            self._searched -= size
+            self._read -= size
+            self._fenced -= size
+
+    def _ends_thought(self, following: str, rest: str) -> bool:
+        """Whether the marker after the read text ends the thought; `following` is the character
+        after it, and `rest` the one after the white space there."""
+        if self._said and not self._forced:
             return False
-        if before.count(_FENCE) % 2 or before.rfind(self._opening) > before.rfind(self._closing):
+        if self._in_block or self._is_open:
             return False
         if self._closing[0].isalnum():  # a whole sentence
             return True
-        ends_line = rest in ("", "\n")
-        if not before[before.rfind("\n") + 1 :].strip():
+        said, last, ends_line = self._said, self._last, rest in ("", "\n")
+        if self._begins_line:
             if ends_line:
                 return not said or said not in _COLONS
             return not (following.isspace() or following in _CLOSING)

@@ -138,3 +138,15 @@ def test_it_does_not_matter_in_which_pieces_a_text_comes(
     assert ended(text, cuts=[at for at in cuts if at < len(text)], forced=forced) == ended(
         text, forced=forced
     )
+
+
+@pytest.mark.parametrize(
+    "piece", ["So it is. ", "the tag </think> ends ", "<think> and </think>, "]
+)
+@pytest.mark.parametrize("forced", [True, False])
+def test_what_is_kept_of_a_text_does_not_grow(piece: str, forced: bool) -> None:
+    second = SecondClose(OPEN, CLOSE, "", forced=forced)
+    for _ in range(500):
+        assert second.feed(piece) is None
+    assert len(second._text) < 50
+    assert second._searched <= len(second._text)
