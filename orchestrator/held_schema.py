@@ -44,7 +44,6 @@ _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "not": (False,),
     "uniqueItems": (False,),
-    "minProperties": (0,),
     "propertyNames": (True, {}, {"type": "string"}),
     "unevaluatedItems": (True, {}),
     "unevaluatedProperties": (True, {}),
@@ -182,6 +181,7 @@ class _Reader:
         if schema.get("not") in (True, {}):
             return False
         found = {name: one for name, one in schema.items() if one not in _IDLE.get(name, ())}
+        _drop_implied(found)
         self._names(found)
         for keyword in _UNHELD:
             self._leave_out(found, place, keyword, "no grammar can hold an answer to it")
@@ -276,7 +276,8 @@ class _Reader:
         kinds = found.get("type", ())
         if found.get("multipleOf") == 1 and kinds == "number":
             kinds = found["type"] = "integer"
-        if kinds == "integer" and (1 / Fraction(str(found.get("multipleOf", 1)))).denominator == 1:
+        step = Fraction(str(min(found.get("multipleOf", 1), _LARGEST)))  # it may be infinite
+        if kinds and "number" not in kinds and (1 / step).denominator == 1:
             found.pop("multipleOf", None)
         low, high = _limits(found)
         if "multipleOf" in found and (low is None or low < 0):
@@ -293,6 +294,17 @@ class _Reader:
 
 def joined(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
+
+
+def _drop_implied(found: dict[str, Any]) -> None:
+    """Drop keywords that hold whenever the others do."""
+    if found.get("maxItems", 2) < 2:
+        found.pop("uniqueItems", None)
+    if found.get("minContains") == 0 and "maxContains" not in found:
+        del found["minContains"]
+        found.pop("contains", None)
+    if found.get("minProperties", 0) <= len(found.get("required", ())):
+        found.pop("minProperties", None)
 
 
 def _same(schema: Any) -> set[str]:
