@@ -8,12 +8,11 @@ is left out and reported with its place.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
-from itertools import combinations
 from typing import Any, Final
 
 from jsonschema_rs import ValidationError, meta
@@ -24,6 +23,7 @@ from orchestrator.json_schema import (
     TYPES,
     References,
     SchemaRefused,
+    ValueForm,
     map_subschemas,
     modern,
     name_of,
@@ -242,7 +242,7 @@ class _Reader:
         """Replace `oneOf` by `anyOf`; it is a fault if two choices may both match."""
         if (choices := found.get("oneOf")) is None:
             return
-        if not self._is_tagged(choices):
+        if not self._are_disjoint(choices, is_object=found.get("type") == "object"):
             why = "two choices may both match, as far as can be seen: try anyOf, or a constant "
             why += "property in each"
             self._leave_out(found, place, "oneOf", why)
@@ -252,19 +252,19 @@ class _Reader:
         else:
             found["anyOf"] = choices
 
-    def _is_tagged(self, choices: list[Any]) -> bool:
-        """Return whether no value matches two of the choices: their types differ, or the constant
-        of a property that all of them require (a discriminator)."""
+    def _are_disjoint(self, choices: list[Any], *, is_object: bool) -> bool:
+        """Return whether no value matches two of the choices: their types or constants differ, or
+        the constants of a property that all of them require (a discriminator of objects)."""
         references = References({"$defs": self._defs})
         every = [self._target_of(choice) for choice in choices]
-        names = set[str].intersection(*(set(one.get("required", ())) for one in every))
-        ways: list[list[Collection[str]]] = [[value_form(one, references).types for one in every]]
-        for name in sorted(names):
-            forms = [value_form(properties_of(one).get(name), references) for one in every]
-            ways.append([set(map(json.dumps, one.listed)) if one.closed else () for one in forms])
+        forms = [value_form(one, references) for one in every]
+        ways = [[form.types for form in forms], list(map(_listed, forms))]
+        if is_object or all(form.types == {"object"} for form in forms):
+            for name in set[str].intersection(*(set(one.get("required", ())) for one in every)):
+                named = (properties_of(one).get(name) for one in every)
+                ways.append([_listed(value_form(one, references)) for one in named])
         return any(
-            all(kinds) and all(set(one).isdisjoint(two) for one, two in combinations(kinds, 2))
-            for kinds in ways
+            all(sets) and len(frozenset().union(*sets)) == sum(map(len, sets)) for sets in ways
         )
 
     def _target_of(self, schema: Any) -> dict[str, Any]:
@@ -305,6 +305,21 @@ def _drop_implied(found: dict[str, Any]) -> None:
         found.pop("contains", None)
     if found.get("minProperties", 0) <= len(found.get("required", ())):
         found.pop("minProperties", None)
+
+
+def _listed(form: ValueForm) -> frozenset[str]:
+    """Return the values of a form as texts, the same for equal ones; none if it allows others."""
+    return frozenset(map(_canonical, form.listed)) if form.closed else frozenset()
+
+
+def _canonical(value: Any) -> str:
+    """Return the same JSON for values that are equal in JSON Schema, as 1 and 1.0 are."""
+    return json.dumps(json.loads(json.dumps(value), parse_float=_number), sort_keys=True)
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def _same(schema: Any) -> set[str]:

@@ -79,6 +79,11 @@ UNION = {
         ({"type": "string", "format": "password", "writeOnly": True}, ["any thing"], [1]),
         ({"type": "object", "minProperties": 0, "uniqueItems": False, "unevaluatedProperties": {},
           "not": False, "x-order": 5}, [{"a": 1}], []),
+        ({"oneOf": [{"const": "a", "title": "A"}, {"enum": ["b", "c"]}, {"const": None}]},
+         ["a", "c", None], ["d", 1]),
+        ({"oneOf": [{"const": True}, {"const": 1}, {"const": 1.5}]}, [True, 1, 1.5], [2, False]),
+        ({"type": "object", "oneOf": [{"properties": {"k": {"const": k}}, "required": ["k"]}
+                                      for k in "ab"]}, [{"k": "a"}], [{"k": "c"}, {}, 1]),
         ({"type": "object", "minProperties": 1, "required": ["a", "b"], "properties":
           {name: {"type": "integer"} for name in "abc"}}, [{"a": 1, "b": 2}], [{"c": 1}, {}]),
         ({"type": ["integer", "null"], "multipleOf": 1}, [-3, None], [0.5, "a"]),
@@ -149,6 +154,11 @@ def inside(schema: Any) -> Any:
         ({"$ref": "https://a.b/c"}, r"\$ref: expected a reference .*got https://a.b/c", {}),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf: .*may both match.*anyOf",
          {"anyOf": [{"type": "integer"}, {"type": "number"}]}),
+        ({"oneOf": [{"const": {"a": 1, "b": 2}}, {"const": {"b": 2.0, "a": 1}}]}, "oneOf: ", None),
+        ({"type": "object", "oneOf": [{"required": ["k"], "properties": {"k": {"const": one}}}
+                                      for one in (1, 1.0)]}, "oneOf: .*may both match", None),
+        ({"oneOf": [{"required": ["k"], "properties": {"k": {"const": one}}} for one in "ab"]},
+         "oneOf: .*may both match", None),  # of a text, both
         ({"type": "array", "contains": {"const": 5}}, "contains: no grammar", {"type": "array"}),
         ({"type": "array", "contains": {"const": 5}, "minContains": 0, "maxContains": 1},
          "contains: no grammar", None),
