@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final
 
 from cachetools import LRUCache
 from pydantic import Field, ValidationError
+from pydantic_core import from_json, to_json
 
 from orchestrator.errors import (
     Conflict,
@@ -303,7 +304,7 @@ class Runs:
     async def _load(self, name: str, number: int, path: str) -> Run:
         (document,) = await self._store.documents([path])
         try:
-            experiment = Experiment.model_validate_json(document or b"")
+            experiment = Experiment.model_validate_json(_without_salt(document or b""))
             if experiment.name != name:
                 raise Unusable(f"{path} holds the experiment {experiment.name} in its place")
         except (ValidationError, InvalidRequest) as error:
@@ -351,6 +352,17 @@ def _with_secret(experiment: Experiment, last: Run | None) -> Experiment:
         return experiment
     secret = last.experiment.secret if last is not None else None
     return experiment.model_copy(update={"secret": secret or secrets.token_hex(16)})
+
+
+def _without_salt(document: bytes) -> bytes:
+    """Leave out a field that earlier versions wrote."""
+    try:
+        given = from_json(document)
+    except ValueError:
+        return document
+    if isinstance(given, dict):
+        given.pop("salt", None)
+    return to_json(given)
 
 
 def outcome_stream(name: str, number: int) -> str:

@@ -276,6 +276,25 @@ async def test_garbage_takes_one_experiment_out_of_effect(garbage: bytes) -> Non
     assert watcher.error is None
 
 
+@pytest.mark.parametrize("salt", [None, "summer"])
+async def test_the_salt_of_earlier_versions_is_ignored(salt: str | None) -> None:
+    store = MemoryStore()
+    run = await runs_of(store).start(document(), ME)
+    (written,) = await store.documents(["experiment/trial/1"])
+    assert written is not None
+    old = MemoryStore()
+    await old.commit(
+        create={"experiment/trial/1": json.dumps({**json.loads(written), "salt": salt}).encode()},
+        update=[PointerUpdate("experiment/trial", None, run.pointer)],
+        audit=b"{}",
+    )
+    found = await runs_of(old).find("trial")
+    assert (found.error, found.experiment) == (None, run.experiment)
+    assert (await runs_of(old).stop("trial", ME)).state.ended is not None
+    with pytest.raises(InvalidRequest, match="salt"):
+        document(salt=salt)
+
+
 async def test_what_cannot_be_built_any_more_is_set_aside_and_can_be_removed(store: Store) -> None:
     old = runs_of(store)
     await old.start(document(), ME)
