@@ -80,7 +80,7 @@ class PolicyRunner:
         budget = Budget.of(limits, policy.budget, policy.answer_reserve)
         self.budget = replace(budget, ending=Ending.of(policy, limits, budget.thought))
         self.spending = Spending.of(policy, limits)
-        self.transcript = _beginning(messages, limits)
+        self.transcript = beginning(messages, limits)
         self.response = ResponseAccumulator() if response is None else response
         self._script = policy.solve(self.transcript)
         self._continues = self.transcript.closed and not self.transcript.begins_answer
@@ -490,7 +490,7 @@ def _answered(transcript: Transcript, names: Iterable[WorkerName]) -> Script[Non
     raise ContextLengthExceeded("no worker has room for the rest of the transcript")
 
 
-def _beginning(messages: Sequence[Message], limits: Limits) -> Transcript:
+def beginning(messages: Sequence[Message], limits: Limits) -> Transcript:
     """Return a request's transcript; an assistant's message at the end is an answer to continue."""
     if messages and messages[-1].role == "assistant":
         begun = Segment("policy", messages[-1].content)

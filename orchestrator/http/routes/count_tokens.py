@@ -14,7 +14,8 @@ from orchestrator.http.body import json_body
 from orchestrator.http.routes.openapi import TEXT_ERRORS, described
 from orchestrator.http.service import Service
 from orchestrator.loop.executor import deadline
-from orchestrator.types import Generation, StopCriteria, Transcript
+from orchestrator.loop.policy_runner import beginning
+from orchestrator.types import Generation, StopCriteria
 from orchestrator.worker import Call, closing
 
 
@@ -37,9 +38,7 @@ async def _count(service: Service, ask: Ask, incoming: Incoming) -> int:
     """Have a worker of the policy read the prompt, the large one if there are both."""
     async with service.admit(ask, incoming) as ((choice,), _):
         name = min(choice.plan.policy.called)  # "large" is before "small"
-        transcript = Transcript(choice.messages)
-        if not ask.limits.thinking:
-            transcript = transcript.without_thought()
+        transcript = beginning(choice.messages, ask.limits)
         call = Call(choice.trace_id, transcript, name, owner=choice.owner, session=choice.affinity)
         made = service.pools.workers[name].generate(
             call, StopCriteria(0), choice.sampling, stream=False

@@ -13,6 +13,7 @@ from orchestrator.errors import WorkerUnavailable
 from orchestrator.http.apis.conversation import signature
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.settings import Patience, ServiceLimits
+from orchestrator.types import Transcript
 from tests.orchestrator.http.tools.test_offered import FORMAT
 from tests.orchestrator.http.tools.test_offered import worker as tool_worker
 from tests.orchestrator.serving import HTTP, STORY, scripted, service, serving
@@ -325,6 +326,29 @@ def test_tokens_are_counted_as_the_answer_counts_them(url: str) -> None:
             assert counted.input_tokens == reply.usage.input_tokens
         with pytest.raises(anthropic.NotFoundError):
             api.messages.count_tokens(model="gpt", messages=[ASKED])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"messages": [ASKED, {"role": "assistant", "content": "The answer"}]},
+        {"output_config": {"effort": "low"}},
+        {"thinking": {"type": "disabled"}},
+    ],
+)
+def test_the_prompt_that_is_counted_is_the_one_that_is_answered(given: dict[str, Any]) -> None:
+    read: list[Transcript] = []
+
+    class Reading(Scripted):
+        def _prompt_length(self, transcript: Transcript) -> int:
+            read.append(transcript)
+            return super()._prompt_length(transcript) + len(transcript.effort)
+
+    with serving(service(large=Reading(story=STORY))) as url, client(url) as api:
+        asked: Any = {"model": "large-only", "messages": [ASKED], **given}
+        counted = api.messages.count_tokens(**asked)
+        assert create(url, **given).usage.input_tokens == counted.input_tokens
+    assert read[0] == read[1]
 
 
 def test_a_string_that_two_segments_make_is_named() -> None:
