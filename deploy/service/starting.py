@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from orchestrator.http.api import error_response
 from orchestrator.http.errors import HttpError
 from orchestrator.http.routes.console import add_console
 
@@ -50,6 +51,6 @@ def starting_app() -> FastAPI:
     @app.exception_handler(HttpError)
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: Exception) -> Response:
-        return STARTING.response()
+        return error_response(STARTING, request.scope)
 
     return app

@@ -124,6 +124,8 @@ def test_a_service_that_starts_says_so_on_every_path() -> None:
         for answer in (httpx.get(f"{url}/v1/models"), httpx.post(f"{url}{CHAT}", content=b"x")):
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "starting")
             assert answer.headers["retry-after"]
+        message = httpx.post(f"{url}/v1/messages", content=b"x")
+        assert message.json()["error"]["type"] == "overloaded_error"
         assert app.calls == 0
         assert httpx.get(f"{url}/-/healthz").json() == {"bytes": 0}  # Serve's own
         app.runs = True
