@@ -42,7 +42,7 @@ MOST_S: Final = 1.0  # the longest that a refusal is repeated, whatever it says
 TURNS_S: Final = 30.0  # how far ahead turns are given
 UNKNOWN_S: Final = 0.1  # from one turn to the next, if no orchestrator has said it yet
 KEYS: Final = 1024  # the most that are remembered
-_ASKING: Final = tuple(api.path for api in APIS)  # paths of requests that take places
+_ASKING: Final = tuple(path for api in APIS for path in api.paths)  # a request there takes places
 _DIFFERENT: Final = re.compile(rb'"n"|"priority"|"prompt"\s*:\s*\[\s*["[]')
 """Parameters by which a request differs from others of its key, so that it passes."""
 _MILLISECONDS: Final = re.compile(r"(\d{1,9})ms", re.ASCII)

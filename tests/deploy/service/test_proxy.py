@@ -524,6 +524,8 @@ def test_what_a_key_was_just_told_it_is_told_again_at_no_cost() -> None:
         assert later == ["3", "5", "7"]  # each has a turn of its own
         assert ask("quiet").status_code == 429  # a key of its own: it is asked about
         assert app.calls == 2
+        assert ask("loud", "/v1/messages/count_tokens").status_code == 429  # it takes a place, too
+        assert app.calls == 2
         assert ask("loud", "/v1/feedback").status_code == 200
         assert httpx.get(f"{url}/health").status_code == 200
         now[0] += recent_refusals.MOST_S
