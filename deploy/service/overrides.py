@@ -16,6 +16,7 @@ def overridden(given: Mapping[str, Any], fields: Collection[str]) -> dict[str, A
 
     Args:
         fields: the names at the top; variables of other names are not ours to read.
+            A blank variable does not count; the text `null` removes a setting.
 
     Raises:
         ValueError: a variable names a field inside of what is no object in the file.
@@ -23,7 +24,7 @@ def overridden(given: Mapping[str, Any], fields: Collection[str]) -> dict[str, A
     found = dict(given)
     for name, text in sorted(os.environ.items()):
         top, *inner = name.removeprefix(PREFIX).lower().split(INSIDE)
-        if name.startswith(PREFIX) and top in fields:
+        if name.startswith(PREFIX) and top in fields and text.strip():
             found = _put(found, [top, *inner], _value(text), name)
     return found
 

@@ -25,6 +25,15 @@ def test_the_environment_overrides_the_file(
     assert args.policy.default == "large-only"
 
 
+@pytest.mark.parametrize(("text", "kept"), [("", True), (" ", True), ("null", False)])
+def test_a_blank_variable_is_not_set(
+    text: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, {f"{ARGS}.auth": {"api_keys_env": "BATON_API_KEYS"}})
+    monkeypatch.setenv("BATON_AUTH", text)
+    assert (load(file).args.auth is not None) == kept
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
