@@ -56,7 +56,7 @@ class DeploymentPlan:
                 }
             ],
         }
-        head = "".join(f"# {reason}\n" for reason in self.reasons)
+        head = "".join(f"# {' '.join(reason.split())}\n" for reason in self.reasons)
         return head + yaml.safe_dump(data, sort_keys=False)
 
 

@@ -210,6 +210,12 @@ def test_what_vllm_leaves_of_a_whole_gpu_is_not_planned_with(tmp_path: Path) -> 
         )
 
 
+def test_a_name_of_several_lines_stays_a_comment() -> None:
+    named = replace(TINY, name="a\nworkers: {}\u2028b")
+    head = plan(named, MIDDLE, machine(H100)).text().partition("proxy_location")[0]
+    assert all(line.startswith("# ") for line in head.splitlines())
+
+
 def test_further_gpus_that_stay_idle_are_named() -> None:
     for large, gpus in ((TINY, 2), (MIDDLE, 3)):  # on one GPU, on one each
         text = plan(TINY, large, machine(*[H100] * gpus)).text()
