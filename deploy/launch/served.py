@@ -119,5 +119,5 @@ async def _completed(name: str | None, settings: dict[str, Any]) -> tuple[str, d
 def _spec(worker: dict[str, Any]) -> WorkerSpec:
     try:
         return WorkerSpec.model_validate(worker)
-    except ValidationError as error:
-        raise ConfigError(f"{worker['url']}: {explain(error, WorkerSpec)}") from None
+    except ValidationError as error:  # the url may hold a password
+        raise ConfigError(f"--small or --large, {explain(error, WorkerSpec)}") from None

@@ -217,6 +217,7 @@ def test_what_names_no_model_is_refused(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
+        ("http://me:secret@h:1/v1", "--small or --large, url: scheme, host"),
         ("http://h:1/v1?x=1", "scheme, host, port and path alone"),
         ("http://h:1/v1,dtype=int8", "dtype: is the server's own if a url is given"),
         ("http://h:1/v1,api_key_env=NO_SUCH_KEY", "NO_SUCH_KEY holds no key"),
@@ -227,6 +228,7 @@ def test_what_names_no_model_is_refused(text: str, said: str) -> None:
 def test_settings_are_those_of_a_worker(what: str, said: str, baton: Any) -> None:
     ran = baton("serve", "--small", "embedded:small", "--large", what, "--dry-run")
     assert (ran.status, said in ran.err) == (1, True), ran.err
+    assert "secret" not in ran.err
 
 
 def test_policies_that_verify_need_one_vocabulary() -> None:
