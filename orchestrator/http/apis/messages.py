@@ -210,6 +210,8 @@ class MessagesRequest(AnswerRequest):
             raise contradiction(place, "the results of its calls must follow, as tool_result")
         if last.role != "tool" and not last.content.strip():
             raise contradiction(place, "is empty")
+        if self.prefilled and last.reasoning:
+            raise contradiction(place, "an answer is continued without its thought: leave it out")
         if self.prefilled and len(self.turns) == 1:
             raise contradiction("messages", "expected a turn before the assistant's")
         if self.output_config.constraint is not None:

@@ -628,6 +628,10 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None]] = {
     ),
     "call-by-the-user": ({"messages": [said(CALL)]}, "messages[0].content[0]"),
     "open-call": ({"messages": [ASKED, said(CALL, role="assistant")]}, "messages[1].content"),
+    "thought-in-a-prefill": (
+        {"messages": [ASKED, said(THOUGHT, {"type": "text", "text": "It"}, role="assistant")]},
+        "messages[1].content",
+    ),
     "empty": ({"messages": [{"role": "user", "content": ""}]}, "messages[0].content"),
     "no-blocks": ({"messages": [said()]}, "messages[0].content"),
     "no-turns": ({"messages": []}, "messages"),
