@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import Metric
 from ray import serve
 from ray.serve import Application
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
@@ -31,8 +32,9 @@ from deploy.telemetry.metrics import RayExporter, count_replicas, scrape, worker
 from deploy.telemetry.tracing import headers, open_spans
 from orchestrator.errors import ConfigError
 from orchestrator.http.app import create_app
+from orchestrator.http.errors import HttpError
 from orchestrator.http.planning import Catalog
-from orchestrator.http.service import Pools, Service
+from orchestrator.http.service import LiveRequests, Pools, Service
 from orchestrator.http.settings import HttpSettings
 from orchestrator.loop.actions import WorkerName
 from policies import POLICIES
@@ -112,7 +114,7 @@ class Orchestrator:
         context = serve.get_replica_context()
         peers = serve.get_deployment_handle(context.deployment, context.app_name)
         self._service.scrape = partial(scrape, peers, replicas)
-        self._service.hurry = partial(_answer_now, peers)
+        self._service.hurry = partial(_answer_now, self._service.live, peers)
         self._exporter = RayExporter()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -157,12 +159,27 @@ class Orchestrator:
                 self._end_spans()
 
 
-async def _answer_now(replicas: DeploymentHandle, name: str, key: str | None) -> int:
-    """End the thoughts of a key's requests of this name, whichever replica answers them."""
-    counts = await replicas.broadcast("answer_now", name, key).results_async(
-        timeout_s=TIMEOUT_S, return_exceptions=True
-    )
-    return sum(count for count in counts if isinstance(count, int))
+async def _answer_now(
+    live: LiveRequests, replicas: DeploymentHandle, name: str, key: str | None
+) -> int:
+    """End the thoughts of a key's requests of this name, whichever replica answers them.
+
+    Raises:
+        HttpError: 503, a replica did not answer, and no other has such a request.
+    """
+    here = live.answer_now(name, key)  # whatever becomes of the call to all
+    try:
+        counts = await replicas.broadcast("answer_now", name, key).results_async(
+            timeout_s=TIMEOUT_S, return_exceptions=True
+        )
+    except (TimeoutError, DeploymentUnavailableError) as error:
+        counts = [here, error]
+    found = [count for count in counts if isinstance(count, int)]
+    if not any(found) and len(found) < len(counts):
+        raise HttpError(
+            503, "a replica, which may have this request, did not answer", code="replica_silent"
+        )
+    return sum(found)
 
 
 def build(args: Args) -> Application:

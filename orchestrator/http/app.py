@@ -202,7 +202,7 @@ def create_app(service: Service) -> FastAPI:
         **described(
             "End a running request's thought, so that its answer follows",
             answer=HurriedRequest,
-            errors=(404,),
+            errors=(404, 503),
         ),
     )
     async def answer_now(request: Request, request_id: str) -> Response:
