@@ -16,16 +16,22 @@ help: ## show this list
 # vLLM's pins are not ours, so on a machine with GPUs the two have an environment of their own.
 FOR_GPU := .venv-gpu
 
-setup: $(if $(GPU),$(FOR_GPU)/.installed,$(SERVES)) ## make .venv with what serving needs (GPU=1: .venv-gpu with vLLM, 10 GB)
+setup: $(if $(filter 1,$(GPU)),$(FOR_GPU)/.installed,$(SERVES)) ## make .venv with what serving needs (GPU=1: .venv-gpu with vLLM, 10 GB)
+
+# Makes the environment $(1), after a check of what makes it.
+define environment
+@test -x $(1)/bin/python || { \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	    || { echo "Baton needs Python 3.11 or newer: install it, or name one with PYTHON=" >&2; exit 1; }; \
+	  $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	    || { echo "Baton needs Python's venv module: apt-get install python3-venv" >&2; exit 1; }; \
+	  $(PYTHON) -m venv $(1); }
+endef
 
 INSTALL := pyproject.toml requirements.lock deploy/install.py
 
 $(SERVES): $(INSTALL)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
-	  || { echo "Baton needs Python 3.11 or newer: install it, or name one with PYTHON=" >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
-	  || { echo "Baton needs Python's venv module: apt-get install python3-venv" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(call environment,$(VENV))
 	@$(BIN)/python deploy/install.py engine
 	@touch $@
 
@@ -34,7 +40,7 @@ $(STAMP): $(INSTALL) | $(SERVES)
 	@touch $@
 
 $(FOR_GPU)/.installed: pyproject.toml requirements-vllm.lock deploy/install_vllm.sh
-	@test -x $(FOR_GPU)/bin/python || $(PYTHON) -m venv $(FOR_GPU)
+	$(call environment,$(FOR_GPU))
 	@sh deploy/install_vllm.sh $(FOR_GPU)/bin/python
 	@touch $@
 
@@ -64,7 +70,7 @@ test-vllm: $(VLLM_STAMP) ## the tests over vLLM's build for CPUs, in .venv-vllm 
 	  -o asyncio_default_test_loop_scope=session tests
 
 $(VLLM_STAMP): pyproject.toml requirements-vllm.lock
-	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(call environment,$(VLLM))
 	@$(VLLM)/bin/python -m pip install --no-deps --requirement requirements-vllm.lock
 	@$(VLLM)/bin/python -m pip install --no-deps --no-build-isolation --editable .
 	@touch $@
@@ -81,7 +87,7 @@ test-real: real-pair $(AGENTS_STAMP) ## a short set over pretrained models (10 m
 	@$(BIN)/python -m pytest $(RERUNS) -m real tests/real --durations=5
 
 $(AGENTS_STAMP): requirements-agents.lock
-	@test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
+	$(call environment,$(AGENTS))
 	@$(AGENTS)/bin/python -m pip install --no-deps --requirement requirements-agents.lock
 	@touch $@
 
@@ -101,7 +107,8 @@ gpu: $(FOR_GPU)/.installed ## one GPU in 15 minutes: our engine, costs of calls,
 CLIENTS := build/clients
 
 clients: $(STAMP) ## every client and tool of others against the service, build/clients.md (20 minutes, 6 GB)
-	@test -x $(CLIENTS)/bin/uv || { $(PYTHON) -m venv $(CLIENTS) && $(CLIENTS)/bin/pip install --quiet uv==0.13.9; }
+	$(call environment,$(CLIENTS))
+	@test -x $(CLIENTS)/bin/uv || $(CLIENTS)/bin/pip install --quiet uv==0.13.9
 	@$(BIN)/python -m tests.clients.run $(if $(URL),--url $(URL)) $(ARGS)
 
 DOCS := .venv-docs
@@ -110,7 +117,7 @@ docs: $(DOCS)/.installed ## the pages as a site that can be searched, in build/d
 	@$(DOCS)/bin/python deploy/lab/site.py
 
 $(DOCS)/.installed: requirements-docs.lock
-	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(call environment,$(DOCS))
 	@$(DOCS)/bin/python -m pip install --quiet --no-deps --requirement requirements-docs.lock
 	@touch $@
 
