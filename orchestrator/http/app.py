@@ -28,7 +28,7 @@ from orchestrator.http.api import CHAT, MESSAGES, RESPONSES, TEXT_COMPLETION, Ap
 from orchestrator.http.apis import chat, completions, messages, responses
 from orchestrator.http.apis.parameters import AnswerRequest
 from orchestrator.http.ask import Ask, Incoming
-from orchestrator.http.body import json_body, read_body
+from orchestrator.http.body import Given, json_body, read_body
 from orchestrator.http.errors import HttpError, http_error
 from orchestrator.http.middleware import CrossOrigin, RequestMiddleware
 from orchestrator.http.planning import no_model
@@ -63,6 +63,10 @@ class Model(TypedDict):
     max_model_len: Annotated[int | None, Field(description="context in tokens")]
     speculation: dict[str, str]
     methods: list[dict[str, Any]]
+
+
+class AnswerNow(Given):
+    """The body of `POST /v1/requests/{id}/answer`: an empty object."""
 
 
 class HurriedRequest(TypedDict):
@@ -201,11 +205,13 @@ def create_app(service: Service) -> FastAPI:
         "/v1/requests/{request_id}/answer",
         **described(
             "End a running request's thought, so that its answer follows",
+            AnswerNow,
             answer=HurriedRequest,
             errors=(404, 503),
         ),
     )
     async def answer_now(request: Request, request_id: str) -> Response:
+        await read_body(request, service.settings, AnswerNow)
         count = await service.answer_now(request_id, request.state.key)
         if not count:
             raise HttpError(

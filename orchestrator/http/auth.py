@@ -26,7 +26,7 @@ OPEN_FILES: Final = "/ui/"
 
 USER_PATHS: Final = frozenset({"/v1/feedback", *(path for api in APIS for path in api.paths)})
 """What an API key may post to; every other change needs the admin key."""
-ANSWER_NOW: Final = re.compile(r"/v1/requests/[^/]+/answer")
+_ANSWER_NOW: Final = re.compile(r"/v1/requests/[^/]+/answer")
 """What an API key may post to as well: only its own requests are found there."""
 USER_READS: Final = ("/v1/models", "/v1/traces")
 """Paths under `/v1/` that an API key may read, of the traces only its own. The rest shows what
@@ -113,7 +113,7 @@ class Access:
         user, admin, observer = (
             keys.owner(authorization) for keys in (self.users, self.admins, self.observers)
         )
-        asks, reads = path in USER_PATHS or ANSWER_NOW.fullmatch(path), method in READ_METHODS
+        asks, reads = is_for_users(path), method in READ_METHODS
         if admin is not None:
             return admin
         if observer is not None and reads:
@@ -148,6 +148,11 @@ class Access:
             else "this needs an admin key, and the deployment names none (auth: admin_key_env)",
             code="admin_key_required",
         )
+
+
+def is_for_users(path: str) -> bool:
+    """Return whether an API key may post to a path."""
+    return path in USER_PATHS or _ANSWER_NOW.fullmatch(path) is not None
 
 
 def needs_observer(path: str) -> bool:

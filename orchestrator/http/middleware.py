@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.errors import describe
 from orchestrator.http.api import api_at, credentials, error_response
-from orchestrator.http.auth import USER_PATHS
+from orchestrator.http.auth import is_for_users
 from orchestrator.http.errors import EXPOSED, HttpError, http_error
 from orchestrator.http.service import Service
 from orchestrator.telemetry.logs import about
@@ -116,7 +116,7 @@ class CrossOrigin:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        await (self._users if path in USER_PATHS else self._others)(scope, receive, send)
+        await (self._users if is_for_users(path) else self._others)(scope, receive, send)
 
 
 def _names_loopback(host: str) -> bool:

@@ -60,7 +60,7 @@ export class Run {
 
   /** Have the thought end at once, and the answer follow. */
   answerNow() {
-    send("POST", `v1/requests/${encodeURIComponent(this.traceId)}/answer`).catch(() => {}); // it may have ended
+    send("POST", `v1/requests/${encodeURIComponent(this.traceId)}/answer`, {}).catch(() => {}); // it may have ended
   }
 
   end(status) {

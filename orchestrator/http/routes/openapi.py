@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from orchestrator.http.api import KEY_HEADERS, OPENAI_ERRORS, ErrorForm, error_form
-from orchestrator.http.auth import OPEN_PATHS, READ_METHODS, USER_PATHS, needs_observer
+from orchestrator.http.auth import OPEN_PATHS, READ_METHODS, is_for_users, needs_observer
 from orchestrator.http.body import Json, Parameters
 from orchestrator.http.service import Service
 
@@ -110,7 +110,7 @@ def _errors(path: str, method: str, operation: Json) -> Iterator[int]:
         yield from (400, 408, 413)
     if any(parameter["in"] == "query" for parameter in operation.get("parameters", ())):
         yield 400
-    if not reads and path not in USER_PATHS:
+    if not reads and not is_for_users(path):
         yield from (409, 503)
 
 

@@ -295,10 +295,11 @@ def test_pages_of_other_origins_administer_with_an_admin_key_alone(admins: Keys)
             ("POST", "/v1/experiments/a/stop"),
             ("GET", "/v1/policies"),
             ("POST", "/v1/completions"),
+            ("POST", "/v1/requests/a/answer"),
         ):
             ask = {"origin": page, "access-control-request-method": method}
             status = HTTP.options(url + path, headers=ask).status_code
-            is_use = method == "GET" or path == "/v1/completions"
+            is_use = method == "GET" or path in ("/v1/completions", "/v1/requests/a/answer")
             assert (status == 200) == (is_use or bool(admins))
         reply = HTTP.get(f"{url}/health", headers={"origin": page})
         exposed = reply.headers["access-control-expose-headers"]

@@ -28,7 +28,7 @@ def thinking(url: str, **headers: str) -> Iterator[tuple[Any, Iterator[str]]]:
 
 def end(url: str, name: str, key: str = "sk-one") -> Any:
     path = f"{url}/v1/requests/{name}/answer"
-    return HTTP.post(path, headers={"authorization": f"Bearer {key}"})
+    return HTTP.post(path, json={}, headers={"authorization": f"Bearer {key}"})
 
 
 def made() -> Service:
@@ -74,3 +74,12 @@ def test_other_replicas_are_asked() -> None:
         assert end(url, "mine").json()["requests"] == 2
     (called,) = asked
     assert called[0] == "mine"
+
+
+def test_a_page_of_another_origin_cannot_send_it_unasked() -> None:
+    with serving(service()) as url:
+        path = f"{url}/v1/requests/mine/answer"
+        for body in ({}, {"content": "{}", "headers": {"content-type": "text/plain"}}):
+            reply = HTTP.post(path, **body)
+            assert reply.json()["error"]["code"] == "invalid_content_type"
+        assert HTTP.post(path, json={"now": True}).json()["error"]["param"] == "now"
