@@ -79,7 +79,8 @@ def test_other_replicas_are_asked() -> None:
 def test_a_page_of_another_origin_cannot_send_it_unasked() -> None:
     with serving(service()) as url:
         path = f"{url}/v1/requests/mine/answer"
-        for body in ({}, {"content": "{}", "headers": {"content-type": "text/plain"}}):
+        sent: list[Any] = [{}, {"content": "{}", "headers": {"content-type": "text/plain"}}]
+        for body in sent:
             reply = HTTP.post(path, **body)
             assert reply.json()["error"]["code"] == "invalid_content_type"
         assert HTTP.post(path, json={"now": True}).json()["error"]["param"] == "now"
