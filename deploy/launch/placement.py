@@ -8,6 +8,7 @@ from typing import Any
 from deploy.launch.sizes import BFLOAT16, Gpu, Machine, ModelSize, in_gb
 from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName
+from workers.text.gguf_tokenizer import is_gguf
 
 SHARED = 0.95  # of a GPU that two engines may take together
 WHOLE = 0.92  # of a GPU that one takes where nothing else is said: vLLM's gpu_memory_utilization
@@ -36,6 +37,12 @@ def place(models: Models, machine: Machine) -> Placed:
 
 
 def _on_gpus(models: Models, machine: Machine) -> Placed:
+    for model in models.values():
+        if is_gguf(model.name):
+            raise ConfigError(
+                f"{model.name} is a GGUF file, which is not planned for vLLM: name the model's "
+                "Hugging Face id or folder, or hide the GPUs to use the CPU (CUDA_VISIBLE_DEVICES=)"
+            )
     context = min(LONGEST, *(model.context for model in models.values()))
     while True:
         try:

@@ -89,7 +89,7 @@ class ModelSize:
 
     @classmethod
     def of(cls, name: str) -> ModelSize:
-        """Read a folder or a Hugging Face id.
+        """Read a folder, a GGUF file or a Hugging Face id.
 
         Raises:
             ConfigError: it has no config that transformers can read.
@@ -98,13 +98,18 @@ class ModelSize:
         from transformers import AutoConfig, PreTrainedConfig
 
         from workers.embedded.checkpoints import resolve
+        from workers.engine.gguf_checkpoint import read_config
         from workers.engine.loading import load_config
         from workers.engine.memory import parameter_counts, token_bytes
+        from workers.text.gguf_tokenizer import is_gguf
 
         path = str(resolve(name))
         try:
-            written, _ = PreTrainedConfig.get_config_dict(path)
-            config = AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
+            if is_gguf(path):
+                written, config = {}, read_config(path)
+            else:
+                written, _ = PreTrainedConfig.get_config_dict(path)
+                config = AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
             parameters, matrices = parameter_counts(config)
             per_token = token_bytes(config, torch.bfloat16)
         except Exception as error:  # whatever a config class or the hub raises

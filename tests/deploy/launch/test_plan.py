@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from deploy.cli import main as cli
+from deploy.lab.peers.llama_cpp import embedded_gguf
 from deploy.launch.deployment_file import load
 from deploy.launch.plan import DeploymentPlan, plan
 from deploy.launch.sizes import ENGINE_BYTES, GB, Gpu, Machine, ModelSize
@@ -124,6 +125,17 @@ def test_the_size_of_a_checkpoint_is_that_of_its_config() -> None:
     assert size.weights == 2 * size.parameters
     with pytest.raises(ConfigError, match="cannot tell the size of"):
         ModelSize.of("no/such-model-anywhere")
+
+
+def test_a_gguf_file_is_planned_for_a_cpu(tmp_path: Path) -> None:
+    pair = [ModelSize.of(str(embedded_gguf(name, tmp_path))) for name in ("small", "large")]
+    for file, name in zip(pair, ("small", "large"), strict=True):
+        same = ModelSize.of(f"embedded:{name}")
+        assert replace(same, name=file.name, vocabulary=file.vocabulary) == file
+    workers = checked(plan(pair[0], pair[1], LAPTOP), tmp_path)
+    assert [workers[name]["device"] for name in ("small", "large")] == ["cpu", "cpu"]
+    with pytest.raises(ConfigError, match=r"small\.gguf is a GGUF file, .* not planned for vLLM"):
+        plan(pair[0], pair[1], machine(H100))
 
 
 def changed(folder: Path, **config: object) -> str:
