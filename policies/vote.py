@@ -79,7 +79,9 @@ def draw(transcript: Transcript, temperature: float | None) -> Script[DraftedCha
         if transcript.closed:
             return DraftedChain(drafts, draft.text.strip() if ends(draft) else "")
         written = transcript.ends + ends(draft)  # no end if the policy's budget cut the thought
-        transcript = replace(transcript.extend(draft), closed=True, ends=written)
+        transcript = replace(
+            transcript.extend(draft), closed=True, forced=not ends(draft), ends=written
+        )
 
 
 def same_vote(chain: DraftedChain, other: DraftedChain) -> bool:

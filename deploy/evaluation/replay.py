@@ -127,8 +127,10 @@ def _drive(
         while (action := runner.next_action()) is not None:
             called = next_answer(action)
             if called.action != action and _answers_now(called.action):
-                yield from runner.answer_now()
-                continue
+                if not runner.transcript.closed:
+                    yield from runner.answer_now()
+                    continue
+                called = next_answer(action)  # an earlier version's policy closed the loop itself
             match action, called.answer:
                 case Write(worker) as write, Generation(segment) if segment.text:
                     yield from runner.on_result(TextDelta(worker, write.phase, segment.text))

@@ -10,7 +10,9 @@ short text must repeat more often, since a table, a grid or a piece of code may 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from math import ceil
 
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Limits, Segment, Segments, Transcript
@@ -19,20 +21,22 @@ AUTO = "auto"
 """A policy's `closing` that stands for the words that the model's family knows."""
 BREAK = "\n\n"
 """Ends a paragraph, which is a step of any policy."""
+_BREAKS = re.compile(r"\s*\n\n\s*")
 MAX_PERIOD = 4
 """Paragraphs of the longest repetition that is detected; the budget ends a longer one."""
-SHORT = 24
-"""Characters below which a repeated text must come `OFTEN` times, not twice."""
+LONG = 400
+"""The fewest characters of equal paragraphs that are a loop in a thought."""
 OFTEN = 4
-"""How often a text must come inside a paragraph, in an answer (a refrain is no loop), or if it is
-short."""
-COMPARED = 1 << 15
+"""How often a text must come inside a paragraph, or in an answer: a refrain is no loop."""
+COMPARED = 1 << 12
 """The most characters of the last paragraphs that are compared."""
 LEAST = 1 << 10
-"""The fewest characters of a loop inside a paragraph."""
+"""The fewest characters of a loop inside a paragraph, or in an answer."""
 _LOOKED_BACK = 4 * LEAST
 _SAMPLE = 32
 """Characters at the end of a text whose earlier places give the periods to try."""
+_PERIODS = 32
+"""The most periods to try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,35 +104,30 @@ def ends_step(chain: Segments) -> bool:
 
 def _repeats_paragraphs(chain: Segments, thinking: bool) -> bool:
     """Return whether the last paragraphs equal as many before them."""
-    steps = [step.strip() for step in _last_paragraphs(chain, OFTEN * MAX_PERIOD)]
-    for size in range(1, MAX_PERIOD + 1):
+    steps = _last_paragraphs(chain)
+    fewest, least = (2, LONG) if thinking else (OFTEN, LEAST)
+    for size in range(1, min(MAX_PERIOD, len(steps)) + 1):
         block = steps[-size:]
-        times = 2 if thinking and len("".join(block)) >= SHORT else OFTEN
+        times = max(fewest, ceil(least / len("".join(block))))
         if len(steps) >= times * size and steps[-times * size :] == times * block:
             return True
     return False
 
 
-def _last_paragraphs(chain: Segments, count: int) -> list[str]:
-    """Return up to `count` whole paragraphs at the end of a chain that ends with one."""
-    texts: list[str] = []
-    ends = size = 0
-    for segment in reversed(chain):
-        texts.append(segment.text)
-        ends += segment.text.count(BREAK)
-        size += len(segment.text)
-        if ends > count or size > COMPARED:  # the text before the first end may be partial
-            break
-    begun = len(chain) > len(texts)
-    steps = "".join(reversed(texts)).split(BREAK)[begun:-1]
-    return steps[-count:]
+def _last_paragraphs(chain: Segments) -> list[str]:
+    """Return the whole paragraphs in the last `COMPARED` characters of a chain."""
+    text = _end(chain, COMPARED)
+    steps = _BREAKS.split(text)[len(text) == COMPARED : -1]  # the first may be partial
+    return steps[1:] if steps and not steps[0] else steps
 
 
 def _repeats_text(text: str) -> bool:
     """Return whether a text ends with one that is repeated `OFTEN` times and is `LEAST` long."""
     sample = text[-_SAMPLE:]
     at = len(text) - _SAMPLE
-    while (at := text.rfind(sample, 0, at + _SAMPLE - 1)) >= 0:
+    for _ in range(_PERIODS):
+        if (at := text.rfind(sample, 0, at + _SAMPLE - 1)) < 0:
+            return False
         period = len(text) - _SAMPLE - at
         size = max(LEAST, OFTEN * period)
         if size > len(text):

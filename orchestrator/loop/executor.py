@@ -63,6 +63,7 @@ class Executor:
         self._prefills: dict[Generate, asyncio.Task[ActionCompleted]] = {}
         self._calls = 0
         self._drawn: dict[WorkerName, tuple[Transcript, int]] = {}  # by worker: its last text, seed
+        self._tokenizers: dict[WorkerName, str] = {}  # of whose ids a worker's deltas are
         self._stopped = False
         self._broke_off: WorkerError | None = None  # of an answer of which some was shown
         # Each call has a seed even if the request has none, so that a retry gives the same text. A
@@ -179,7 +180,7 @@ class Executor:
 
         def made() -> Generation:
             known = tuple(logprobs) if len(logprobs) == len(tokens) else ()
-            segment = Segment(name, shown, tuple(tokens), known)
+            segment = Segment(name, shown, tuple(tokens), known, self._tokenizers.get(name, ""))
             return Generation(segment, Usage(generated=len(tokens)), ms)
 
         try:
@@ -196,6 +197,7 @@ class Executor:
                 if isinstance(item, Generation):
                     text, answer = item.segment.text[len(shown) :], item
                     self._drawn[name] = transcript.extend(item.segment), seed
+                    self._tokenizers[name] = item.segment.tokenizer
                     tokens[:] = item.segment.tokens
                 else:
                     text = item.text

@@ -8,6 +8,7 @@ A probe that fails counts as a doubt.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from math import exp
 from typing import Any
@@ -17,7 +18,10 @@ from orchestrator.answers.text import final
 from orchestrator.loop.actions import Generate
 from orchestrator.loop.ending import ends_step
 from orchestrator.loop.policy import Policy
-from orchestrator.types import Generation, Segment, StopCriteria, Transcript
+from orchestrator.types import ENDED, Generation, Segment, StopCriteria, Transcript
+
+_BOXED = re.compile(r"\\boxed\{[^{}]*\}")
+"""An answer that is whole though its text is not."""
 
 
 @dataclass(slots=True)
@@ -57,4 +61,6 @@ class Probes:
         if not isinstance(result, Generation) or not result.segment.logprobs:
             return ""
         least = exp(min(result.segment.logprobs))
-        return final(result.segment.text) if least >= self.policy.sure_at else ""
+        text = self.policy.probe + result.segment.text
+        is_whole = result.segment.finish in (*ENDED, "stop") or _BOXED.search(text)
+        return final(text) if least >= self.policy.sure_at and is_whole else ""

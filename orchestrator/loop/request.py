@@ -10,13 +10,16 @@ from orchestrator.types import GREEDY, Limits, Message, Sampling
 
 
 class Hurry:
-    """A wish from outside, set at most once, that a request's thought ends."""
+    """A wish from outside that a request's thought ends."""
 
     def __init__(self) -> None:
         self.is_set = False
         self._wakes: set[Callable[[], object]] = set()
 
     def set(self) -> None:
+        """Make the wish; once it is made, this changes nothing."""
+        if self.is_set:
+            return
         self.is_set = True
         for wake in list(self._wakes):
             wake()

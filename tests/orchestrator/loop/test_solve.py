@@ -187,7 +187,7 @@ async def test_a_loop_is_closed_by_force_and_still_answered() -> None:
     workers = pair()
     workers["small"] = Scripted(lambda transcript, criteria: "wait.\n\n")
     _, ended = await run(SpecReason(), workers)
-    assert [segment.text for segment in ended.transcript.thought] == ["wait.\n\n"] * 4
+    assert [segment.text for segment in ended.transcript.thought] == ["wait.\n\n"] * 80
     assert ended.transcript.forced
     assert answer(ended) == LARGE[1]
 
@@ -817,7 +817,7 @@ async def test_a_loop_without_a_thought_is_cut_and_says_length() -> None:
     same = Scripted(lambda transcript, criteria: Say("Again.\n\n", "until"), thinks=False)
     _, ended = await run(SpecReason(), {"small": same, "large": Scripted(thinks=False)})
     transcript = ended.transcript
-    assert transcript.text == "Again.\n\n" * 4
+    assert transcript.text == "Again.\n\n" * 171
     assert (transcript.finish, transcript.forced, transcript.done) == ("length", True, True)
 
 
