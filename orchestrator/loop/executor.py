@@ -292,6 +292,7 @@ class Executor:
                 async for item in stream:
                     if isinstance(item, Generation):
                         self._drawn[action.worker] = action.transcript.extend(item.segment), seed
+                        self._tokenizers[action.worker] = item.segment.tokenizer
                         return item
             raise WorkerUnavailable(f"the {action.worker} worker's stream broke off")
 

@@ -115,7 +115,7 @@ class Scripted:
             prompt = self._prompt_length(call.transcript)
             if criteria.max_tokens == 0:
                 self.prompts += 1
-                empty = Segment(call.author, "", finish="length")  # type: ignore[arg-type]
+                empty = segment(call.author, "", "length")
                 has_tools = call.transcript.messages[0].role == "tools"
                 if has_tools and self.call_format is None:
                     raise InvalidRequest("tools: this model has no place for tools", param="tools")

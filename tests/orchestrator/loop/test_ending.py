@@ -227,6 +227,16 @@ async def test_an_own_end_and_a_cut_have_no_closing_words() -> None:
         assert "Enough." not in ended.transcript.text
 
 
+async def test_a_loop_that_is_cut_in_mid_call_keeps_its_authors_ids() -> None:
+    """Else the whole thought would be encoded, and perhaps read, again."""
+    request = Request("r", (Message("user", "Go on."),), Sampling(), Limits(max_tokens=2000))
+    events = [event async for event in solve(LargeOnly(), request, {"large": Scripted(endless)})]
+    assert isinstance(events[-1], RequestCompleted)
+    (cut,) = events[-1].transcript.thought
+    assert 0 < len(cut.tokens) < 2000
+    assert cut.tokenizer == "words"
+
+
 async def test_a_request_for_a_length_gets_it_whatever_repeats() -> None:
     limits = Limits(max_tokens=2000, ignore_eos=True)
     request = Request("r", (Message("user", "Go on."),), Sampling(), limits)
