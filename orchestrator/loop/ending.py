@@ -10,7 +10,6 @@ short text must repeat more often, since a table, a grid or a piece of code may 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -21,7 +20,6 @@ AUTO = "auto"
 """A policy's `closing` that stands for the words that the model's family knows."""
 BREAK = "\n\n"
 """Ends a paragraph, which is a step of any policy."""
-_BREAKS = re.compile(r"\s*\n\n\s*")
 MAX_PERIOD = 4
 """Paragraphs of the longest repetition that is detected; the budget ends a longer one."""
 LONG = 400
@@ -75,9 +73,13 @@ class Ending:
             return self
         return replace(self, words=Segment("policy", known) if known else None)
 
+    def watches(self, transcript: Transcript) -> bool:
+        """Return whether the chain is one that may end before its cap."""
+        return transcript.is_open and (transcript.thinking or self.shared)
+
     def due(self, transcript: Transcript) -> bool:
         """Return whether the chain ends after its last segment."""
-        if not transcript.is_open or not (transcript.thinking or self.shared):
+        if not self.watches(transcript):
             return False
         if not self.may_loop and loops(transcript.chain, transcript.thinking):
             return True
@@ -117,8 +119,8 @@ def _repeats_paragraphs(chain: Segments, thinking: bool) -> bool:
 def _last_paragraphs(chain: Segments) -> list[str]:
     """Return the whole paragraphs in the last `COMPARED` characters of a chain."""
     text = _end(chain, COMPARED)
-    steps = _BREAKS.split(text)[len(text) == COMPARED : -1]  # the first may be partial
-    return steps[1:] if steps and not steps[0] else steps
+    steps = text.split(BREAK)[len(text) == COMPARED : -1]  # the first may be partial
+    return list(filter(None, map(str.strip, steps)))
 
 
 def _repeats_text(text: str) -> bool:

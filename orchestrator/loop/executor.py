@@ -172,6 +172,8 @@ class Executor:
         criteria = clip(action.transcript, action.criteria)
         seed = self._seed_of(action)
         stream = self._generation(name, transcript, criteria, seed)
+        ending = self._budget.ending
+        watched = ending.watches(transcript)
         shown, counted, ms = "", 0, 0.0
         tokens: list[int] = []
         logprobs: list[float] = []
@@ -207,9 +209,11 @@ class Executor:
                     shown += text
                     yield TextDelta(name, phase, text, len(tokens) - counted)
                     counted = len(tokens)
-                    so_far = transcript.extend(Segment(name, shown))
-                    ends = self._stopped or self._hurries(transcript)
-                    if answer is None and (ends or self._budget.ending.due(so_far)):
+                    if answer is None and (
+                        self._stopped
+                        or self._hurries(transcript)
+                        or (watched and ending.due(transcript.extend(Segment(name, shown))))
+                    ):
                         answer = made()
         except (WorkerError, InvalidRequest) as error:
             if shown and isinstance(error, Contradiction):
