@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema
 
 from orchestrator.errors import InvalidRequest
@@ -49,6 +49,26 @@ class Given(BaseModel):
     """A body of a client, or a part of one: strict types, no unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+def by_type(error: str, message: str, default: str | None = None) -> Discriminator:
+    """Return what chooses a branch of a union by an object's `type`: the one with the tag `[type]`.
+
+    `default` stands for a type that is not given; `error` and `message` are of any other value.
+    """
+    return Discriminator(
+        lambda given: f"[{given.get('type', default)}]" if isinstance(given, dict) else None,
+        custom_error_type=error,
+        custom_error_message=message,
+    )
+
+
+def without_nulls(given: object) -> object:
+    """Return an object without its null fields: null means not given, as clients send back all
+    fields of what they got."""
+    if not isinstance(given, dict):
+        return given
+    return {name: value for name, value in given.items() if value is not None}
 
 
 class Parameters(Given):

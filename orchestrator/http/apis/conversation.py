@@ -8,10 +8,16 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from orchestrator.http.body import UNSUPPORTED_ITEM, Given, contradiction
+from orchestrator.http.body import (
+    UNSUPPORTED_ITEM,
+    Given,
+    by_type,
+    contradiction,
+    without_nulls,
+)
 from orchestrator.http.tools.offered import ToolName, check_type
 from orchestrator.types import Message, ToolCall
 
@@ -62,18 +68,17 @@ class ToolUseBlock(Block):
 
 
 def _check_block(given: object, *allowed: str) -> object:
-    """Refuse blocks of other types, and thoughts with another signature. Null means not given."""
+    """Refuse blocks of other types, and thoughts with another signature."""
     check_type(given, "blocks", allowed)
-    if not isinstance(given, dict):
-        return given
-    thought = given.get("thinking")
-    if isinstance(thought, str) and given.get("signature", "") != signature(thought):
+    block = given if isinstance(given, dict) else {}
+    thought = block.get("thinking")
+    if isinstance(thought, str) and block.get("signature", "") != signature(thought):
         raise PydanticCustomError(
             UNSUPPORTED_ITEM,
             "the signature is not this thought's: send the block as it came, or leave it out",
             {"kind": "thinking with another signature"},
         )
-    return {name: value for name, value in given.items() if value is not None}
+    return without_nulls(given)
 
 
 def _as_blocks(content: object) -> object:
@@ -102,11 +107,7 @@ AnyBlock = Annotated[
         | Annotated[ThinkingBlock, Tag("[thinking]")]
         | Annotated[ToolUseBlock, Tag("[tool_use]")]
         | Annotated[ToolResultBlock, Tag("[tool_result]")],
-        Discriminator(
-            lambda given: f"[{given.get('type')}]" if isinstance(given, dict) else None,
-            custom_error_type="invalid_value",
-            custom_error_message="expected a block with a type",
-        ),
+        by_type("invalid_value", "expected a block with a type"),
     ],
     BeforeValidator(
         lambda given: _check_block(given, "text", "thinking", "tool_use", "tool_result")

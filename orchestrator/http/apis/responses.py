@@ -17,7 +17,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     Tag,
     model_validator,
@@ -38,7 +37,14 @@ from orchestrator.http.apis.parameters import (
     joined,
 )
 from orchestrator.http.ask import Ask, Choice
-from orchestrator.http.body import Given, Json, contradiction, parse_request
+from orchestrator.http.body import (
+    Given,
+    Json,
+    by_type,
+    contradiction,
+    parse_request,
+    without_nulls,
+)
 from orchestrator.http.errors import HttpError
 from orchestrator.http.rendering import Baton, baton, usage
 from orchestrator.http.settings import HttpSettings
@@ -118,21 +124,14 @@ AnyItem = Annotated[
         | Annotated[CallItem, Tag("[function_call]")]
         | Annotated[OutputItem, Tag("[function_call_output]")]
         | Annotated[ReasoningItem, Tag("[reasoning]")],
-        Discriminator(
-            lambda given: f"[{given.get('type', 'message')}]" if isinstance(given, dict) else None,
-            custom_error_type="unsupported_parameter",
-            custom_error_message="expected a message, or an item of the type reasoning, "
-            "function_call or function_call_output",
+        by_type(
+            "unsupported_parameter",
+            "expected a message, or an item of the type reasoning, function_call or "
+            "function_call_output",
+            default="message",
         ),
     ],
-    # Null means not given: clients send items back with all fields.
-    BeforeValidator(
-        lambda given: (
-            {name: value for name, value in given.items() if value is not None}
-            if isinstance(given, dict)
-            else given
-        )
-    ),
+    BeforeValidator(without_nulls),
 ]
 
 
