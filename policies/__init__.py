@@ -14,7 +14,7 @@ They use no worker, clock or event loop; thresholds are their parameters. Read `
 - `speculative_thinking`: keywords of doubt call the large model for a few tokens.
 - `surprise_takeover`: the large model takes over at a token that it finds unlikely.
 - `bild`: the small model writes, the large one rolls back unlikely tokens (BiLD).
-- `advisor`: the small model writes, the large one advises where a gate asks for it.
+- `advisor`: the small model writes, the large one advises if a gate asks for it.
 - `vote`: several chains by the small model, the large one if their answers differ.
 """
 

@@ -34,7 +34,7 @@ INSTRUCTION = (
 
 
 class Advisor(Judging):
-    """The small model writes; the large one gives short advice where a gate asks for it."""
+    """The small model writes; the large one gives short advice if a gate asks for it."""
 
     unsure: float = Field(
         default=0.3,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from deploy.launch.sizes import BFLOAT16, Gpu, Machine, ModelSize, in_gb
+from deploy.launch.sizes import BFLOAT16, Gpu, Machine, ModelSize, in_gb, one_vocabulary
 from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName
 from workers.text.gguf_tokenizer import is_gguf
@@ -194,7 +194,7 @@ def _on_cpu(models: Models, machine: Machine) -> Placed:
         f"They take about {in_gb(need())}, with {len(models) * rows} cached sequences of "
         f"{context:,} tokens.",
     ]
-    if len(models) == 2 and models["small"].has_vocabulary_of(models["large"]):
+    if len(models) == 2 and one_vocabulary(*(one.vocabulary for one in models.values())):
         draft = taken("small")
         if need() + draft <= usable:
             params = CHAIN | {"draft": models["small"].name}

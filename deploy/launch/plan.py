@@ -13,7 +13,7 @@ import yaml
 
 from deploy.launch.placement import place
 from deploy.launch.served import ServedModel
-from deploy.launch.sizes import Machine, ModelSize
+from deploy.launch.sizes import Machine, ModelSize, one_vocabulary
 from deploy.launch.source import Source
 from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName
@@ -74,10 +74,10 @@ async def look(source: Source) -> Model:
 def plan(
     small: Model, large: Model, machine: Machine | None, settings: Settings | None = None
 ) -> DeploymentPlan:
-    """Where the two models run, and by which policy they share.
+    """Plan on what the two models run, and by which policy they share.
 
     Args:
-        machine: where models run that no server has; None if there are none.
+        machine: what runs the models that are on no server; None if both are on one.
         settings: fields of each worker that the user named, by worker.
 
     Raises:
@@ -150,7 +150,7 @@ def _refusals(small: Model, large: Model) -> Iterator[str]:
 def _lacks(small: Model, large: Model, policy: str) -> str:
     """What the pair lacks for a policy; empty if nothing."""
     if policy in VERIFYING:
-        if not small.vocabulary or small.vocabulary != large.vocabulary:
+        if not one_vocabulary(small.vocabulary, large.vocabulary):
             return "they need one vocabulary"
         if isinstance(large, ServedModel) and not large.able.scores:
             return "the large model's server gives no log-probabilities of a prompt"

@@ -153,10 +153,6 @@ class ModelSize:
         """The weights, as users read it."""
         return f"{in_gb(self.weights)} in {round(self.bits)} bits"
 
-    def has_vocabulary_of(self, other: ModelSize) -> bool:
-        """Whether both are known to have the same vocabulary."""
-        return self.vocabulary != "" and self.vocabulary == other.vocabulary
-
     def can_spread(self, gpus: int) -> bool:
         """Whether vLLM can spread its layers over `gpus` GPUs."""
         most, least = max(gpus, self.kv_heads), min(gpus, self.kv_heads)
@@ -166,6 +162,11 @@ class ModelSize:
         """Bytes on each of `gpus` GPUs, with a cache of `tokens`."""
         cache = tokens * self.token_bytes // min(gpus, self.kv_heads)
         return self.weights // gpus + ENGINE_BYTES + cache
+
+
+def one_vocabulary(first: str, second: str) -> bool:
+    """Whether two models are known to have the same vocabulary; an unknown one is empty."""
+    return first != "" and first == second
 
 
 def _vocabulary(path: str) -> str:

@@ -1,4 +1,4 @@
-// Questions for a first visit. Of the embedded pair they show: a wrong draft that the large model
+// Questions for a first visit. With the embedded pair they show: a wrong draft that the large model
 // writes again; drafts that are kept; a takeover after three corrections; a corrected digit.
 
 export const QUESTIONS = [
