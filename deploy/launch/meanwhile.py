@@ -23,6 +23,7 @@ def answering(host: str, port: int) -> Iterator[None]:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listening.bind((host, port))
+        listening.listen()  # now, so that no client is refused until the thread accepts it
         server = uvicorn.Server(
             uvicorn.Config(
                 starting_app(), log_level="critical", lifespan="off", timeout_graceful_shutdown=1
