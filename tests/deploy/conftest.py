@@ -103,7 +103,6 @@ class Served:
     async def told(self, **more: Any) -> str:
         """The text of an answer as it comes: a stream of the large model, unless `more` differs."""
         body = {"model": "large-only", "messages": QUESTION, "stream": True, **more}
-        body["ignore_eos"] = body["model"] == "large-only"  # a loop would end it
         async with httpx.AsyncClient(timeout=WAIT_S) as http:
             return (await http.post(f"{self.url}/v1/chat/completions", json=body)).text
 

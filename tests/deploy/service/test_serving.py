@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.serve, pytest.mark.timeout(1200)]
 
 LONG = 800  # tokens of a stream that is still being written when something happens to it
 ENDLESS = 3000  # tokens: more than a test waits for
+TO_THE_CAP = {"ignore_eos": True}  # else a loop would end it
 
 
 async def stream(
@@ -36,8 +37,8 @@ async def stream(
 ) -> tuple[str, Any]:
     """Thought and answer as one text, and the last chunk; `begun` is set at the first text."""
     text, last = "", None
-    if model == "large-only":  # a loop would end it
-        more["extra_body"] = {"ignore_eos": True, **more.get("extra_body", {})}
+    if model == "large-only":
+        more["extra_body"] = {**TO_THE_CAP, **more.get("extra_body", {})}
     chunks = await served.client.chat.completions.create(
         model=model,
         messages=QUESTION,  # type: ignore[arg-type]
@@ -125,7 +126,7 @@ async def test_the_stream_says_what_the_whole_answer_says(served: Served) -> Non
         model="large-only",
         messages=QUESTION,  # type: ignore[arg-type]
         max_tokens=300,
-        extra_body={"ignore_eos": True},
+        extra_body=TO_THE_CAP,
     )
     text, last = await stream(served)
     message: Any = whole.choices[0].message
@@ -209,10 +210,10 @@ async def test_a_replica_that_is_stopped_is_left(served: Served) -> None:
 
 async def test_an_orchestrator_dies(served: Served) -> None:
     """What was not begun is answered by its successor, what was ends by an error."""
-    whole = {"stream": False, "max_tokens": LONG}
+    whole = {"stream": False, "max_tokens": LONG, **TO_THE_CAP}
     undisturbed = await served.told(**whole)
     asked = [asyncio.create_task(served.told(**whole)) for _ in range(4)]
-    begun = [asyncio.create_task(served.told(max_tokens=ENDLESS)) for _ in range(4)]
+    begun = [asyncio.create_task(served.told(max_tokens=ENDLESS, **TO_THE_CAP)) for _ in range(4)]
     await until(lambda: served.metric("baton_worker_live_rows", "large") >= 5)
     served.kill("Orchestrator")
     for text in await asyncio.gather(*begun):
@@ -236,7 +237,7 @@ async def test_text_is_shown_while_it_is_written(served: Served) -> None:
         messages=QUESTION,  # type: ignore[arg-type]
         stream=True,
         max_tokens=ENDLESS,
-        extra_body={"ignore_eos": True},
+        extra_body=TO_THE_CAP,
     )
     async for chunk in chunks:
         if getattr(chunk.choices[0].delta, "reasoning_content", None):
@@ -402,7 +403,7 @@ async def test_ctrl_c_ends_streams_by_an_error_and_leaves_no_process(served: Ser
     """The last test of this service."""
     started = served.processes()
     assert len(started) > 5
-    cut = asyncio.create_task(served.told(max_tokens=ENDLESS))
+    cut = asyncio.create_task(served.told(max_tokens=ENDLESS, **TO_THE_CAP))
     await until(lambda: served.metric("baton_worker_live_rows", "large") >= 1)
     out, err = await asyncio.to_thread(served.interrupt)
     assert (served.process.returncode, err) == (0, "")
