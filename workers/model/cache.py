@@ -157,8 +157,10 @@ class KVCache:
             return [row[k] for row in self._apart], [row[v] for row in self._apart]
         if self._gather is None:
             return self._read[k], self._read[v]
-        window = self.data[k : k + 2, :, :, : self._end].index_select(1, self._gather)
-        return window[0], window[1]
+        # By slot, the outermost place here: by an inner one torch copies all slots first.
+        window = self.data[k : k + 2].transpose(0, 1)[:, :, :, : self._end]
+        keys, values = window.index_select(0, self._gather).unbind(1)
+        return keys, values
 
     def update_hidden_states(self, hidden_states: Tensor) -> None:
         """Store [rows, n, width] hidden states of the pass's tokens."""
