@@ -53,7 +53,7 @@ def baton(file: Path, folder: Path, edit: Callable[[dict[str, Any]], object]) ->
 def baton_over(
     pair: PeerPair, folder: Path, speculation: Mapping[str, Any] | None = None
 ) -> ServerCommand:
-    """Run Baton over a pair."""
+    """Run Baton over a pair; without `speculation` the large worker decodes plainly."""
 
     def edit(args: dict[str, Any]) -> None:
         args["limits"]["concurrent"] = 128
@@ -63,8 +63,7 @@ def baton_over(
             worker |= {"threads": pair.threads, "rows": 4 * SLOTS}
             if pair is REAL:
                 worker["max_len"] = CONTEXT
-        if speculation:
-            args["workers"]["large"]["speculation"] = speculation
+        args["workers"]["large"]["speculation"] = speculation or {"method": "vanilla"}
         if pair is REAL:
             args["policy"]["params"] = {}
 
