@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,15 +17,13 @@ from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.launch.workers import close, load_pair
 from deploy.service.config import Args
 from orchestrator.errors import ConfigError
-from tests.deploy.conftest import ROOT, free_port, running
+from tests.deploy.conftest import free_port
 from tests.workers.remote.vllm_like import MODEL, ServerBehavior, VllmLike, serving
 from workers.engine.loading import load as load_local
 
 QUESTIONS = [problem.question for problem in draw("dev", 11, 3)]
 PAIR = ("small", "large")
 LABEL = Candidate("specreason", "specreason", {})
-OF_EXTRAS = ("torch", "transformers", "safetensors", "gguf", "scipy", "statsmodels", "sklearn")
-OF_EXTRAS += ("matplotlib", "math_verify", "pebble", "reasoning_gym", "pandas")
 
 
 @pytest.fixture(scope="module")
@@ -101,19 +97,3 @@ def test_ask_and_eval_over_servers(
     ran = baton("eval", *problems, "--speculation", "vanilla")
     assert ran.status != 0
     assert "--speculation" in ran.err
-
-
-@pytest.mark.serve
-@pytest.mark.timeout(1200)
-def test_a_service_of_two_servers_needs_no_extra(
-    tmp_path: Path, urls: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In none of its processes: each reads this `sitecustomize` when it starts."""
-    monkeypatch.setenv("SERVER_KEY", "k")
-    site = tmp_path / "site"
-    site.mkdir()
-    blocked = f"import sys\nfor name in {OF_EXTRAS}: sys.modules[name] = None\n"
-    (site / "sitecustomize.py").write_text(blocked)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
-    with running(remote_file(tmp_path, urls, *PAIR)) as service:
-        assert "boxed" in asyncio.run(service.told(model="specreason"))

@@ -1,8 +1,10 @@
-"""Two replicas of the orchestrator on a real Ray, meeting in Redis, and how SIGTERM ends them."""
+"""A service of two servers on a real Ray, without the extras: two orchestrators that meet in Redis,
+and how SIGTERM ends them."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -12,13 +14,16 @@ import pytest
 import yaml
 
 from deploy.evaluation.builtin.problems import draw
-from tests.deploy.conftest import QUESTION, WAIT_S, Served, alive, running, until
-from tests.deploy.service.test_remote_pair import remote_file
+from tests.deploy.conftest import QUESTION, ROOT, WAIT_S, Served, alive, running, until
+from tests.deploy.service.test_remote_pair import PAIR, remote_file
 from tests.orchestrator.redis_server import RedisServer, redis_server
 from tests.workers.remote.vllm_like import ServerBehavior, VllmLike, serving
 from workers.engine.loading import load
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(1200)]
+
+OF_EXTRAS = ("torch", "transformers", "safetensors", "gguf", "scipy", "statsmodels", "sklearn")
+OF_EXTRAS += ("matplotlib", "math_verify", "pebble", "reasoning_gym", "pandas")
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +45,30 @@ class HeldServer(VllmLike):
 
 
 @pytest.fixture(scope="module")
-def large() -> Iterator[HeldServer]:
-    worker = load("embedded:large")
-    yield HeldServer(worker, ServerBehavior(key="k"))
-    worker.close()
+def servers() -> Iterator[dict[str, HeldServer]]:
+    """The embedded pair on servers that want a key."""
+    workers = {name: load(f"embedded:{name}") for name in PAIR}
+    yield {name: HeldServer(one, ServerBehavior(key="k")) for name, one in workers.items()}
+    for worker in workers.values():
+        worker.close()
 
 
 @pytest.fixture(scope="module")
 def in_redis(
-    redis: RedisServer, large: HeldServer, tmp_path_factory: pytest.TempPathFactory
+    redis: RedisServer, servers: dict[str, HeldServer], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """The small model here, the large one on a server that wants a key."""
-    with serving(large.app) as url, pytest.MonkeyPatch.context() as patch:
+    """No process of it can import what an extra brings: each reads this `sitecustomize` first."""
+    folder = tmp_path_factory.mktemp("redis")
+    blocked = f"import sys\nfor name in {OF_EXTRAS}: sys.modules[name] = None\n"
+    (folder / "sitecustomize.py").write_text(blocked)
+    with (
+        serving(servers["small"].app) as small,
+        serving(servers["large"].app) as large,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setenv("SERVER_KEY", "k")
-        file = remote_file(tmp_path_factory.mktemp("redis"), {"large": url}, "large")
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
+        file = remote_file(folder, {"small": small, "large": large}, *PAIR)
         data: dict[str, Any] = yaml.safe_load(file.read_text())
         application = data["applications"][0]
         application["deployments"] = [{"name": "Orchestrator", "num_replicas": 2}]
@@ -63,7 +78,7 @@ def in_redis(
             yield served
 
 
-async def test_one_model_may_be_here_and_the_other_on_a_server(in_redis: Served) -> None:
+async def test_a_service_of_two_servers_needs_no_extra(in_redis: Served) -> None:
     reply: Any = await in_redis.client.chat.completions.create(
         model="specreason",
         messages=[{"role": "user", "content": draw("dev", 11, 1)[0].question}],
@@ -71,13 +86,12 @@ async def test_one_model_may_be_here_and_the_other_on_a_server(in_redis: Served)
     assert "boxed" in reply.choices[0].message.content
     assert {step["author"] for step in reply.baton["steps"]} <= {"small", "large"}
     assert reply.baton["metrics"]["large_passes"] > 0
-    assert in_redis.replicas("SmallWorker")
-    assert not in_redis.replicas("LargeWorker")
+    assert not [*in_redis.replicas("SmallWorker"), *in_redis.replicas("LargeWorker")]
 
 
 async def everybody(served: Served, count: int = 24) -> list[dict[str, Any]]:
     """The `baton` fields of many concurrent answers; each replica gives some of them."""
-    body = {"model": "baton", "messages": QUESTION, "max_tokens": 40}
+    body = {"model": "baton", "messages": QUESTION, "max_tokens": 8}
     async with httpx.AsyncClient(timeout=WAIT_S) as client:
         url = f"{served.url}/v1/chat/completions"
         asked = (client.post(url, json=body) for _ in range(count))
@@ -112,10 +126,10 @@ async def test_a_change_reaches_all_replicas(in_redis: Served, redis: RedisServe
 
 
 async def test_sigterm_lets_answers_be_finished_and_takes_no_more(
-    in_redis: Served, large: HeldServer
+    in_redis: Served, servers: dict[str, HeldServer]
 ) -> None:
     """The last test of this service."""
-    started = in_redis.processes()
+    started, large = in_redis.processes(), servers["large"]
     large.held = True
     streams = [asyncio.create_task(in_redis.told()) for _ in range(6)]
     await until(lambda: large.live == 6)
