@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 SERVES := $(VENV)/.serves
 STAMP := $(VENV)/.tests
 
+# A service and its tests are dozens of processes: without bytecode, each compiles Ray and torch again (8 s).
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup serve check test test-vllm test-real real-pair bench gpu clients docs redis-server chromium
 
