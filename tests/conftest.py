@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import functools
 import os
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
+from httpx._transports import default as transports
 from hypothesis import HealthCheck, settings
 
 from deploy.cli import main as cli
@@ -26,6 +28,8 @@ settings.load_profile("steady")
 # Nor does httpx, whose 5 s are the default argument of each of its functions.
 for _wait in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, _wait, 120.0)
+# Reading the machine's certificates takes longer than a test's request: its clients share them.
+transports.create_ssl_context = functools.cache(transports.create_ssl_context)
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], Any]]:
