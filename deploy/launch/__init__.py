@@ -10,7 +10,8 @@ In reading order:
 - `placement`: where models run on this machine.
 - `quantization`: how many bits the weights of a quantized checkpoint have.
 - `environment`: the variables that Ray reads when it is imported.
-- `cluster`: a Ray of our own on this machine, for `baton serve`.
+- `ray_node`: a Ray of our own on this machine.
+- `cluster`: a deployment on it, for `baton serve`.
 - `meanwhile`: what answers on the service's port while Ray starts.
 - `watch`: what dies while a service runs.
 - `workers`: both workers in one process, for tools.

@@ -1,47 +1,29 @@
-"""A small Ray of our own on this machine, and a deployment on it; all gone at the end."""
+"""A deployment on a Ray of our own, from its start to the last answer."""
 
 from __future__ import annotations
 
-import ctypes
-import io
 import json
-import logging
 import os
 import re
-import signal
 import socket
-import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
-from functools import partial
-from pathlib import Path
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import httpx
 
 from deploy.launch.deployment_file import Deployment
-from deploy.launch.environment import PROCESSES
 from deploy.launch.meanwhile import answering
+from deploy.launch.ray_node import NotServing, descendants, is_daemon, logs, own_ray, runs
 from deploy.launch.watch import Watch
 from deploy.service.config import Workers
 from orchestrator.errors import BatonError
 
-NODE_TRIES = 4
-NODE_S = 300.0  # for Ray's own processes to start
 READY_S = 300.0  # to answer, once Serve says that everything runs
 TOLD_S = 60.0  # between two words on what is still starting
-SHUTDOWN_S = 5.0  # for replicas to shut down before they are killed
 ASK_S, CUT_S = 5.0, 0.5  # for replicas to answer, and for what they send last to arrive
 LOOPBACK = "127.0.0.1"
-DAEMONS = ("gcs_server", "raylet")
-PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl.h
-OBJECTS_BYTES = 100 << 20  # nothing of ours travels through the object store
-
-
-class NotServing(BatonError):
-    """The deployment did not come up."""
 
 
 class NodeDied(BatonError):
@@ -67,10 +49,10 @@ class RunningService:
         Raises:
             NodeDied: one of the node's processes has ended.
         """
-        if dead := [pid for pid in self._node if not _runs(pid)]:
+        if dead := [pid for pid in self._node if not runs(pid)]:
             raise NodeDied(
                 f"Ray's node has died (process {dead[0]}), and the service with it: start it "
-                f"again; Ray's logs are in {_logs()}"
+                f"again; Ray's logs are in {logs()}"
             )
         return list(self._watch.look())
 
@@ -136,7 +118,7 @@ def serving(
     with ExitStack() as meanwhile:
         meanwhile.enter_context(answering(options.host or LOOPBACK, options.port))
         with own_ray() as before:
-            daemons = {pid for pid in descendants(os.getpid()) - before if _is_daemon(pid)}
+            daemons = {pid for pid in descendants(os.getpid()) - before if is_daemon(pid)}
             on_ray()
             if not deployment.serve.applications[0].deployments:  # which may ask for other GPUs
                 _want_gpus(deployment.args.workers)
@@ -147,135 +129,6 @@ def serving(
             _wait(deployment, ready_s, tell)
             name = deployment.serve.applications[0].name
             yield RunningService(deployment.url, name, deployment.args.workers, daemons)
-
-
-@contextmanager
-def own_ray() -> Iterator[set[int]]:
-    """A Ray of our own, gone at the end with all that it started.
-
-    Gives the process ids that this process had below it before. Call
-    `deploy.launch.environment.prepare` before anything imports ray.
-    """
-    import ray
-
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    before = descendants(os.getpid())
-    _adopt_orphans()
-    folder = _own_folder()
-    node = None
-    try:
-        node = _node(folder / "ray")
-        ray.init(
-            address=node.address,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            namespace="serve",
-        )
-        yield before
-    finally:
-        _stop(before, node)
-
-
-def _adopt_orphans() -> None:
-    """Become the parent of the workers that a dead raylet leaves, so that they are stopped, too."""
-    with suppress(AttributeError, OSError):  # Linux alone has it
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _node(folder: Path) -> Any:
-    """Start Ray's node, again if it dies: it waits 15 s for its agent, too few on a busy machine.
-
-    Raises:
-        NotServing: it died each time.
-    """
-    for _ in range(NODE_TRIES - 1):
-        with suppress(NotServing):
-            return _start_node(folder)
-    return _start_node(folder)
-
-
-def _start_node(folder: Path) -> Any:
-    """Start Ray's processes that a service needs.
-
-    `ray.init` starts three more: for autoscaling, for logs in the terminal, and for the dashboard,
-    even if there is none.
-    """
-    from ray._private.node import Node
-    from ray._private.parameter import RayParams
-
-    class ServingNode(Node):  # type: ignore[misc]
-        def start_api_server(self, **_: object) -> None:
-            """Start no dashboard."""
-
-        def start_ray_processes(self) -> None:
-            """Wait for the node, too: Ray itself gives it 30 s, too few on a busy machine."""
-            super().start_ray_processes()
-            try:
-                _until_known(self)
-            except NotServing:
-                self.kill_all_processes(check_alive=False, allow_graceful=False)
-                raise
-
-    return ServingNode(
-        RayParams(
-            num_cpus=max(PROCESSES, os.cpu_count() or 1),  # as many workers start at once
-            object_store_memory=OBJECTS_BYTES,
-            temp_dir=str(folder),
-            include_log_monitor=False,
-            no_monitor=True,
-        ),
-        head=True,
-        shutdown_at_exit=False,
-        ray_init_cluster=True,
-    )
-
-
-def _until_known(node: Any) -> None:
-    """Wait until a node is registered.
-
-    Raises:
-        NotServing: it has died, or takes too long.
-    """
-    from ray._private.services import get_node
-
-    until = time.monotonic() + NODE_S
-    while time.monotonic() < until and not node.dead_processes():
-        with suppress(RuntimeError):
-            get_node(node.gcs_address, node._node_id)
-            return
-        time.sleep(0.1)
-    raise NotServing(f"Ray's node did not start; its logs are in {_logs()}")
-
-
-def _own_folder() -> Path:
-    """A folder for Ray's logs and sockets that only this user can enter.
-
-    Ray lets everybody on the machine write to the folders it makes, and does so again in each of
-    its processes. What keeps others out is the folder above them.
-
-    Raises:
-        NotServing: there is something else of that name.
-    """
-    folder = _folder()
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700, parents=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise NotServing(
-            f"{folder} must be a folder of this user, for Ray's files: remove what is there, or "
-            "name another place in RAY_TMPDIR"
-        )
-    folder.chmod(0o700)
-    return folder
-
-
-def _folder() -> Path:
-    place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
-    return Path(place, f"baton-{os.getuid()}").absolute()
-
-
-def _logs() -> Path:
-    return _folder() / "ray" / "session_latest" / "logs"
 
 
 def _start_serve(deployment: Deployment) -> Any:
@@ -359,17 +212,17 @@ def _wait(deployment: Deployment, ready_s: float | None, tell: Callable[[str], o
             elif now - starting_at > READY_S:
                 raise NotServing(
                     f"everything has run for {READY_S:g} s and /ready says no; Ray's logs are in "
-                    f"{_logs()}"
+                    f"{logs()}"
                 )
             if ready_s is not None and now - began > ready_s:
                 still = f"still starting: {', '.join(starting)}; " if starting else ""
                 raise NotServing(
-                    f"not ready within {ready_s:g} s; {still}Ray's logs are in {_logs()}"
+                    f"not ready within {ready_s:g} s; {still}Ray's logs are in {logs()}"
                 )
             if starting and now - said_at > TOLD_S:
                 said_at = now
                 minutes = round((now - began) / 60)
-                tell(f"Still starting after {minutes} min: {', '.join(starting)} (logs: {_logs()})")
+                tell(f"Still starting after {minutes} min: {', '.join(starting)} (logs: {logs()})")
             time.sleep(0.25)
 
 
@@ -389,66 +242,3 @@ def _gist(messages: list[str]) -> str:
     errors = [line for line in lines if line.partition(":")[0].endswith("Error")]
     gist = (errors or lines or ["no reason was given"])[-1]
     return re.sub(rf"^{BatonError.__module__}\.\w+: ", "", gist)
-
-
-def _stop(before: set[int], node: Any) -> None:
-    import ray
-    from ray import serve
-
-    ours = descendants(os.getpid()) - before
-    # While Serve shuts down, Ray reports that its own tasks failed, which is expected.
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        if ray.is_initialized():
-            parting = threading.Thread(target=_quietly, args=(serve.shutdown,), daemon=True)
-            parting.start()
-            parting.join(SHUTDOWN_S)
-            ours |= descendants(os.getpid()) - before
-            _quietly(ray.shutdown)
-        if node is not None:
-            _quietly(partial(node.kill_all_processes, check_alive=False, allow_graceful=True))
-    _reap(ours)
-
-
-def _quietly(step: Callable[[], object]) -> None:
-    with suppress(Exception):
-        step()
-
-
-def _reap(pids: set[int]) -> None:
-    """Wait until these processes are gone; what is left after a while is killed."""
-    until = time.monotonic() + SHUTDOWN_S
-    while pids and time.monotonic() < until:
-        pids = {pid for pid in pids if _runs(pid)}
-        time.sleep(0.05)
-    for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def descendants(pid: int) -> set[int]:
-    """Process ids of the children of `pid`, and of theirs."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError):
-            fields = entry.read_text().rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
-    pids: set[int] = set()
-    new = children.get(pid, [])
-    while new:
-        pids.update(new)
-        new = [child for parent in new for child in children.get(parent, [])]
-    return pids
-
-
-def _is_daemon(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/exe").resolve().name in DAEMONS
-    return False
-
-
-def _runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"

@@ -19,7 +19,7 @@ import openai
 import pytest
 import yaml
 
-from deploy.launch.cluster import descendants
+from deploy.launch.ray_node import descendants
 from tests.workers.conftest import CONTROLS, make_model, make_tokenizer, save
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from typing import Any, Final
 from ray import serve
 
 from deploy.evaluation.summary import Row
-from deploy.launch.cluster import own_ray
+from deploy.launch.ray_node import own_ray
 from orchestrator.types import (
     Classification,
     LabelQuery,

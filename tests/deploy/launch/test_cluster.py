@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,25 +81,6 @@ def test_a_node_is_well_while_its_processes_run() -> None:
     os.waitpid(child, 0)
 
 
-@pytest.mark.parametrize("there", ["link", "file", "open"])
-def test_a_folder_of_others_is_not_used(
-    there: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    folder = tmp_path / f"baton-{os.getuid()}"
-    if there == "open":  # ours, and made by hand
-        folder.mkdir(mode=0o777)
-        folder.chmod(0o777)
-        assert cluster._own_folder().stat().st_mode & 0o777 == 0o700
-        return
-    if there == "link":
-        folder.symlink_to(tmp_path)
-    else:
-        folder.touch()
-    with pytest.raises(NotServing, match="RAY_TMPDIR"):
-        cluster._own_folder()
-
-
 class Starting:
     """A deployment that Serve says is starting, until it is `loaded_at`, in seconds of its clock;
     then it answers `ready`."""
@@ -175,22 +155,3 @@ def test_what_has_no_place_says_once_what_it_needs(monkeypatch: pytest.MonkeyPat
     starting.message = "LargeWorker has 1 replicas that have taken more than 30s to initialize."
     cluster._wait(starting, None, told.append)  # type: ignore[arg-type]
     assert len(told) == 1  # "Still starting" says it every minute
-
-
-def test_a_node_that_dies_as_it_starts_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deaths = 3
-
-    def start(folder: Path) -> str:
-        nonlocal deaths
-        deaths -= 1
-        if deaths >= 0:
-            raise NotServing("it died")
-        return str(folder)
-
-    monkeypatch.setattr(cluster, "_start_node", start)
-    assert cluster._node(tmp_path) == str(tmp_path)
-    deaths = 4
-    with pytest.raises(NotServing, match="it died"):
-        cluster._node(tmp_path)

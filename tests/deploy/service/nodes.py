@@ -16,7 +16,7 @@ import httpx
 import openai
 import yaml
 
-from deploy.launch.cluster import descendants
+from deploy.launch.ray_node import descendants
 from tests.deploy.conftest import ROOT, alive, free_port
 
 KEY = "sk-plugh-0123456789"

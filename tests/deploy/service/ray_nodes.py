@@ -22,7 +22,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from deploy.launch.cluster import descendants
+from deploy.launch.ray_node import descendants
 
 OBJECTS_BYTES = 80 << 20
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET

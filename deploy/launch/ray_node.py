@@ -1,0 +1,223 @@
+"""A Ray of our own on this machine, gone at the end with all that it started."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import logging
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from deploy.launch.environment import PROCESSES
+from orchestrator.errors import BatonError
+
+NODE_TRIES = 4
+NODE_S = 300.0  # for Ray's own processes to start
+SHUTDOWN_S = 5.0  # for replicas to shut down before they are killed
+DAEMONS = ("gcs_server", "raylet")
+PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl.h
+OBJECTS_BYTES = 100 << 20  # nothing of ours travels through the object store
+
+
+class NotServing(BatonError):
+    """The deployment did not come up."""
+
+
+@contextmanager
+def own_ray() -> Iterator[set[int]]:
+    """A Ray of our own, gone at the end with all that it started.
+
+    Gives the process ids that this process had below it before. Call
+    `deploy.launch.environment.prepare` before anything imports ray.
+    """
+    import ray
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    before = descendants(os.getpid())
+    _adopt_orphans()
+    folder = _own_folder()
+    node = None
+    try:
+        node = _node(folder / "ray")
+        ray.init(
+            address=node.address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace="serve",
+        )
+        yield before
+    finally:
+        _stop(before, node)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of the workers that a dead raylet leaves, so that they are stopped, too."""
+    with suppress(AttributeError, OSError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _node(folder: Path) -> Any:
+    """Start Ray's node, again if it dies: it waits 15 s for its agent, too few on a busy machine.
+
+    Raises:
+        NotServing: it died each time.
+    """
+    for _ in range(NODE_TRIES - 1):
+        with suppress(NotServing):
+            return _start_node(folder)
+    return _start_node(folder)
+
+
+def _start_node(folder: Path) -> Any:
+    """Start Ray's processes that a service needs.
+
+    `ray.init` starts three more: for autoscaling, for logs in the terminal, and for the dashboard,
+    even if there is none.
+    """
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    class ServingNode(Node):  # type: ignore[misc]
+        def start_api_server(self, **_: object) -> None:
+            """Start no dashboard."""
+
+        def start_ray_processes(self) -> None:
+            """Wait for the node, too: Ray itself gives it 30 s, too few on a busy machine."""
+            super().start_ray_processes()
+            try:
+                _until_known(self)
+            except NotServing:
+                self.kill_all_processes(check_alive=False, allow_graceful=False)
+                raise
+
+    return ServingNode(
+        RayParams(
+            num_cpus=max(PROCESSES, os.cpu_count() or 1),  # as many workers start at once
+            object_store_memory=OBJECTS_BYTES,
+            temp_dir=str(folder),
+            include_log_monitor=False,
+            no_monitor=True,
+        ),
+        head=True,
+        shutdown_at_exit=False,
+        ray_init_cluster=True,
+    )
+
+
+def _until_known(node: Any) -> None:
+    """Wait until a node is registered.
+
+    Raises:
+        NotServing: it has died, or takes too long.
+    """
+    from ray._private.services import get_node
+
+    until = time.monotonic() + NODE_S
+    while time.monotonic() < until and not node.dead_processes():
+        with suppress(RuntimeError):
+            get_node(node.gcs_address, node._node_id)
+            return
+        time.sleep(0.1)
+    raise NotServing(f"Ray's node did not start; its logs are in {logs()}")
+
+
+def _own_folder() -> Path:
+    """A folder for Ray's logs and sockets that only this user can enter.
+
+    Ray lets everybody on the machine write to the folders it makes, and does so again in each of
+    its processes. What keeps others out is the folder above them.
+
+    Raises:
+        NotServing: there is something else of that name.
+    """
+    folder = _folder()
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise NotServing(
+            f"{folder} must be a folder of this user, for Ray's files: remove what is there, or "
+            "name another place in RAY_TMPDIR"
+        )
+    folder.chmod(0o700)
+    return folder
+
+
+def _folder() -> Path:
+    place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
+    return Path(place, f"baton-{os.getuid()}").absolute()
+
+
+def logs() -> Path:
+    return _folder() / "ray" / "session_latest" / "logs"
+
+
+def _stop(before: set[int], node: Any) -> None:
+    import ray
+    from ray import serve
+
+    ours = descendants(os.getpid()) - before
+    # While Serve shuts down, Ray reports that its own tasks failed, which is expected.
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        if ray.is_initialized():
+            parting = threading.Thread(target=_quietly, args=(serve.shutdown,), daemon=True)
+            parting.start()
+            parting.join(SHUTDOWN_S)
+            ours |= descendants(os.getpid()) - before
+            _quietly(ray.shutdown)
+        if node is not None:
+            _quietly(partial(node.kill_all_processes, check_alive=False, allow_graceful=True))
+    _reap(ours)
+
+
+def _quietly(step: Callable[[], object]) -> None:
+    with suppress(Exception):
+        step()
+
+
+def _reap(pids: set[int]) -> None:
+    """Wait until these processes are gone; what is left after a while is killed."""
+    until = time.monotonic() + SHUTDOWN_S
+    while pids and time.monotonic() < until:
+        pids = {pid for pid in pids if runs(pid)}
+        time.sleep(0.05)
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> set[int]:
+    """Process ids of the children of `pid`, and of theirs."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):
+            fields = entry.read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+    pids: set[int] = set()
+    new = children.get(pid, [])
+    while new:
+        pids.update(new)
+        new = [child for parent in new for child in children.get(parent, [])]
+    return pids
+
+
+def is_daemon(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/exe").resolve().name in DAEMONS
+    return False
+
+
+def runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
