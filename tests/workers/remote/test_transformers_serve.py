@@ -1,4 +1,4 @@
-"""The remote worker over `transformers serve` with the embedded checkpoints: real processes."""
+"""The remote worker over `transformers serve` with the embedded checkpoints: a real process."""
 
 from __future__ import annotations
 
@@ -35,50 +35,40 @@ PAIR = ("small", "large")
 
 
 @pytest.fixture(scope="module")
-def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Both checkpoints, each behind a `transformers serve` of its own."""
-    processes: list[subprocess.Popen[bytes]] = []
-    found = {}
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A `transformers serve` that loads a checkpoint when it is asked for it."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     log: Path = tmp_path_factory.mktemp("serve") / "log"
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-c", SERVE, "serve", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--device", "cpu", "--dtype", "float32"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
     try:
-        for name in PAIR:
-            port = free_port()
-            options = ["--host", "127.0.0.1", "--port", str(port)]
-            options += ["--device", "cpu", "--dtype", "float32"]
-            command = [sys.executable, "-c", SERVE, "serve"]
-            command += [str(resolve(f"embedded:{name}")), *options]
-            with log.open("ab") as out:
-                processes.append(
-                    subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
-                )
-            found[name] = f"http://127.0.0.1:{port}"
         until = time.monotonic() + 240
-        for process, url in zip(processes, found.values(), strict=True):
-            while True:
-                assert process.poll() is None, log.read_text()[-2000:]
-                assert time.monotonic() < until, "transformers serve does not answer"
-                with suppress(httpx.HTTPError):
-                    if httpx.get(f"{url}/health", timeout=5.0).status_code == 200:
-                        break
-                time.sleep(0.3)
-        yield found
+        while True:
+            assert process.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < until, "transformers serve does not answer"
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"{url}/health", timeout=5.0).status_code == 200:
+                    break
+            time.sleep(0.3)
+        yield url
     finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=120)
-            process.kill()
-            process.wait()
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=120)
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture
-def served(addresses: dict[str, str]) -> dict[Any, ModelWorker]:
+def served(address: str) -> dict[Any, ModelWorker]:
     workers = {}
-    for name, url in addresses.items():
+    for name in PAIR:
         folder = str(resolve(f"embedded:{name}"))
-        server = Server(url, silence_s=120.0)
+        server = Server(address, silence_s=120.0)
         workers[name] = ModelWorker(
             RemoteBackend(server, folder, load_tokenizer(folder), context=1024)
         )
