@@ -19,10 +19,6 @@ import psutil
 import pytest
 import yaml
 
-from deploy.evaluation.candidates import Candidate
-from deploy.evaluation.clients import LocalClient, RequestOptions, ask
-from deploy.launch.deployment_file import load
-from deploy.launch.workers import load_pair
 from tests.deploy.conftest import QUESTION, WAIT_S, Served, alive, free_port, until
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(1200)]
@@ -287,22 +283,7 @@ async def test_a_hundred_hang_ups_leave_nothing_running(
 MANY_STEPS = {"judge": "short", "step_tokens": 8, "threshold": 0}
 
 
-async def cached_alone(endless_file: Path, questions: list[str]) -> float:
-    """The share of prompt tokens found in the cache by one large worker in this process."""
-    args = load(endless_file).args
-    pair = load_pair(args.workers)
-    try:
-        client = LocalClient(args, pair, RequestOptions(max_tokens=480))
-        for question in questions:
-            await ask(client, question, Candidate("specreason", "specreason", MANY_STEPS))
-        stats = pair["large"].stats()
-        return stats["cached_tokens"] / stats["prompt_tokens"]
-    finally:
-        for worker in pair.values():
-            worker.close()
-
-
-async def test_a_request_stays_on_one_of_two_replicas(served: Served, endless_file: Path) -> None:
+async def test_a_request_stays_on_one_of_two_replicas(served: Served) -> None:
     questions = [f"{number} and a question of its own, which is long enough" for number in range(2)]
     names = ("baton_worker_cached_tokens_total", "baton_worker_prompt_tokens_total")
     before = [served.metric(name, "large") for name in names]
@@ -315,9 +296,7 @@ async def test_a_request_stays_on_one_of_two_replicas(served: Served, endless_fi
         )
     after = [served.metric(name, "large") for name in names]
     cached, prompt = (new - old for new, old in zip(after, before, strict=True))
-    alone = await cached_alone(endless_file, questions)
-    # What requests share among themselves (the markup before a question) is read twice.
-    assert cached / prompt > max(0.9, alone - 0.02)
+    assert cached / prompt > 0.9
 
 
 async def test_the_other_doors_lead_to_the_same_models(served: Served) -> None:
