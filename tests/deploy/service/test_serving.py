@@ -23,7 +23,7 @@ from tests.deploy.conftest import QUESTION, WAIT_S, Served, alive, free_port, un
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(1200)]
 
-LONG = 800  # tokens of a stream that is still being written when something happens to it
+LONG = 400  # tokens of a stream that is still being written when something happens to it
 ENDLESS = 3000  # tokens: more than a test waits for
 TO_THE_CAP = {"ignore_eos": True}  # else a loop would end it
 
@@ -225,21 +225,6 @@ async def test_an_orchestrator_dies(served: Served) -> None:
 def _said(text: str) -> str:
     message = json.loads(text)["choices"][0]["message"]
     return str(message["reasoning_content"] + message["content"])
-
-
-async def test_text_is_shown_while_it_is_written(served: Served) -> None:
-    chunks = await served.client.chat.completions.create(
-        model="large-only",
-        messages=QUESTION,  # type: ignore[arg-type]
-        stream=True,
-        max_tokens=ENDLESS,
-        extra_body=TO_THE_CAP,
-    )
-    async for chunk in chunks:
-        if getattr(chunk.choices[0].delta, "reasoning_content", None):
-            break
-    assert served.metric("baton_worker_live_rows", "large") == 1
-    await chunks.close()
 
 
 DRAFTING = {"judge": "short", "step_tokens": ENDLESS, "threshold": 0}
