@@ -48,7 +48,7 @@ def zeros(shape: Sequence[int], device: torch.device | str, dtype: torch.dtype) 
     return torch.from_numpy(memory[start : start + size]).view(dtype).view(*shape)
 
 
-APART = 1 << 16  # bytes a row and layer, from which each row is read where it lies
+APART = 1 << 17  # bytes a row and layer, from which each row is read where it lies
 
 Cached = Tensor | Sequence[Tensor]
 """A layer's keys or values of a pass: [rows, heads, cached, size], or of each row by itself
