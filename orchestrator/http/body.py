@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from fastapi import Request
@@ -210,7 +211,7 @@ def _check_values(root: dict[str, Any]) -> None:
     while todo:
         value, loc = todo.pop()
         seen += 1
-        if seen > MAX_VALUES or len(loc) > MAX_DEPTH:
+        if seen + len(todo) > MAX_VALUES or len(loc) > MAX_DEPTH:
             place = body_path(loc[:1])
             raise InvalidRequest(
                 f"{place}: too many values, or nested too deep", param=place, code="invalid_value"
@@ -221,9 +222,14 @@ def _check_values(root: dict[str, Any]) -> None:
             for key, inner in value.items():
                 _check_text(key, loc)
                 todo.append((inner, (*loc, key)))
-        # A list of token ids counts as one value, and needs no check.
-        elif isinstance(value, list) and not all(type(one) is int for one in value):
-            todo.extend((inner, (*loc, index)) for index, inner in enumerate(value))
+        # A prompt of token ids counts as one value, and needs no check.
+        elif isinstance(value, list) and not (loc[:1] == ("prompt",) and _are_ids(value)):
+            inside = islice(value, MAX_VALUES)
+            todo.extend((inner, (*loc, index)) for index, inner in enumerate(inside))
+
+
+def _are_ids(value: list[Any]) -> bool:
+    return all(type(one) is int for one in value)
 
 
 def _check_text(text: str, loc: tuple[int | str, ...]) -> None:

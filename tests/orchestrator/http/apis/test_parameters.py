@@ -56,6 +56,19 @@ def test_any_bytes_are_refused(body: bytes) -> None:
         parse_request(body, ChatRequest)
 
 
+@pytest.mark.parametrize("crowd", [[1] * 20_001, ["a"] * 20_001, [[1] * 15_000, [1] * 15_000]])
+def test_crowded_bodies_are_refused_before_they_are_validated(crowd: list[Any]) -> None:
+    whole = {"model": "baton", "messages": [{"role": "user", "content": crowd}]}
+    with pytest.raises(InvalidRequest, match="messages: too many values"):
+        parse_request(json.dumps(whole).encode(), ChatRequest)
+
+
+def test_a_prompt_of_token_ids_may_be_long() -> None:
+    whole = {"model": "large-only", "prompt": [[1] * 30_000]}
+    asked, _ = parse_request(json.dumps(whole).encode(), CompletionRequest)
+    assert asked.prompt == ((1,) * 30_000,)
+
+
 DEFAULTS: dict[str, Any] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
