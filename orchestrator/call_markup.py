@@ -9,7 +9,7 @@ is a JSON member may be missing.
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 
 from orchestrator.types import CallFormat
 
@@ -94,7 +94,7 @@ def may_be_name(calls: CallFormat, text: str, name: str) -> bool:
     )
 
 
-@cache
+@lru_cache(maxsize=64)  # the names are the request's
 def ends_of_values(calls: CallFormat, names: str, tools: str) -> str:
     """Return a regular expression of the end of an argument's value in tags.
 

@@ -15,6 +15,7 @@ from orchestrator.json_schema import TYPES, References, ValueForm, properties_of
 from orchestrator.types import CallFormat
 
 _MOST_NAME = 256
+_MOST_NAMES = 256  # in one regular expression
 _MOST_END = 1024  # characters of a value's end, white space included
 _MOST_LITERAL = 1 << 14
 _MOST_TRIES = 16  # ends of a value at which it is parsed
@@ -58,7 +59,8 @@ class TaggedArguments:
         name = opening["name"].strip()
         form = value_form(self._schemas.get(name), self._references)
         names = [re.escape(one) for one in self._schemas if one not in self._given | {name}]
-        ends = re.compile(ends_of_values(self._calls, "|".join(names), self._tools))
+        known = "|".join(names) if len(names) <= _MOST_NAMES else ""
+        ends = re.compile(ends_of_values(self._calls, known, self._tools))
         found = self._value(text, opening.end(), ends, form, ended=ended)
         if found is None:
             return None

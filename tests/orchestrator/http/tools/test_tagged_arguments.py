@@ -115,6 +115,14 @@ def test_a_mark_says_whether_a_value_is_a_text() -> None:
     assert both_ways(MARKED, answer) == ("", [("look", {"n": 3, "any": "3", "path": "4"})])
 
 
+def test_many_properties_leave_no_long_patterns() -> None:
+    schema = {"type": "object", "properties": {f"name_{i}": {} for i in range(1000)}}
+    said = "".join(f"<arg_key>name_{i}</arg_key><arg_value>{i}</arg_value>" for i in range(3))
+    _, calls = read(KEYS, f"<tool_call>look{said}</tool_call>", schema=schema)
+    assert calls == [("look", {f"name_{i}": i for i in range(3)})]
+    assert ends_of_values.cache_info().maxsize == 64
+
+
 @pytest.mark.parametrize(
     ("name", "said", "value"),
     [
