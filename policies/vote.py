@@ -76,12 +76,13 @@ def draw(transcript: Transcript, temperature: float | None) -> Script[DraftedCha
             return DraftedChain(drafts)
         draft = made.segment
         drafts += (draft,)
-        if transcript.closed:
+        # A thought that the policy's budget cut may go on, end by itself, and the answer follows.
+        thinks_on = transcript.forced and draft.finish == "think_end"
+        if transcript.closed and not thinks_on:
             return DraftedChain(drafts, draft.text.strip() if ends(draft) else "")
-        written = transcript.ends + ends(draft)  # no end if the policy's budget cut the thought
-        transcript = replace(
-            transcript.extend(draft), closed=True, forced=not ends(draft), ends=written
-        )
+        written = transcript.ends + ends(draft)
+        forced = not transcript.closed and not ends(draft)
+        transcript = replace(transcript.extend(draft), closed=True, forced=forced, ends=written)
 
 
 def same_vote(chain: DraftedChain, other: DraftedChain) -> bool:

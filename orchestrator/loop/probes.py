@@ -18,7 +18,7 @@ from orchestrator.answers.text import final
 from orchestrator.loop.actions import Generate
 from orchestrator.loop.ending import ends_step
 from orchestrator.loop.policy import Policy
-from orchestrator.types import ENDED, Generation, Segment, StopCriteria, Transcript
+from orchestrator.types import Generation, Segment, StopCriteria, Transcript
 
 _BOXED = re.compile(r"\\boxed\{[^{}]*\}")
 """An answer that is whole though its text is not."""
@@ -62,5 +62,6 @@ class Probes:
             return ""
         least = exp(min(result.segment.logprobs))
         text = self.policy.probe + result.segment.text
-        is_whole = result.segment.finish in (*ENDED, "stop") or _BOXED.search(text)
+        # "think_end": the model continued its thought.
+        is_whole = result.segment.finish in ("eos", "stop") or _BOXED.search(text)
         return final(text) if least >= self.policy.sure_at and is_whole else ""

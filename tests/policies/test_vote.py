@@ -76,6 +76,15 @@ def test_a_thought_that_the_budget_cut_has_an_answer() -> None:
     assert (cut.closed, cut.ends) == (True, 0)
 
 
+def test_a_thought_that_goes_on_after_its_cut_is_no_answer() -> None:
+    play = Play(Vote())
+    cut = play(draft("Hm", "length")).transcript
+    again = play(draft("so 42.", "think_end")).transcript
+    assert (again.ends, again.forced) == (1, False)
+    assert cut.forced
+    assert play(draft("7", "eos")) == Generate("small", TRACE, REST, 0.7)
+
+
 def test_a_chain_is_a_thought_and_an_answer() -> None:
     play = Play(Vote())
     thought = step("small", "Two and two.", "think_end")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def thinker(answers: list[Line]) -> Scripted:
             begun = transcript.reply
             answer = answers[min(done, len(answers)) - 1] if done else "nothing"
             if isinstance(answer, Say):
-                return Say(answer.text[len(begun) :], "eos", answer.logprob)
+                return replace(answer, text=answer.text[len(begun) :])
             return answer if isinstance(answer, BaseException) else Say(answer, "eos", -0.01)
         whole = "".join(f"This is step {i} of the thought.\n\n" for i in range(STEPS))
         if len(transcript.text) >= len(whole):
@@ -80,6 +81,7 @@ async def test_agreeing_probes_end_the_thought_under_every_policy(name: str) -> 
         ([Say("7", "eos", -0.5)], STEPS),  # they are not sure
         (["7", Say("7", "eos", -0.5), "7", "7"], 4),  # a doubt between
         ([""], STEPS),
+        ([Say("12, or 7?", "think_end", -0.01)] * 9 + ["7"], 11),  # thoughts that go on
         ([WorkerUnavailable("gone"), "7"], 3),
     ],
 )
