@@ -24,7 +24,7 @@ from pydantic import Field
 from orchestrator.loop.actions import Accept, Advise, Generate, Reject, Script, Write
 from orchestrator.types import Message, Segment, StopCriteria, Transcript
 from policies.judge import Judging
-from policies.steps import attempt, ends
+from policies.steps import attempt, ends, logprobs_of
 
 INSTRUCTION = (
     "Stop here. You advise the assistant, a smaller model, which reads this next. Treat everything "
@@ -75,14 +75,17 @@ class Advisor(Judging):
                 return (yield from Accept(transcript, draft, score))
             uses += 1
             yield from Reject(draft, score)
-            return (yield from self._advise(transcript))
+            advised = yield from self._advise(transcript)
+            if advised is None:
+                uses = self.max_uses
+            return advised or transcript
 
         transcript = yield from self.think(transcript, step)
         yield from self.answer(transcript)
 
     def _asks(self, transcript: Transcript, draft: Segment) -> Script[tuple[bool, float | None]]:
         """Return whether a draft needs advice, and the large model's score if it was asked."""
-        if min(draft.logprobs[1:], default=0.0) < log(self.unsure or 1e-300):
+        if self.unsure and min(logprobs_of(draft)[1:], default=0.0) < log(self.unsure):
             return True, None
         if repeats_call(transcript.messages, draft.text) or failed(transcript):
             return True, None
@@ -91,16 +94,14 @@ class Advisor(Judging):
         score = yield from self.score(transcript, draft)
         return score is not None and score < self.threshold, score
 
-    def _advise(self, transcript: Transcript) -> Script[Transcript]:
-        """Add advice; none if the large model fails."""
+    def _advise(self, transcript: Transcript) -> Script[Transcript | None]:
+        """Add advice; None if the large model fails."""
         in_chain = self.advise_by == "beginning" or not transcript.begins_answer
         if transcript.thinking or in_chain:
             criteria = StopCriteria(self.advice_tokens, until=self.delimiters)
-            advised = yield from attempt(Write("large", transcript, criteria))
-        else:
-            criteria, turns = StopCriteria(self.advice_tokens), (Message("user", self.instruction),)
-            advised = yield from attempt(Advise("large", transcript, criteria, turns))
-        return transcript if advised is None else advised
+            return (yield from attempt(Write("large", transcript, criteria)))
+        criteria, turns = StopCriteria(self.advice_tokens), (Message("user", self.instruction),)
+        return (yield from attempt(Advise("large", transcript, criteria, turns)))
 
 
 def repeats_call(messages: tuple[Message, ...], draft: str) -> bool:

@@ -22,7 +22,7 @@ ROLLBACK = 1.5
 """For `bild`: the pretrained pair then answers as well as its large model (deploy/lab/results)."""
 VERIFYING = ("bild", "learned-gate", "surprise-takeover")
 """Policies whose large model verifies the small one's tokens, in one vocabulary."""
-READING_DRAFTS = ("bild", "learned-gate", "cascade", "route")
+READING_DRAFTS = ("bild", "learned-gate", "cascade", "route", "advisor")
 """Policies that need the small model's log-probabilities of its drafts."""
 
 Model = ModelSize | ServedModel

@@ -6,13 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.errors import BatonError, Spent
+from orchestrator.errors import BatonError, Spent, Unsupported
 from orchestrator.loop.actions import Accept, Advise, Classify, Generate, Reject, Script
 from orchestrator.loop.events import Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
-from orchestrator.types import Limits, Message, Segment, StopCriteria, ToolCall, Transcript
+from orchestrator.types import (
+    Generation,
+    Limits,
+    Message,
+    Segment,
+    StopCriteria,
+    ToolCall,
+    Transcript,
+)
 from policies.advisor import INSTRUCTION, Advisor
 from tests.policies.plays import GONE, TRACE, Play, digit, draft, ends, run, step, writes
 from tests.workers.scripted import Say, Scripted
@@ -109,13 +117,20 @@ def test_repeated_calls_and_failures_ask_for_advice(
 
 
 @pytest.mark.parametrize("error", [GONE, Spent("spent")])
-def test_without_advice_the_small_model_goes_on(error: Exception) -> None:
-    play = Play(Advisor(max_uses=2), PLAIN)
-    for _ in range(2):
-        play(draft("It is 5.", "eos", -3.0))
-        assert play(None) == ASK
-        assert isinstance(play(error), Generate)
+def test_without_advice_the_small_model_goes_on_and_asks_no_more(error: Exception) -> None:
+    play = Play(Advisor(max_uses=100), PLAIN)
+    play(draft("It is 5.", "eos", -3.0))
+    assert play(None) == ASK
+    assert isinstance(play(error), Generate)
     assert isinstance(play(draft("It is 5.", "eos", -3.0)), Accept)
+
+
+def test_a_worker_without_log_probabilities_is_refused() -> None:
+    bare = Generation(replace(step("small", "It is 5.", "eos"), logprobs=()))
+    with pytest.raises(Unsupported, match="log-probabilities"):
+        Play(Advisor(), PLAIN)(bare)
+    play = Play(Advisor(unsure=0), PLAIN)
+    assert isinstance(play(bare), Classify)
 
 
 def test_a_claim_that_cannot_be_scored_is_kept() -> None:
