@@ -85,9 +85,10 @@ class Server:
         return CountedRetry(self._retries, self.breaker)
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Any:
-        """Get a page's JSON, without retries."""
+        """Get a page's JSON, without retries. The breaker does not count it: a server may list its
+        models and write nothing."""
         timeout = self._timeout if timeout_s is None else httpx.Timeout(timeout_s)
-        with self._errors():
+        with self._translated():
             async with self._http.stream("GET", self.name + path, timeout=timeout) as response:
                 return await self._json(response)
 

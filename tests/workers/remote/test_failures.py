@@ -379,6 +379,18 @@ async def test_the_breaker_opens_and_closes() -> None:
         assert whole(await write(worker)).segment.text == TEXT
 
 
+async def test_a_list_of_models_does_not_close_the_breaker() -> None:
+    """As of an engine that died: its server lists the models and writes nothing."""
+    breaker = CircuitBreaker("it", failure_threshold=2)
+    replies = [refusal(500, "x"), http(200, '{"data": []}')] * 2
+    async with odd(*replies, retries=0, breaker=breaker) as (_, worker):
+        for _ in range(2):
+            with pytest.raises(WorkerUnavailable, match="500"):
+                await write(worker)
+            assert await worker.backend.is_available()
+        assert breaker.is_open
+
+
 async def test_refusals_do_not_open_the_breaker() -> None:
     breaker = CircuitBreaker("it", failure_threshold=2)
     async with odd(refusal(400, "no"), retries=0, breaker=breaker) as (_, worker):
