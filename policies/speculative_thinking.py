@@ -38,7 +38,10 @@ from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript
 from policies.steps import DELIMITER, Delimiters, attempt, write_out
 
-Keywords: TypeAlias = tuple[Annotated[str, StringConstraints(pattern=r"\S", to_lower=True)], ...]
+Keywords: TypeAlias = Annotated[
+    tuple[Annotated[str, StringConstraints(pattern=r"\S", to_lower=True, max_length=64)], ...],
+    Field(max_length=64),
+]
 Mood = Literal[-1, 0, 1]
 """The kind of a sentence: a reflection, a statement or an affirmation."""
 
@@ -59,6 +62,7 @@ class SpeculativeThinking(Policy):
     check: str = Field(
         default="Let me check whether there are some wrong steps:",
         min_length=1,
+        max_length=1024,
         description="the sentence that is inserted into a thought before a check",
     )
     affirmation: Keywords = Field(
