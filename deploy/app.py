@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import Metric
 from ray import serve
 from ray.serve import Application
-from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
@@ -38,6 +37,7 @@ from orchestrator.http.service import LiveRequests, Pools, Service
 from orchestrator.http.settings import HttpSettings
 from orchestrator.loop.actions import WorkerName
 from policies import POLICIES
+from workers.replica.broadcast import broadcast
 from workers.replica.client import ReplicaWorker
 from workers.replica.server import ReplicaSize, deployment
 
@@ -168,18 +168,15 @@ async def _answer_now(
         HttpError: 503, a replica did not answer, and no other has such a request.
     """
     here = live.answer_now(name, key)  # whatever becomes of the call to all
-    try:
-        counts = await replicas.broadcast("answer_now", name, key).results_async(
-            timeout_s=TIMEOUT_S, return_exceptions=True
-        )
-    except (TimeoutError, DeploymentUnavailableError) as error:
-        counts = [here, error]
-    found = [count for count in counts if isinstance(count, int)]
-    if not any(found) and len(found) < len(counts):
+    answers = broadcast(replicas, "answer_now", name, key, timeout_s=TIMEOUT_S)
+    counts = [count async for count in answers]
+    heard = [count for count in counts if isinstance(count, int)]
+    ended = max(sum(heard), here)
+    if not ended and len(heard) < len(counts):
         raise HttpError(
             503, "a replica, which may have this request, did not answer", code="replica_silent"
         )
-    return sum(found)
+    return ended
 
 
 def build(args: Args) -> Application:

@@ -150,16 +150,19 @@ async def scrape(replicas: DeploymentHandle, pools: Mapping[WorkerName, ReplicaW
 
     `replicas` are the HTTP replicas, whose method `series` returns the name and series of each.
     """
-    series, *statuses = await asyncio.gather(
-        replicas.broadcast("series").results_async(timeout_s=TIMEOUT_S, return_exceptions=True),
-        *map(_statuses, pools.values()),
-    )
-    found = [one for one in series if not isinstance(one, BaseException)]
+    found, *statuses = await asyncio.gather(_series(replicas), *map(_statuses, pools.values()))
     for worker, pool in zip(pools, statuses, strict=True):
         found += [(one.replica, worker_families(worker, one.stats)) for one in pool]
     return metrics_text(
         found, {worker for worker, pool in zip(pools, statuses, strict=True) if pool}
     )
+
+
+async def _series(replicas: DeploymentHandle) -> list[Any]:
+    from workers.replica.broadcast import broadcast
+
+    answers = broadcast(replicas, "series", timeout_s=TIMEOUT_S)
+    return [one async for one in answers if not isinstance(one, BaseException)]
 
 
 def metrics_text(

@@ -9,10 +9,6 @@ from contextlib import aclosing, suppress
 from contextvars import Context
 from typing import Any
 
-from grpc import RpcError
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
-
 from orchestrator.errors import BatonError, WorkerUnavailable, describe
 from orchestrator.types import (
     Classification,
@@ -24,10 +20,11 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call, Delta
+from workers.replica.broadcast import broadcast
 from workers.replica.prefixes import PrefixSender, Sent, bare
 from workers.replica.routers import avoid_others, taker
 from workers.replica.server import Operation, RecentRequests, ReplicaStatus
-from workers.replica.silence import KnownReplicas, ReplicaLost, Silence, hung_up, lost
+from workers.replica.silence import KnownReplicas, ReplicaLost, Silence, lost
 from workers.retry import CircuitBreaker, TimedRetry
 from workers.streams import merge_deltas
 
@@ -113,33 +110,12 @@ class ReplicaWorker:
 
     async def _answers(self, timeout_s: float) -> AsyncGenerator[ReplicaStatus, None]:
         """Yield the statuses as they come."""
-        until = asyncio.get_running_loop().time() + timeout_s
-        waiting: list[asyncio.Future[Any]] = []
-        try:
-            with suppress(TimeoutError, RayError, RayServeException, RpcError):
-                async with asyncio.timeout_at(until):
-                    # Its `results_async` would return nothing if one replica does not answer.
-                    calls = await self._handle.broadcast("status")._fetch_replica_results_async()
-                waiting = [asyncio.ensure_future(call.get_async()) for call in calls]
-            for answer in asyncio.as_completed(
-                waiting, timeout=until - asyncio.get_running_loop().time()
-            ):
-                try:
-                    status = await answer
-                except TimeoutError:
-                    return
-                except asyncio.CancelledError:
-                    if hung_up():
-                        raise
-                    continue
-                except (RayError, RayServeException, RpcError, OSError, RuntimeError):
-                    continue
+        asked = broadcast(self._handle, "status", timeout_s=timeout_s)
+        async with aclosing(asked) as answers:
+            async for status in answers:
                 if isinstance(status, ReplicaStatus):
                     self._breaker.record_success()
                     yield status
-        finally:
-            for one in waiting:
-                one.cancel()
 
     def _retry(self) -> TimedRetry:
         """Return the retries of a call.
