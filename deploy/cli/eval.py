@@ -130,6 +130,7 @@ def evaluate(
     from deploy.evaluation.problems import load_problems
     from deploy.evaluation.summary import rows as summarise
     from deploy.evaluation.tables import MAIN, WORK, notes, show
+    from deploy.service.extras import want
 
     if url is not None and speculation is not None:
         raise InvalidRequest("--speculation is the service's own choice; leave it out with --url")
@@ -139,6 +140,7 @@ def evaluate(
         raise InvalidRequest(
             "--recordings holds its own rows and works in-process: no --url, --rows"
         )
+    want("eval", "baton eval", "pebble", "math_verify", *(["matplotlib"] if plot else []))
     chosen = load_problems(problems, limit, seed)
     candidates = lineup(_named(policies), _budgets(budget))
     pair = Pair(url, config, speculation, "vanilla")
@@ -170,16 +172,16 @@ def evaluate(
         turns = asyncio.run(_run(evaluation, log))
     table = summarise(candidates, turns, speculation=method, transport=about["transport"])
     about["n"] = len(chosen)
+    console = wide_console()
+    show(table, MAIN, console)
+    show(table, WORK, console)
+    console.print(notes(concurrency, method), style="dim")
     if as_json is not None:
         write(as_json, json.dumps({"rows": table, **about}, indent=2) + "\n")
     if plot is not None:
         from deploy.evaluation.plots import draw
 
         draw(table, plot)
-    console = wide_console()
-    show(table, MAIN, console)
-    show(table, WORK, console)
-    console.print(notes(concurrency, method), style="dim")
     errors = [result.error for turn in turns for result in turn if result.error is not None]
     if errors:
         raise Unanswered(f"{len(errors)} requests failed; the first: {errors[0]}")

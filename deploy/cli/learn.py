@@ -81,7 +81,7 @@ def gate(
             f"{notes[0]}: a gate is learned from the models' own text; name a lossless method"
         )
     pair = pair_of(args.workers)
-    known = document_of(out, pair)
+    document_of(out, pair)  # refuses a file of another pair before the work
     found = _recordings(recordings, pair, args.workers.answering())
     opened = opened_pair(args.workers, pair, out.with_suffix(".calls.jsonl"))
     examples = asyncio.run(_examples(found, limit, concurrency, opened))
@@ -103,6 +103,7 @@ def gate(
             for name, model in (("draft", report.draft), ("reading", report.reading))
         },
     }
+    known = document_of(out, pair)
     known["policies"]["learned-gate"] = {
         "params": {"gate": report.gate.model_dump(mode="json")},
         "learned": summary,

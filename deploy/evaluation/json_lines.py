@@ -3,12 +3,13 @@ adds to a file; a partial row of an interrupted run is dropped."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from orchestrator.errors import ConfigError
 
@@ -51,7 +52,8 @@ class RowFile:
     `keep` gets the file's rows and returns the number of the first ones that stay, as `rows`.
 
     Raises:
-        ConfigError: the file has other settings, is no such file, or cannot be written.
+        ConfigError: the file has other settings, is no such file, cannot be written, or is being
+            written by another run.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class RowFile:
     ) -> None:
         rows: list[Any] = []
         if path.is_file() and path.stat().st_size:
+            with path.open() as there:
+                _lock(there, path)
             found, rows = read_rows(path, kind)
             _want_same(path, compared(found), compared(settings))
             settings = found
@@ -71,6 +75,7 @@ class RowFile:
         with _named(path):
             rewrite(path, map(json.dumps, ({kind: VERSION, **settings}, *self.rows)))
             self._file = path.open("a", encoding="utf-8")
+            _lock(self._file, path)
 
     def add(self, *rows: Any) -> None:
         self._file.writelines(f"{json.dumps(row)}\n" for row in rows)
@@ -78,6 +83,15 @@ class RowFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _lock(file: TextIO, path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"{path}: another run is adding to it; wait until it has ended, or name another file"
+        ) from None
 
 
 def _want_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

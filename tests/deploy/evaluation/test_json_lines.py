@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.evaluation.json_lines import rewrite
+from deploy.evaluation.json_lines import RowFile, rewrite
+from orchestrator.errors import ConfigError
 
 
 def test_a_rewriting_that_is_broken_off_loses_nothing(tmp_path: Path) -> None:
@@ -25,3 +26,15 @@ def test_a_rewriting_that_is_broken_off_loses_nothing(tmp_path: Path) -> None:
     rewrite(path, ["4"])
     assert [one.name for one in path.parent.iterdir()] == ["rows.jsonl"]
     assert path.read_text() == "4\n"
+
+
+def test_two_runs_do_not_add_to_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    first = RowFile(path, "rows", {})
+    with pytest.raises(ConfigError, match="another run is adding to it"):
+        RowFile(path, "rows", {})
+    first.add(1)
+    first.close()
+    again = RowFile(path, "rows", {})
+    assert again.rows == [1]
+    again.close()
