@@ -15,6 +15,7 @@ from deploy.evaluation.clients import (
     reason,
 )
 from orchestrator.errors import WorkerUnavailable
+from workers.remote.address import trusted
 
 PATIENCE_S = 15.0
 ADMIN_KEYS = ("BATON_ADMIN_KEY", *API_KEYS)
@@ -41,6 +42,7 @@ def call(
             headers=authorization(names),
             timeout=PATIENCE_S,
             trust_env=False,
+            verify=trusted(),
         )
     except (httpx.InvalidURL, httpx.UnsupportedProtocol):
         raise no_address(url) from None
