@@ -146,14 +146,20 @@ class Outbox:
                 await self._flush_events(stream)
             except StoreError as error:
                 failure = error
-        while failure is None and self._values:
+        try:
+            await self._flush_values()
+        except StoreError as error:
+            failure = error
+        if failure is not None:
+            raise failure
+
+    async def _flush_values(self) -> None:
+        while self._values:
             name, (value, ttl_s) = next(iter(self._values.items()))
             await self._store.put(name, value, ttl_s=ttl_s)
             if self.waiting(name) is value:  # not replaced or dropped meanwhile
                 del self._values[name]
                 self._bytes -= len(value)
-        if failure is not None:
-            raise failure
 
     async def _flush_events(self, stream: str) -> None:
         queue = self._events[stream]

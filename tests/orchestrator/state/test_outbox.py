@@ -124,10 +124,12 @@ async def test_a_stream_that_cannot_be_written_to_holds_up_no_other() -> None:
     for n in range(3):
         subject.outbox.event("a", {"n": n})
         subject.outbox.event("b", {"n": n})
+    subject.outbox.put("trace/a", b"x", ttl_s=60)
     with pytest.raises(StoreUnavailable):
         await subject.outbox.flush()
     assert await subject.numbers("b") == [0, 1, 2]
     assert subject.sample("baton_store_waiting", "event") == 3
+    assert await subject.store.get("trace/a") == b"x"
 
 
 async def test_stopping_carries_what_is_left() -> None:
