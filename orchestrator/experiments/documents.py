@@ -235,6 +235,12 @@ class Experiment(ExperimentDocument):
                 raise _invalid(place, "cost needs the experiment's prices: give one above 0")
             if metric == "agreement" and not (place == "goal" and self.shadows):
                 raise _invalid(place, "only shadows have agreement: name a metric of served arms")
+            if metric == "agreement" and len(self.served) > 1:
+                raise _invalid(
+                    "arms",
+                    "expected one served arm beside shadows, since no other arm "
+                    "has the goal's agreement; serve one, or name another goal",
+                )
 
     @property
     def served(self) -> tuple[Arm, ...]:
