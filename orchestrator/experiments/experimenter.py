@@ -51,6 +51,7 @@ class Experimenter:
         self._store, self.runs = store, runs
         self._current, self._refresh = current, refresh
         self._readers: dict[RunKey, LogReader] = {}
+        self._ended: LRUCache[RunKey, LogReader] = LRUCache(REPORTS)
         self._decided: dict[RunKey, Basis] = {}  # of the last decision
         self._due: dict[RunKey, float] = {}  # when the next readout is
         self._reports: LRUCache[RunKey, tuple[_Input, ExperimentReport]] = LRUCache(REPORTS)
@@ -77,7 +78,7 @@ class Experimenter:
             UnknownPolicy: no experiment of this name. StoreError: the store is down.
         """
         run = await self.runs.find(name)
-        reader = self._readers.get(run.key) or LogReader(run)
+        reader = self._readers.get(run.key) or self._ended.setdefault(run.key, LogReader(run))
         await reader.read(self._store)
         return run, await self._report(run, reader)
 
