@@ -6,7 +6,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, Final, Unpack
@@ -234,7 +234,10 @@ def _alone_on_the_gpu(device: str) -> Iterator[None]:
         yield
         return
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace("/", "-")
-    with open(Path(gettempdir()) / f"baton-vllm-{gpus}.lock", "w") as lock:
+    path = Path(gettempdir()) / f"baton-vllm-{gpus}.lock"
+    with suppress(OSError):  # another user's is there
+        path.touch()
+    with open(path) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a kill releases it too
         try:
             yield
