@@ -76,7 +76,7 @@ def draw(transcript: Transcript, temperature: float | None) -> Script[DraftedCha
             return DraftedChain(drafts)
         draft = made.segment
         drafts += (draft,)
-        # A thought that the policy's budget cut may go on, end by itself, and the answer follows.
+        # A thought that the policy's budget cut may continue and end by itself before the answer.
         thinks_on = transcript.forced and draft.finish == "think_end"
         if transcript.closed and not thinks_on:
             return DraftedChain(drafts, draft.text.strip() if ends(draft) else "")

@@ -27,7 +27,7 @@ Which = Annotated[str, typer.Argument(metavar="NAME", help="The experiment.")]
 
 @experiment.command("list")
 def overview(url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Every experiment, its state, and who gets what at this format_time.
+    """Every experiment, its state, and who gets what now.
 
     [bold]Examples[/]
 

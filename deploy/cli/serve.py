@@ -57,8 +57,9 @@ def serve(
         str | None, typer.Option(metavar="WHAT", help="As --small, the large model.")
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Where the file for --small and --large is written.")
-    ] = Path("baton.yaml"),
+        Path | None,
+        typer.Option(help="Where the file for --small and --large is written: baton.yaml."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print that file; write and serve nothing.")
     ] = False,
@@ -72,13 +73,13 @@ def serve(
 ) -> None:
     """Serve a deployment file, in the foreground. SIGTERM finishes what is under way, Ctrl-C ends
     it; the exit status is 1 where Ray dies."""
-    if small is not None or large is not None or dry_run:
+    if small is not None or large is not None or dry_run or out is not None:
         text = _planned(config, small, large, port)
         if dry_run:
             print(text, end="")
             return
-        _write_new(out, text)
-        config = out
+        config = out or Path("baton.yaml")
+        _write_new(config, text)
     from deploy.launch.environment import prepare
 
     prepare()  # before the imports below, which import ray

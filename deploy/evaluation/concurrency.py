@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
+from orchestrator.background import stop
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -28,6 +30,5 @@ async def map_concurrently(
     try:
         await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
+        await stop(*tasks)
     return [results[index] for index in range(len(results))]
