@@ -1,17 +1,17 @@
 """An advisor: the small model executes, the large one advises if a gate asks for it.
 
-It is the collaboration that agents know as the advisor tool, without a tool: the small model need
-not ask. The gate asks if
+Agents know this as the advisor tool; here a gate asks for advice, not the small model. The gate
+asks if
 
 - a token of a draft, but for its first, is less likely than `unsure`;
-- a draft repeats a call of tools that the conversation has, or its results failed twice in a row;
+- a draft repeats a call since the user's last turn, or two results in a row report an error;
 - a draft ends the chain, a claim to be done, and the large model's score of it is under
   `threshold`.
 
 The draft is dropped. The large model reads all and writes at most `advice_tokens`, with which the
-small one continues. In a thought that is a paragraph, so the advice is a step. A pair without a
-thought gets it as a turn before the answer (`Advise`), or as the answer's first tokens: that helps
-a large model that can answer, but not advise. In an answer that has begun it is a paragraph.
+small one continues. In a thought the advice is a paragraph, and so a step. Without a thought it is
+a turn before the answer (`Advise`), or, for a large model that can answer but not advise, the
+answer's first tokens. In an answer that has begun it is a paragraph.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def repeats_call(messages: tuple[Message, ...], draft: str) -> bool:
 
 
 def failed(transcript: Transcript) -> bool:
-    """Return whether an answer follows two results in a row that report an error."""
+    """Return whether the chain is empty and the last two results report errors."""
     results = [m.content for m in turn(transcript.messages) if m.role == "tool"]
     errors = ["error" in text[:200].lower() for text in results[-2:]]
     return not transcript.chain and errors == [True, True]

@@ -35,7 +35,7 @@ class Vote(Policy):
 
     chains: int = Field(default=3, ge=2, le=16, description="most chains of the small model")
     agree: int = Field(
-        default=2, ge=2, description="chains with one answer that end the vote; at most `chains`"
+        default=2, ge=2, description="equal answers that end the vote; at most `chains`"
     )
     temperature: Annotated[float, Field(gt=0, le=2)] = Field(
         default=0.7, description="of all chains but the first, which is sampled as requested"

@@ -59,8 +59,8 @@ class RunningService:
     def drain(self, seconds: float, enough: Callable[[], bool]) -> int:
         """Take on no more requests and wait for the answers that are under way.
 
-        What is not done after `seconds`, or as soon as `enough()`, ends with an error event.
-        Returns how many answers that are.
+        Answers not done after `seconds`, or once `enough()` is true, end with an error. Return how
+        many these are.
         """
         until = time.monotonic() + seconds
         while live := self._live():
@@ -79,8 +79,8 @@ class RunningService:
         return sum(answer if isinstance(answer, int) else 1 for answer in answers)
 
     def _ask_all(self, method: str) -> list[Any] | None:
-        """What every replica of the orchestrator says to a call, an exception among it; None where
-        they were not asked."""
+        """Return what each orchestrator replica answers to a call, or its exception; None if the
+        call failed."""
         from ray import serve
         from ray.serve.exceptions import RayServeException
 
@@ -101,10 +101,10 @@ def serving(
 ) -> Iterator[RunningService]:
     """The deployment, up and ready on a separate Ray.
 
-    A model may be downloaded for hours, so there is no end to it while Serve says that something is
-    still starting, unless `ready_s` names one. `on_ray` is called once Ray runs, which has then put
-    its own handlers of signals in place; `tell` with what a deployment needs that has no place yet,
-    and every minute with what is still starting.
+    A download may take hours, so nothing times out while Serve says that something is still
+    starting, unless `ready_s` sets a limit. `on_ray` is called after Ray has set its own signal
+    handlers. `tell` gets what a deployment without a place needs, and every minute what is still
+    starting.
 
     Nothing that was started outlives the block, not even after an exception. Call
     `deploy.launch.environment.prepare` before anything imports ray.
@@ -160,7 +160,7 @@ def _want_port(host: str | None, port: int) -> None:
 
 
 def _want_gpus(workers: Workers) -> None:
-    """Raises NotServing where Ray has fewer GPUs than the workers need together: it would wait."""
+    """Raise NotServing if Ray has fewer GPUs than the workers need together: it would wait."""
     import ray
 
     there = ray.cluster_resources().get("GPU", 0.0)
@@ -177,7 +177,7 @@ def _want_gpus(workers: Workers) -> None:
         share = ", or let the workers share one (gpu: 0.25)" if shared else ""
         raise NotServing(
             f"the file asks for more GPUs than the {there:g} of this machine: {each}; "
-            f"write device: cpu{share}, or serve it where they are"
+            f"write device: cpu{share}, or use a larger machine"
         )
 
 
@@ -211,7 +211,7 @@ def _wait(deployment: Deployment, ready_s: float | None, tell: Callable[[str], o
                 starting_at = now
             elif now - starting_at > READY_S:
                 raise NotServing(
-                    f"everything has run for {READY_S:g} s and /ready says no; Ray's logs are in "
+                    f"everything runs, but /ready failed for {READY_S:g} s; Ray's logs are in "
                     f"{logs()}"
                 )
             if ready_s is not None and now - began > ready_s:
@@ -227,7 +227,7 @@ def _wait(deployment: Deployment, ready_s: float | None, tell: Callable[[str], o
 
 
 def _missing(message: str) -> str | None:
-    """What a replica needs more of than there is, by Serve's words; a slow start needs nothing."""
+    """Return what a replica lacks, by Serve's message; None if it lacks nothing."""
     found = re.search(r"each replica: (\{.*?\}), total resources available: (\{.*?\})", message)
     if found is None:
         return None
@@ -237,7 +237,7 @@ def _missing(message: str) -> str | None:
 
 
 def _gist(messages: list[str]) -> str:
-    """The cause: the last exception of the longest traceback."""
+    """The cause: the last line that names an error."""
     lines = [line.strip() for message in messages for line in message.splitlines()]
     errors = [line for line in lines if line.partition(":")[0].endswith("Error")]
     gist = (errors or lines or ["no reason was given"])[-1]

@@ -66,10 +66,10 @@ class ModelSize:
         parameters: how many there are.
         token_bytes: of a cached token, in 16 bits.
         context: the longest sequence, in tokens.
-        heads, kv_heads: over which vLLM spreads a layer: it divides the heads, and holds those of
-            keys and values more than once where there are fewer than GPUs.
-        matrices: of the parameters, those of which a quantized checkpoint holds `bits`. The others
-            are the embedding's and the head's, but for a few.
+        heads, kv_heads: the attention heads, which vLLM divides among GPUs; it repeats key and
+            value heads if there are fewer than GPUs.
+        matrices: parameters that a quantized checkpoint stores in `bits` each. Most others are the
+            embedding's and the head's.
         tied: whether these two are one.
         not_ours: why Baton's own engine does not run it; empty where it does.
         vocabulary: equal for equal vocabularies; empty where it is not known.
@@ -139,8 +139,8 @@ class ModelSize:
         return int(2 * (self.parameters - self.matrices) + self.bits / 8 * self.matrices)
 
     def packed(self, bits: int) -> int:
-        """Bytes in Baton's own engine on a CPU, with `bits` a weight: packed matrices have
-        them. The embedding is not packed, and a head that is tied to it is a second copy."""
+        """Bytes in Baton's own engine on a CPU, with `bits` a weight. Below 32, the embedding keeps
+        16, and a head that is tied to it is a second copy."""
         if bits == 32:
             return 4 * self.parameters
         ends = self.parameters - self.matrices
@@ -150,7 +150,7 @@ class ModelSize:
 
     @property
     def size(self) -> str:
-        """The weights, as users read it."""
+        """The weights' size, for users."""
         return f"{in_gb(self.weights)} in {round(self.bits)} bits"
 
     def can_spread(self, gpus: int) -> bool:

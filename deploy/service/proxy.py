@@ -3,8 +3,8 @@
 Serve refuses requests in plain text, answers "500 Internal Server Error" if a replica died, and
 never ends a stream whose replica died. This middleware
 
-- repeats a lost request once, if that is safe, so that a request that crashes replicas crashes at
-  most two; else it answers 503 in the API's form, with Retry-After;
+- repeats a lost request once, if that is safe, so that no request crashes more than two replicas;
+  else it answers 503 in the API's form, with Retry-After;
 - ends a stream that broke off with an error event;
 - gathers a body before the request takes a place in a replica, so that slow bodies take none;
 - bounds the memory for large bodies (`body_room`);
@@ -14,8 +14,8 @@ never ends a stream whose replica died. This middleware
 - repeats a 429 for a key that just got one, and gives each refused request another Retry-After
   (`recent_refusals`);
 - retries a request that only reads (/health) a few times if Serve has no room;
-- lets a page of another origin read its refusals if the application let that page read an answer
-  (or its browser's preflight) before, since the proxy knows no settings.
+- lets a page of another origin read refusals if the application has let that origin read an answer
+  (or a preflight): the proxy knows no settings.
 
 Ray calls `middlewares` by the name in RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
 (`deploy.launch.environment`).
@@ -110,7 +110,7 @@ class ProxyMiddleware:
         attempt = begin()
         whole = not body[-1]["more_body"]
         if await self._carry(attempt, share) and whole and _may_be_repeated(scope):
-            log.warning("%s %r was lost: made again", scope["method"], scope["path"])
+            log.warning("%s %r was lost: repeating", scope["method"], scope["path"])
             await asyncio.sleep(PAUSE_S)
             attempt = begin()
             await self._carry(attempt, share)
@@ -207,7 +207,7 @@ class _Attempt:
         return self._refused is not None and self._refused["status"] == 503
 
     async def finish(self) -> None:
-        """End an answer that is not complete with an error."""
+        """End an incomplete answer with an error."""
         if self._gone or self._ended:
             return
         if self._started is None:
@@ -261,7 +261,7 @@ def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
     """Raise InvalidRequest or HttpError if Serve could not read them."""
     if sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
         raise HttpError(
-            431, f"the headers have more than {MAX_HEAD_BYTES} bytes", code="headers_too_large"
+            431, f"send at most {MAX_HEAD_BYTES} bytes of headers", code="headers_too_large"
         )
     for name, value in headers:
         try:

@@ -6,8 +6,8 @@ queue is bounded by `max_tokens`. The *writer* turns queued events into JSON or 
 The *watch* waits for the client to hang up. The end of the writer or of the watch ends the request,
 and so does the failure of one answer.
 
-The response headers wait for the first event, which follows the workers' prefill, so an earlier
-error is a real HTTP error. After `headers_s` the stream begins anyway, so that no proxy gives up.
+A stream's headers wait for the first event, which follows the workers' prefill, so an earlier error
+is an HTTP error. After `headers_s` the stream begins anyway, so that no proxy gives up.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _ClientGone(Exception):
 
 
 class EventQueue:
-    """Queue the events of a request: a task for each answer adds them, `take` returns all so far.
+    """Queue a request's events: a task for each answer adds them, `take` returns the new ones.
 
     `each` consecutive answers share one prompt (None: all do). All but the first of them start once
     it has read the prompt, so that they find it cached.
@@ -142,7 +142,7 @@ class Answer:
             choice.plan.speculation,
             choice.owner,
             choice.affinity,
-            # Not when the loop starts: some answers wait until the first has read the prompt.
+            # Now: the deadline includes the wait until the first answer has read the prompt.
             asyncio.get_running_loop().time(),
             service.settings.remarks,
             hurry,

@@ -109,7 +109,7 @@ class HeldEnd:
         return rejected, GivenUp(start, tuple(drafts))
 
     def hold(self, before: Transcript, events: list[Shown], draft: Segment | None = None) -> None:
-        """Hold back events that follow a transcript, or the events that are already held back."""
+        """Hold back events that follow a transcript, or that follow events already held."""
         self.start = self.start or before
         self.events += events
         if draft is not None:

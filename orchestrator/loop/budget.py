@@ -3,9 +3,9 @@
 Two caps: the request's `max_tokens` bounds thought and answer together, the policy's `budget`
 bounds the accepted thought. Each end that a model writes counts as a token, as with OpenAI. If
 `max_tokens` cuts the thought, its end is given up for a short answer (`answer_room.py`), and the
-request ends by "length". At a `budget` that leaves as much for an answer, the thought is closed,
-and the answer ends as usual (so SpecReason 5.1 measures accuracy under a token budget). Drafts and
-judge calls are not charged here: they count in `metrics`. `ending.py` says when a thought is closed
+request ends by "length". If a `budget` leaves the reserve for an answer, it closes the thought, and
+the answer ends as usual (SpecReason 5.1 measures accuracy under such a budget). Drafts and judge
+calls are not charged here: they count in `metrics`. `ending.py` says when a thought is closed
 before its cap.
 
 A model may continue its thought after such a close, and end it by itself. That text is no answer
@@ -84,8 +84,8 @@ class Budget:
     ) -> StopCriteria:
         """Return the criteria within what is left; in the answer with the caller's stop strings.
 
-        Up to a soft budget, a call that ends at no step ends there; the next one ends at a step, as
-        all do if steps are probed. A `draft` without a cap is a whole chain, and ends at no step.
+        A call that ends at no step ends at a soft budget; after that, or if steps are probed, every
+        call ends at a step. A `draft` without a cap is a whole chain, and ends at no step.
         """
         most, until = min(criteria.max_tokens, self.left(transcript)), criteria.until
         ending = self.ending
@@ -146,7 +146,7 @@ class Budget:
         return self.close(after, forced=True) if self.ending.due(after) else after
 
     def _thinks_on(self, transcript: Transcript, segment: Segment) -> bool:
-        """Return whether an answer is a thought that the model ends by itself: the answer follows.
+        """Return whether the answer so far was a thought, which the model now ends by itself.
 
         It is one if a cap had ended the thought, or if the model has written only blanks; not if
         the model ended such a thought just before.

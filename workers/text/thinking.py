@@ -29,7 +29,7 @@ Variables = Mapping[str, Any]
 
 AUTO, NONE = "auto", "none"
 _SWITCH = MappingProxyType({"enable_thinking": (True, False), "thinking": (True, False)})
-"""Variables that switch a thought on or off in most templates, and their values for it."""
+"""Variables that switch a thought in most templates, and their values for on and off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,8 +59,8 @@ class MessagesTool(Given):
 
 
 class AdvisorTool(Given):
-    """The tool by which a client asks for an advisor: the policy `advisor` answers, whose gate asks
-    in the model's place. Its advice is part of the thought."""
+    """The tool by which a client asks for an advisor: the policy `advisor` answers, and its gate,
+    not the model, asks for advice."""
 
     type: Literal["advisor_20260301"]
     name: Literal["advisor"]
@@ -120,7 +120,7 @@ class MessagesToolChoice(Given):
 
 
 class Thinking(Given):
-    """`thinking`: without it there is a thought as well. `display: omitted` sends it without its
+    """`thinking`: if absent, there is still a thought. `display: omitted` hides the thought's
     text."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -219,7 +219,7 @@ class MessagesRequest(AnswerRequest):
         self.tool_use  # noqa: B018 (refuses a choice of a tool that is missing)
         if self.advisor is not None and self.model.partition("@")[0] not in EXECUTORS:
             expected = " or ".join(EXECUTORS)
-            raise contradiction("model", f"beside an advisor expected {expected}: who executes")
+            raise contradiction("model", f"an advisor needs {expected}, not {self.model}")
         return self
 
     @property
