@@ -5,6 +5,7 @@
 - `routers`: the routers of a process, and what they avoid.
 - `prefixes`: sends only the segments of a transcript that a replica lacks.
 - `client`: the `Worker` port over the pool's handle: routing, retries.
+- `broadcast`: a call to every replica.
 - `silence`: when a call to a replica counts as lost.
 
 Six choices differ from Serve's defaults:
