@@ -13,6 +13,7 @@ from deploy.checking import deployment as inner
 from deploy.checking.documents import Document, Finding, Path, at, read
 from deploy.checking.rayservice import CLUSTER, HEAD, environment, groups, version
 from deploy.launch.deployment_file import Deployment
+from deploy.service.scaling import gpus_for
 from orchestrator.errors import ConfigError
 
 GPU = "nvidia.com/gpu"
@@ -213,7 +214,7 @@ def _room(service: Document, served: Document, deployment: Deployment) -> Iterat
             capacity[_named(having)] = sum(gpus(group) * _most(group) for _, group in having)
             beside.setdefault(_named(having), []).append(pool)
     for names, sharing in beside.items():
-        wanted = _packed([pool.gpu for pool in sharing for _ in range(pool.most * pool.gpus)])
+        wanted = gpus_for([pool.gpu for pool in sharing for _ in range(pool.most * pool.gpus)])
         if wanted > capacity[names]:
             message = " + ".join(
                 f"{pool.name} {pool.most} × {pool.gpu * pool.gpus:g}" for pool in sharing
@@ -286,19 +287,6 @@ def _matching(service: Document, nodes: Mapping[str, str]) -> list[tuple[Path, A
         for path, group in groups(service.data)
         if all(at(group, ("labels", key)) == value for key, value in wanted)
     ]
-
-
-def _packed(shares: list[float]) -> int:
-    """Return the number of GPUs that shares take, by first fit, the largest share first."""
-    free: list[float] = []
-    for share in sorted(shares, reverse=True):
-        for index, room in enumerate(free):
-            if share <= room + 1e-9:
-                free[index] = room - share
-                break
-        else:
-            free.append(1.0 - share)
-    return len(free)
 
 
 def _named(found: list[tuple[Path, Any]]) -> str:

@@ -18,6 +18,7 @@ from deploy.launch.meanwhile import answering
 from deploy.launch.ray_node import NotServing, descendants, is_daemon, logs, own_ray, runs
 from deploy.launch.watch import Watch
 from deploy.service.config import Workers
+from deploy.service.scaling import gpus_for
 from orchestrator.errors import BatonError
 
 READY_S = 300.0  # to answer, once Serve says that everything runs
@@ -169,7 +170,13 @@ def _want_gpus(workers: Workers) -> None:
         for name, spec in workers.by_name().items()
         if spec.on_gpu
     }
-    if sum(wanted.values()) > there + 1e-9:
+    shares = [
+        spec.gpu
+        for spec in workers.by_name().values()
+        if spec.on_gpu
+        for _ in range(spec.gpus * spec.replicas.min)
+    ]
+    if gpus_for(shares) > there:
         each = ", ".join(f"workers.{name} {share:g}" for name, share in wanted.items())
         shared = (
             there and len(wanted) > 1 and all(one.gpus == 1 for one in workers.by_name().values())
@@ -187,11 +194,14 @@ def _wait(deployment: Deployment, ready_s: float | None, tell: Callable[[str], o
     told: set[str] = set()
     began = time.monotonic()
     starting_at = said_at = began  # when something was still starting, and when that was printed
+    reason = "/ready does not answer"
     with httpx.Client(timeout=5.0, trust_env=False) as client:
         while True:
             with suppress(httpx.HTTPError):
-                if client.get(f"{deployment.url}/ready").status_code == 200:
+                reply = client.get(f"{deployment.url}/ready")
+                if reply.status_code == 200:
                     return
+                reason = _refusal(reply)
             starting: list[str] = []
             for name, app in serve.status().applications.items():
                 if app.status in ("DEPLOY_FAILED", "UNHEALTHY"):
@@ -211,7 +221,7 @@ def _wait(deployment: Deployment, ready_s: float | None, tell: Callable[[str], o
                 starting_at = now
             elif now - starting_at > READY_S:
                 raise NotServing(
-                    f"everything runs, but /ready failed for {READY_S:g} s; Ray's logs are in "
+                    f"everything has run for {READY_S:g} s, but {reason}; Ray's logs are in "
                     f"{logs()}"
                 )
             if ready_s is not None and now - began > ready_s:
@@ -219,11 +229,19 @@ def _wait(deployment: Deployment, ready_s: float | None, tell: Callable[[str], o
                 raise NotServing(
                     f"not ready within {ready_s:g} s; {still}Ray's logs are in {logs()}"
                 )
-            if starting and now - said_at > TOLD_S:
+            if now - said_at > TOLD_S:
                 said_at = now
-                minutes = round((now - began) / 60)
-                tell(f"Still starting after {minutes} min: {', '.join(starting)} (logs: {logs()})")
+                minutes, what = round((now - began) / 60), ", ".join(starting) or reason
+                tell(f"Still starting after {minutes} min: {what} (logs: {logs()})")
             time.sleep(0.25)
+
+
+def _refusal(reply: httpx.Response) -> str:
+    """Return the message of a refusal by /ready."""
+    try:
+        return str(reply.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return f"/ready answers {reply.status_code}"
 
 
 def _missing(message: str) -> str | None:

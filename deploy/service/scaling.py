@@ -15,6 +15,19 @@ LOOK_BACK_S = 15.0
 """Seconds over which a replica's load is averaged; fewer if the delays are shorter."""
 
 
+def gpus_for(shares: list[float]) -> int:
+    """Return the number of GPUs that shares take, by first fit, the largest share first."""
+    free: list[float] = []
+    for share in sorted(shares, reverse=True):
+        for index, room in enumerate(free):
+            if share <= room + 1e-9:
+                free[index] = room - share
+                break
+        else:
+            free.append(1.0 - share)
+    return len(free)
+
+
 def by_load(replicas: Replicas, rows: int) -> dict[str, Any]:
     """Return options of `serve.deployment` for replicas of `rows` sequences each."""
     options = replicas.scaling(rows)

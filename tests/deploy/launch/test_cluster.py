@@ -32,8 +32,9 @@ def cuda(**more: Any) -> dict[str, Any]:
         ({"url": "http://h:1", "model": "m"}, cuda(), 1, None),
         (cuda(gpu=0.25), CPU, 0, "than the 0 of this machine: workers.small 0.25; write device"),
         (cuda(), cuda(), 1, "workers.small 1, workers.large 1; write device: cpu, or let the"),
-        (cuda(), cuda(tensor_parallel=4), 2, "workers.large 4; write device: cpu, or serve it"),
-        (CPU, cuda(replicas={"min": 3, "max": 5}), 2, "workers.large 3; write device: cpu, or se"),
+        (cuda(), cuda(tensor_parallel=4), 2, "workers.large 4; write device: cpu, or use a"),
+        (CPU, cuda(gpu=0.6, replicas={"min": 3, "max": 3}), 2, "workers.large 1.8; write device"),
+        (CPU, cuda(replicas={"min": 3, "max": 5}), 2, "workers.large 3; write device: cpu, or us"),
     ],
 )
 def test_gpus_that_are_not_there_are_no_reason_to_wait(
@@ -112,7 +113,8 @@ class Starting:
         return SimpleNamespace(applications={"baton": app})
 
     def _get(self, *_: Any) -> Any:
-        return SimpleNamespace(status_code=self.ready if self.now >= self.loaded_at else 503)
+        body = {"error": {"message": "not ready yet: no answer of large"}}
+        return httpx.Response(self.ready if self.now >= self.loaded_at else 503, json=body)
 
 
 def test_a_model_may_load_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +132,10 @@ def test_an_end_to_waiting_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_runs_and_is_never_ready_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    starting = Starting(monkeypatch, loaded_at=600, ready=503)
-    with pytest.raises(NotServing, match="/ready says no"):
-        cluster._wait(starting, None, lambda _: None)  # type: ignore[arg-type]
+    starting, told = Starting(monkeypatch, loaded_at=600, ready=503), list[str]()
+    with pytest.raises(NotServing, match="has run for 300 s, but not ready yet: no answer"):
+        cluster._wait(starting, None, told.append)  # type: ignore[arg-type]
+    assert "not ready yet: no answer of large" in told[-1]
     assert 600 + cluster.READY_S <= starting.now < 700 + cluster.READY_S
 
 
