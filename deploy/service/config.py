@@ -218,8 +218,11 @@ class WorkerSpec(StrictModel):
         le=1,
         description="share of a GPU and its memory per replica, if device is cuda",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
-        default="auto", description="of the weights; int8 for CPUs; auto: float32 there"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4", "int4+bfloat16"] = (
+        Field(
+            default="auto",
+            description="of the weights; int8 and int4 for CPUs; auto: float32 there",
+        )
     )
     rows: int = Field(default=8, ge=1, description="live sequences per replica")
     run_ahead: int | None = Field(
@@ -252,8 +255,10 @@ class WorkerSpec(StrictModel):
                 resolve(self.model)
             except ConfigError as error:
                 raise ValueError(f"model: {error}") from None
-        if self.dtype == "int8" and self.device != "cpu":
-            raise ValueError(f"dtype: int8 is for device cpu, not {self.device}: give bfloat16")
+        if self.dtype.startswith("int") and self.device != "cpu":
+            raise ValueError(
+                f"dtype: {self.dtype} is for device cpu, not {self.device}: give bfloat16"
+            )
         for name in sorted(self.model_fields_set & (SERVERS if self.url is None else OURS)):
             if self.url is None:
                 raise ValueError(f"{name}: goes with url, which is missing")
@@ -274,8 +279,10 @@ class WorkerSpec(StrictModel):
             for name in sorted(self.model_fields_set & VLLM):
                 raise ValueError(f"{name}: goes with engine: vllm, not with our own engine")
             return self
-        if self.dtype == "int8":
-            raise ValueError("dtype: int8 is our own engine's; vLLM has engine_args.quantization")
+        if self.dtype.startswith("int"):
+            raise ValueError(
+                f"dtype: {self.dtype} is our own engine's; vLLM has engine_args.quantization"
+            )
         method = self.speculation.method
         if method not in VLLM_METHODS:
             raise ValueError(

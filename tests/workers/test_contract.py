@@ -82,6 +82,13 @@ def speculating(folder: Path, draft: Path) -> Iterator[Subject]:
 
 
 @contextmanager
+def four_bits(folder: Path, draft: Path) -> Iterator[Subject]:
+    speculation = {"method": "chain", "draft": str(draft), "gamma": 3}
+    with local(folder, draft, dtype="int4", speculation=speculation) as subject:
+        yield subject
+
+
+@contextmanager
 def remote(folder: Path, draft: Path) -> Iterator[Subject]:
     with (
         local(folder, draft) as behind,
@@ -121,6 +128,7 @@ BACKENDS: dict[str, Any] = {
     "scripted": scripted,
     "local": local,
     "local-chain": speculating,
+    "local-int4": four_bits,
     "remote": remote,
     "llama.cpp": llama_cpp,
     "replica": replica,

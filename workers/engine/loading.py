@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Unpack
+from typing import Any, Final, Unpack, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
@@ -22,7 +22,15 @@ from workers.engine.backend import BuiltinBackend
 from workers.engine.engine import Engine
 from workers.engine.memory import fitting_len, machine_memory, memory_need, reserve
 from workers.model.families import Computation, check_family, longest_text
-from workers.model.packed import Packing, can_pack, computes_in_bfloat16, pack, parameter_count
+from workers.model.packed import (
+    FOUR_BITS,
+    Packing,
+    can_pack,
+    computation,
+    computes_in_bfloat16,
+    pack,
+    parameter_count,
+)
 from workers.model.target import Target
 from workers.options import DEFAULTS, LoadOptions
 from workers.reporting import first_line
@@ -39,7 +47,8 @@ from workers.worker import EngineWorker
 
 log = logging.getLogger(__name__)
 
-INT8 = "int8"
+WHOLE_NUMBERS: Final[tuple[Packing, ...]] = ("int8", *FOUR_BITS)
+"""Types of weights that are made here of 16 bits."""
 SHORTEST = 4096  # a text of this many tokens is tried even if it may not fit
 _SMALL_MODEL = 50_000_000  # parameters below which one CPU thread is as fast as several
 
@@ -49,7 +58,7 @@ class BuiltinOptions(LoadOptions, total=False):
 
     Attributes:
         dtype: of the weights; None is float32 on the CPU whatever is stored, else bfloat16.
-            "int8" and half precision are for CPUs what `workers.model.packed` says.
+            `WHOLE_NUMBERS` and half precision are for CPUs what `workers.model.packed` says.
         also: further methods in the form of `speculation`, one of a name; a call may name any.
         slots: prefixes that are cached (None: twice as many as `rows`).
     """
@@ -118,7 +127,7 @@ def _build_methods(loaded: LoadedTarget, *wanted: Mapping[str, Any]) -> dict[str
 class LoadedTarget:
     """A checkpoint with its cache; `load_draft` loads a draft model that fits it, each once.
 
-    `dtype` names the type of the weights: float32, bfloat16, float16 or int8.
+    `dtype` names the type of the weights: float32, bfloat16, float16 or one of `WHOLE_NUMBERS`.
     """
 
     tokenizer: Tokenizer
@@ -177,11 +186,13 @@ def open_target(model: str | Path, **options: Unpack[BuiltinOptions]) -> LoadedT
             raise ConfigError(
                 f"the draft model {name} has another vocabulary than {model}: give another"
             )
-        # What it drafts is verified, so that 8 bits do where the target's own weights are packed.
-        packed = packing_of(device, dtype) is not None and can_pack()
-        return load_model(folder, device=device, dtype=INT8 if packed else dtype)
+        # What it drafts is verified, so that 8 bits do where the target's own weights are packed,
+        # and 4 where these have 4.
+        packing = packing_of(device, dtype)
+        few = "int4" if packing in FOUR_BITS else "int8" if packing and can_pack() else dtype
+        return load_model(folder, device=device, dtype=few)
 
-    name = INT8 if dtype == INT8 else str(stored).removeprefix("torch.")
+    name = str(dtype if dtype in WHOLE_NUMBERS else stored).removeprefix("torch.")
     return LoadedTarget(tokenizer, target, load_draft, stop_token_ids(network, tokenizer), name)
 
 
@@ -265,23 +276,24 @@ def choose_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
     """
     if dtype is None:
         return torch.float32 if device == "cpu" else torch.bfloat16
-    if dtype == INT8:
+    if dtype in WHOLE_NUMBERS:
         if device != "cpu" or not can_pack():
             raise ConfigError(
-                f"dtype int8 is for x86 CPUs, not {device if device != 'cpu' else 'this one'}: "
+                f"dtype {dtype} is for x86 CPUs, not {device if device != 'cpu' else 'this one'}: "
                 "give bfloat16"
             )
         return torch.bfloat16
     chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if chosen not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ConfigError(f"dtype must be float32, bfloat16, float16 or int8, not {dtype}")
+        known = ", ".join(("float32", "bfloat16", "float16", *WHOLE_NUMBERS))
+        raise ConfigError(f"dtype must be one of {known}, not {dtype}")
     return chosen
 
 
 def packing_of(device: str, dtype: str | torch.dtype | None) -> Packing | None:
     """How weights are packed on that device; None where they are not."""
-    if dtype == INT8:
-        return "int8"
+    if dtype in WHOLE_NUMBERS:
+        return cast("Packing", dtype)
     chosen = choose_dtype(device, dtype)
     if device != "cpu" or chosen == torch.float32:
         return None
@@ -292,8 +304,8 @@ def packing_of(device: str, dtype: str | torch.dtype | None) -> Packing | None:
 
 def cache_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
     """The type of the cache: the weights', but beside packed ones that of the computation."""
-    packed = packing_of(device, dtype) in ("int8", "half")
-    return torch.float32 if packed else choose_dtype(device, dtype)
+    packing = packing_of(device, dtype)
+    return choose_dtype(device, dtype) if packing is None else computation(packing)
 
 
 def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""Weights in 16 or 8 bits for CPUs, packed for the libraries of products that torch brings.
+"""Weights in 16, 8 or 4 bits for CPUs, packed for the libraries of products that torch brings.
 
 A pass over a few tokens takes as long as its weights take to be read, so their size is its time.
 Where the CPU has instructions for bfloat16, oneDNN's packed form is read about twice as fast as
@@ -17,7 +17,11 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor, nn
 
-Packing = Literal["bfloat16", "half", "int8"]
+from workers.model import four_bits
+
+Packing = Literal["bfloat16", "half", "int8", "int4", "int4+bfloat16"]
+FOUR_BITS: Final[tuple[Packing, ...]] = ("int4", "int4+bfloat16")
+NARROW: Final = 4  # tokens up to which the product in 4 bits is faster than the one in 16
 WEIGHT_STEPS: Final = 127  # to either side of zero
 _WIDTH: Final = 16  # tokens for which oneDNN lays weights out; other numbers are served as well
 INPUT_STEPS: Final = 63  # 7 bits: with 8, the kernel's 16-bit sums of two products overflow on AVX2
@@ -32,59 +36,56 @@ _SAME_INPUT: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class PackedLinear(nn.Module):
     """A linear layer in its packed form, of [tokens, ...].
 
-    `bfloat16`: weights, inputs and outputs are bfloat16; the other packings take and give float32.
+    Inputs and outputs are of type `computation(packing)`.
     `half`: the weight in float16, which holds what a bfloat16 of a weight's size says exactly.
     `int8`: each row of the weight in whole numbers, to the size of its largest entry. An input is
     the sum of two such vectors, one for what the other leaves, since models have entries a hundred
     times as large as the others: together 14 bits, at the price of twice as many rows in a
     product that waits for its weights. Sums of whole numbers are exact, so a token's output
     depends on nothing else in the pass.
+    `int4`: as `four_bits` says; a shape that its product does not take has 8 bits.
+    `int4+bfloat16`: a second copy of the same weights, in 16 bits, for more than `NARROW` tokens.
     """
 
     bias: Tensor | None
 
     def __init__(self, linear: nn.Linear, packing: Packing) -> None:
         super().__init__()
-        self.packing = packing
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        dtype = torch.bfloat16 if packing == "bfloat16" else torch.float32
-        weight = linear.weight.detach().to(dtype)
+        if packing in FOUR_BITS and not four_bits.fits(self.in_features, self.out_features):
+            packing = "int8"
+        self.packing = packing
+        weight = linear.weight.detach()
+        dtype = computation(packing)
         bias = None if linear.bias is None else linear.bias.detach().to(dtype)
         self.register_buffer("bias", bias)
-        if packing == "bfloat16":
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _WIDTH)
-            return
-        if packing == "half":
-            self._packed = _prepack("linear_prepack_fp16", weight)
-            return
-        scales = (weight.abs().amax(1).double() / WEIGHT_STEPS).clamp(min=1e-30)
-        zeros = torch.zeros(len(weight), dtype=torch.long)
-        with warnings.catch_warnings(action="ignore"):  # of a later torch without these tensors
-            whole = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-        self._packed = _prepack("linear_prepack", whole)
+        self._grid = self._wide = None
+        if packing in FOUR_BITS:
+            whole, self._grid = four_bits.quantize(weight)
+            self._packed = four_bits.pack(whole)
+            if packing == "int4+bfloat16":
+                self._wide = _pack_16(four_bits.expand(whole, self._grid), _wide_type())
+        elif packing == "int8":
+            self._packed = _pack_8(weight)
+        else:
+            self._packed = _pack_16(weight, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] to [..., outputs]."""
         if x.numel() == 0:  # a pass of which no logits are wanted
             return x.new_empty(*x.shape[:-1], self.out_features)
         if self.packing == "bfloat16":
-            return self._bfloat16(x)
-        product = self._half(x) if self.packing == "half" else self._int8(x)
+            return _product_16(x, self._packed, self.bias)
+        if self.packing == "half":
+            product = _product_16(x, self._packed)
+        else:
+            rows = x.reshape(-1, self.in_features)
+            product = self._int8(rows) if self.packing == "int8" else self._int4(rows)
+            product = product.to(x.dtype).view(*x.shape[:-1], self.out_features)
         return product if self.bias is None else product.add_(self.bias)
 
-    def _bfloat16(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self._packed, self.bias, "none", [], ""
-        )
-        return product
-
-    def _half(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
-        return product
-
-    def _int8(self, x: Tensor) -> Tensor:
+    def _int8(self, rows: Tensor) -> Tensor:
         # Every operation counts: around the product of one token they take as long as it does.
-        rows = x.reshape(-1, self.in_features)
         step = rows.abs().amax(-1, keepdim=True).mul_(1 / INPUT_STEPS).clamp_(min=1e-30)
         scaled = rows / step
         coarse = scaled.add(_TO_WHOLE).sub_(_TO_WHOLE)
@@ -94,7 +95,12 @@ class PackedLinear(nn.Module):
         )
         first, second = products[: len(rows)], products[len(rows) :]
         product: Tensor = first.add_(second, alpha=0.5 / INPUT_STEPS).mul_(step)
-        return product.view(*x.shape[:-1], self.out_features)
+        return product
+
+    def _int4(self, rows: Tensor) -> Tensor:
+        if self._wide is not None and len(rows) > NARROW:
+            return _product_16(rows.to(_wide_type()), self._wide)
+        return four_bits.multiply(rows.bfloat16(), self._packed, self._grid)
 
 
 class PackedPart(nn.Module):
@@ -127,9 +133,10 @@ def whole_of(parts: Sequence[nn.Module]) -> PackedLinear | None:
 def pack(network: Any, packing: Packing) -> None:
     """Pack the linear layers of a transformers model on the CPU, in place.
 
-    Norms become float32, but for `bfloat16`. The embedding stays as it is. Layers of the same input
-    are packed as one. Each weight is given up as soon as it is packed.
+    Norms are of the computation's type. The embedding stays as it is, and a head beside 4 bits has
+    8. Layers of the same input are packed as one. Each weight is given up as soon as it is packed.
     """
+    head = network.get_output_embeddings()
     for module in [*network.modules()]:
         linear = {
             name: child for name, child in module.named_children() if isinstance(child, nn.Linear)
@@ -140,13 +147,12 @@ def pack(network: Any, packing: Packing) -> None:
                 for name in names:
                     del linear[name]
         for name, child in linear.items():
-            setattr(module, name, PackedLinear(child, packing))
+            own: Packing = "int8" if child is head and packing in FOUR_BITS else packing
+            setattr(module, name, PackedLinear(child, own))
         linear.clear()
-    if packing == "bfloat16":
-        return
     for parameter in network.parameters():
         if parameter.dim() == 1:
-            parameter.data = parameter.data.float()
+            parameter.data = parameter.data.to(computation(packing))
 
 
 def _pack_as_one(module: nn.Module, names: Sequence[str], packing: Packing) -> None:
@@ -171,9 +177,15 @@ def can_pack() -> bool:
     return _LIBRARY in torch.backends.quantized.supported_engines
 
 
-def by_fbgemm(linear: nn.Module) -> bool:
-    """Whether FBGEMM multiplies by the weight of a layer that is packed by itself."""
-    return isinstance(linear, PackedLinear) and linear.packing != "bfloat16"
+def grows_with_tokens(linear: nn.Module) -> bool:
+    """Whether a product by a layer that is packed by itself takes as long as it has tokens, from
+    about four on."""
+    return isinstance(linear, PackedLinear) and linear.packing in ("half", "int8", "int4")
+
+
+def computation(packing: Packing) -> torch.dtype:
+    """The type of norms, activations and cache beside weights that are packed so."""
+    return torch.bfloat16 if packing == "bfloat16" else torch.float32
 
 
 def computes_in_bfloat16() -> bool:
@@ -185,6 +197,35 @@ def parameter_count(network: nn.Module) -> int:
     packed = (one for one in network.modules() if isinstance(one, PackedLinear))
     weights = sum(one.in_features * one.out_features for one in packed)
     return weights + sum(parameter.numel() for parameter in network.parameters())
+
+
+def _wide_type() -> torch.dtype:
+    return torch.bfloat16 if computes_in_bfloat16() else torch.float32
+
+
+def _pack_16(weight: Tensor, dtype: torch.dtype) -> Any:
+    """For inputs of that type: in bfloat16 for oneDNN, or in float16 for FBGEMM."""
+    if dtype == torch.bfloat16:
+        return torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), _WIDTH)
+    return _prepack("linear_prepack_fp16", weight.float())
+
+
+def _product_16(x: Tensor, packed: Any, bias: Tensor | None = None) -> Tensor:
+    product: Tensor
+    if x.dtype == torch.bfloat16:
+        product = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    else:
+        product = torch.ops.quantized.linear_dynamic_fp16(x, packed)
+    return product
+
+
+def _pack_8(weight: Tensor) -> Any:
+    weight = weight.float()
+    scales = (weight.abs().amax(1).double() / WEIGHT_STEPS).clamp(min=1e-30)
+    zeros = torch.zeros(len(weight), dtype=torch.long)
+    with warnings.catch_warnings(action="ignore"):  # of a later torch without these tensors
+        whole = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+    return _prepack("linear_prepack", whole)
 
 
 def _prepack(operation: str, weight: Tensor) -> Any:

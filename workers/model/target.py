@@ -21,15 +21,15 @@ from workers.model.early_exit import Adapter, EarlyExitHead
 from workers.model.families import AttentionKind, Computation
 from workers.model.layer import Layer, Ragged, RMSNorm
 from workers.model.linear import FusedLinear
-from workers.model.packed import by_fbgemm
+from workers.model.packed import grows_with_tokens
 from workers.model.placement import CHUNK, Placement, View
 from workers.model.sampling import is_nan
 from workers.model.transfer import on_device
 from workers.model.tree import Tree
 
-FREE, FREE_BY_FBGEMM = 32, 4
-"""Tokens of padding in a pass that take less time on a CPU than passing over them by indices does:
-FBGEMM's products take as long as they have tokens from about four on."""
+FREE, FREE_BY_TOKEN = 32, 4
+"""Tokens of padding in a pass that take less time on a CPU than passing over them by indices does;
+the second number if products take as long as they have tokens."""
 SPARE = 128  # cache entries beyond `max_len`, for the rejected part of a draft
 
 
@@ -84,7 +84,8 @@ class Target:
         self._embedding_scale, self._logits_divisor = scale, computation.logits_divisor
         self.vocabulary, self.encode = vocabulary or config.vocab_size, encode
         self.passes = 0  # those that reach the last layer
-        self._free_padding = FREE_BY_FBGEMM if by_fbgemm(base.layers[0].mlp.down_proj) else FREE
+        by_token = grows_with_tokens(base.layers[0].mlp.down_proj)
+        self._free_padding = FREE_BY_TOKEN if by_token else FREE
         self.early_exit: EarlyExitHead | None = None
         self._cached_layer: int | None = None
         head_size = getattr(config, "head_dim", None)

@@ -11,7 +11,7 @@ from rich.console import Console
 from deploy.cli.common import Problems, Seed, bar, wide_console, write
 from deploy.lab.commands.options import Device, JsonFile, ModelName, Threads
 
-CHOICE = "float32,bfloat16,int8"
+CHOICE = "float32,bfloat16,int8,int4"
 
 
 def bench_weights(

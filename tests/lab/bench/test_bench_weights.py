@@ -25,13 +25,13 @@ def test_weights_side_by_side(
 
     assert run("--json", str(out)) == 0
     rows = {row["dtype"]: row for row in json.loads(out.read_text())["rows"]}
-    assert list(rows) == ["float32", "bfloat16", "int8"]
+    assert list(rows) == ["float32", "bfloat16", "int8", "int4"]
     assert rows["float32"]["ratio"] == 1
     for row in rows.values():
         assert row["texts"] == 5
-        assert row["ratio"] == pytest.approx(1, abs=0.1)  # random weights and few tokens
+        assert row["ratio"] == pytest.approx(1, abs=0.2)  # random weights and few tokens
         assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
         assert row["pass_ms"].keys() == {"1", "4", "8"}
-    assert "int8" in capsys.readouterr().out
-    assert run("--dtypes", "int4") == 1
-    assert "dtype must be float32, bfloat16, float16 or int8, not int4" in capsys.readouterr().err
+    assert "int4" in capsys.readouterr().out
+    assert run("--dtypes", "int2") == 1
+    assert "int8, int4, int4+bfloat16, not int2" in capsys.readouterr().err

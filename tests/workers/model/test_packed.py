@@ -10,10 +10,14 @@ import torch
 from torch import nn
 
 from tests.workers.conftest import make_model
+from workers.model import four_bits
 from workers.model.linear import FusedLinear
 from workers.model.packed import (
+    FOUR_BITS,
+    NARROW,
     PackedLinear,
     Packing,
+    computation,
     computes_in_bfloat16,
     pack,
     parameter_count,
@@ -25,15 +29,16 @@ BFLOAT16 = pytest.mark.skipif(
     not computes_in_bfloat16(), reason="this CPU has no instructions for bfloat16"
 )
 PACKINGS = pytest.mark.parametrize(
-    "packing", [pytest.param("bfloat16", marks=BFLOAT16), "half", "int8"]
+    "packing",
+    [pytest.param("bfloat16", marks=BFLOAT16), "half", "int8", "int4", "int4+bfloat16"],
 )
 # What half of the last of 8 bits makes of a sum, and of its parts: inputs, weights and output.
-ERRORS = {"bfloat16": 0.008, "half": 2e-6, "int8": 0.02}
+ERRORS = {"bfloat16": 0.008, "half": 2e-6, "int8": 0.02, "int4": 0.15, "int4+bfloat16": 0.15}
 
 
 def given(packing: Packing, x: torch.Tensor) -> torch.Tensor:
     """The input in the type that the packing takes."""
-    return x.bfloat16() if packing == "bfloat16" else x
+    return x.to(computation(packing))
 
 
 def layer(inputs: int = 96, outputs: int = 40, *, bias: bool = True) -> nn.Linear:
@@ -61,13 +66,13 @@ def test_products_are_those_of_the_layer(packing: Packing, tokens: int, bias: bo
 @PACKINGS
 def test_a_tokens_output_depends_on_no_neighbour(packing: Packing) -> None:
     """Also where the neighbour is a million times as large: texts stay equal at any width."""
-    packed, x = PackedLinear(layer(), packing), given(packing, torch.randn(9, 96))
+    packed, x = PackedLinear(layer(outputs=48), packing), given(packing, torch.randn(9, 96))
     x[4] *= 1e6
-    rounding = 0.008 if packing == "bfloat16" else 1e-5
+    rounding = 1e-5 if packing in ("half", "int8") else 0.008
     together = packed(x)
     for i in range(9):
         alone = packed(x[i : i + 1])
-        if packing == "int8":  # sums of whole numbers are exact in any order
+        if packing == "int8" or packing == "int4":  # its sums are of one order at any width
             assert torch.equal(alone[0], together[i])
         torch.testing.assert_close(
             alone[0], together[i], rtol=rounding, atol=rounding * float(x[i].abs().max())
@@ -89,18 +94,26 @@ def test_zeros_give_the_bias_and_nans_stay(packing: Packing) -> None:
 
 @PACKINGS
 def test_fused_layers_are_their_parts(packing: Packing) -> None:
-    parts = [PackedLinear(layer(outputs=size), packing) for size in (8, 24)]
-    x, stream = given(packing, torch.randn(3, 96)), given(packing, torch.randn(3, 32))
+    parts = [PackedLinear(layer(outputs=size), packing) for size in (16, 24)]
+    x, stream = given(packing, torch.randn(3, 96)), given(packing, torch.randn(3, 40))
     fused = FusedLinear(*parts)
     assert torch.equal(fused(x), torch.cat([part(x) for part in parts], -1))
     assert torch.equal(fused.add_to(stream, x), fused(x) + stream)
+
+
+def round_weights(model: Any, packing: Packing) -> Any:
+    """The model with the weights that 4 bits stand for."""
+    for one in model.model.modules() if packing in FOUR_BITS else ():
+        if isinstance(one, nn.Linear) and four_bits.fits(one.in_features, one.out_features):
+            one.weight.data = four_bits.expand(*four_bits.quantize(one.weight.data))
+    return model
 
 
 @PACKINGS
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_packed_model_says_what_it_said(packing: Packing, family: str) -> None:
     model: Any = make_model(family).bfloat16()
-    known = Target(copy.deepcopy(model).float(), slots=1, max_len=64)
+    known = Target(round_weights(copy.deepcopy(model), packing).float(), slots=1, max_len=64)
     size = parameter_count(model)
     pack(model, packing)
     assert parameter_count(model) == size
@@ -114,7 +127,29 @@ def test_a_packed_model_says_what_it_said(packing: Packing, family: str) -> None
         rest = targets[1].forward([1], [Tree.chain(ids[3:])]).logits
         stock = model(torch.tensor([ids])).logits
     spread = float(wanted.std())
-    limit = {"bfloat16": 0.1, "half": 1e-4, "int8": 0.1}[packing] * spread
+    limit = 1e-4 * spread if packing == "half" else 0.1 * spread
     torch.testing.assert_close(whole.float(), wanted, rtol=0, atol=limit)
     torch.testing.assert_close(rest, whole[:, 3:], rtol=0, atol=limit)
     torch.testing.assert_close(stock.float(), wanted, rtol=0, atol=0.1 * spread)
+
+
+def test_wide_passes_take_the_copy_of_the_same_weights() -> None:
+    """A copy in 16 bits differs by the rounding of bfloat16, not by what 4 bits lose."""
+    linear = layer(outputs=48, bias=False)
+    narrow, both = PackedLinear(linear, "int4"), PackedLinear(linear, "int4+bfloat16")
+    x = given("int4", torch.randn(2 * NARROW, 96))
+    assert torch.equal(both(x[:NARROW]), narrow(x[:NARROW]))
+    wide, wanted = both(x).float(), narrow(x).float()
+    assert not torch.equal(wide, wanted)
+    assert float((wide - wanted).norm() / wanted.norm()) < 0.008
+
+
+@pytest.mark.parametrize("packing", FOUR_BITS)
+def test_a_head_and_odd_shapes_keep_8_bits(packing: Packing) -> None:
+    model: Any = make_model("llama").bfloat16()
+    pack(model, packing)
+    assert model.lm_head.packing == "int8"
+    assert PackedLinear(layer(inputs=80), packing).packing == "int8"
+    assert PackedLinear(layer(outputs=40), packing).packing == "int8"
+    inside = {one.packing for one in model.model.modules() if isinstance(one, PackedLinear)}
+    assert packing in inside
