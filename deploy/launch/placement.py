@@ -156,20 +156,25 @@ def _on_cpu(models: Models, machine: Machine) -> Placed:
     for model in models.values():
         if model.not_ours:
             raise ConfigError(f"there is no GPU, and on a CPU {model.not_ours}")
-    usable, rows = int(CPU_USABLE * machine.memory), ROWS_CPU
-    context = min(CPU_CONTEXT, *(model.context for model in models.values()))
-    types = {name: _cpu_type(model, machine) for name, model in models.items()}
+    usable = int(CPU_USABLE * machine.memory)
+    longest = min(CPU_CONTEXT, *(model.context for model in models.values()))
+    plain = {name: _cpu_type(model, machine) for name, model in models.items()}
+    fewest = {name: "int4" if dtype == "int8" else dtype for name, dtype in plain.items()}
 
     def taken(name: WorkerName) -> int:
-        (dtype, bits), model = types[name], models[name]
+        dtype, model = types[name], models[name]
         cached = 2 * rows * context * model.token_bytes * (1 if dtype == "bfloat16" else 2)
-        return model.packed(bits) + cached
+        return model.packed(dtype) + cached
 
     def need() -> int:
         return sum(map(taken, models))
 
-    while need() > usable and (rows > 1 or context > 1024):
-        rows, context = (rows // 2, context) if rows > 1 else (rows, context // 2)
+    for chosen in (plain, fewest):
+        types, rows, context = chosen, ROWS_CPU, longest
+        while need() > usable and (rows > 1 or context > 1024):
+            rows, context = (rows // 2, context) if rows > 1 else (rows, context // 2)
+        if need() <= usable:
+            break
     if need() > usable:
         raise ConfigError(
             f"{' and '.join(model.name for model in models.values())} need {in_gb(need())}, and "
@@ -180,7 +185,7 @@ def _on_cpu(models: Models, machine: Machine) -> Placed:
         name: {
             "model": model.name,
             "device": "cpu",
-            "dtype": types[name][0],
+            "dtype": types[name],
             "patience_s": 300,
             "rows": rows,
             "max_len": context,
@@ -189,11 +194,13 @@ def _on_cpu(models: Models, machine: Machine) -> Placed:
     }
     reasons = [
         f"Our own engine on {machine.cores} cores, with "
-        f"{' and '.join(dtype for dtype, _ in types.values())} weights: a pass takes as long as "
+        f"{' and '.join(types.values())} weights: a pass takes as long as "
         "they take to be read.",
         f"They take about {in_gb(need())}, with {len(models) * rows} cached sequences of "
         f"{context:,} tokens.",
     ]
+    if types is fewest:
+        reasons.append("Weights have 4 bits because they do not fit in 8.")
     if len(models) == 2 and one_vocabulary(*(one.vocabulary for one in models.values())):
         draft = taken("small")
         if need() + draft <= usable:
@@ -205,11 +212,11 @@ def _on_cpu(models: Models, machine: Machine) -> Placed:
     return workers, reasons
 
 
-def _cpu_type(model: ModelSize, machine: Machine) -> tuple[str, int]:
-    """The type of the weights, and its bits."""
+def _cpu_type(model: ModelSize, machine: Machine) -> str:
+    """The type of the weights where memory is no concern."""
     if model.parameters < 50_000_000:
-        return "float32", 32
-    return ("int8", 8) if machine.int8 else ("bfloat16", 16)
+        return "float32"
+    return "int8" if machine.int8 else "bfloat16"
 
 
 def _too_large(need: int, usable: int, gpu: Gpu, context: int) -> str:

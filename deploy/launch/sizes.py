@@ -13,6 +13,8 @@ from workers.reporting import first_line
 GB = 10**9
 ENGINE_BYTES = 3 * GB
 """What an engine takes of a GPU beside weights and cache: CUDA's context, activations, graphs."""
+_PACKED_BITS = {"bfloat16": (16, 16), "int8": (8, 8), "int4": (5, 8), "int4+bfloat16": (21, 8)}
+"""Bits of a weight in a layer and in the head; a group's step and middle are a bit a weight."""
 BFLOAT16 = (8, 0)  # compute capability below which a GPU computes in float16
 
 
@@ -138,15 +140,16 @@ class ModelSize:
         """Bytes, in 16 bits but for what is quantized."""
         return int(2 * (self.parameters - self.matrices) + self.bits / 8 * self.matrices)
 
-    def packed(self, bits: int) -> int:
-        """Bytes in Baton's own engine on a CPU, with `bits` a weight. Below 32, the embedding keeps
-        16, and a head that is tied to it is a second copy."""
-        if bits == 32:
+    def packed(self, dtype: str) -> int:
+        """Bytes in Baton's own engine on a CPU with weights of that type. If they are packed, the
+        embedding keeps 16 bits, and a head that is tied to it is a second copy."""
+        if dtype == "float32":
             return 4 * self.parameters
         ends = self.parameters - self.matrices
         embedding = ends if self.tied else ends // 2
         head = ends if self.tied else ends - embedding
-        return 2 * embedding + bits // 8 * (self.matrices + head)
+        inside, outside = _PACKED_BITS[dtype]
+        return 2 * embedding + (inside * self.matrices + outside * head) // 8
 
     @property
     def size(self) -> str:

@@ -73,6 +73,12 @@ def test_what_does_not_fit_is_said_with_numbers(gpus: int) -> None:
         plan(TINY, LARGE, LAPTOP)
 
 
+def test_weights_have_4_bits_if_they_do_not_fit_in_8(tmp_path: Path) -> None:
+    planned = plan(TINY, MIDDLE, Machine((), 8, 12 * GB))
+    assert {worker["dtype"] for worker in checked(planned, tmp_path).values()} == {"int4"}
+    assert "4 bits because they do not fit in 8" in " ".join(planned.reasons)
+
+
 def test_a_laptop_gets_8_bits_and_what_cache_fits(tmp_path: Path) -> None:
     workers = checked(plan(TINY, MIDDLE, LAPTOP), tmp_path)
     assert {worker["dtype"] for worker in workers.values()} == {"int8"}
@@ -81,7 +87,7 @@ def test_a_laptop_gets_8_bits_and_what_cache_fits(tmp_path: Path) -> None:
         2 * int(str(worker["rows"])) * int(str(worker["max_len"])) * 2 * model.token_bytes
         for worker, model in zip(workers.values(), (TINY, MIDDLE), strict=True)
     )  # 32 bits each
-    weights = TINY.packed(8) + MIDDLE.packed(8)
+    weights = TINY.packed("int8") + MIDDLE.packed("int8")
     assert weights > TINY.parameters + MIDDLE.parameters  # embeddings stay as they are
     assert weights + cached <= 0.8 * LAPTOP.memory
     old = Machine((), 8, 64 * GB, int8=False)
@@ -90,7 +96,7 @@ def test_a_laptop_gets_8_bits_and_what_cache_fits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["embedded:large", "untied"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4", "int4+bfloat16"])
 def test_weights_on_a_cpu_are_what_they_take_once_packed(
     model: str, dtype: str, tmp_path: Path
 ) -> None:
@@ -105,12 +111,12 @@ def test_weights_on_a_cpu_are_what_they_take_once_packed(
         model = str(tmp_path / "untied")
     size, network = ModelSize.of(model), load_model(str(resolve(model)), dtype=dtype)
     plain = {id(one): one.numel() * one.element_size() for one in network.parameters()}
-    bits = {"float32": 32, "bfloat16": 16, "int8": 8}[dtype]
+    bits = {"bfloat16": 16, "half": 16, "int8": 8, "int4": 5, "int4+bfloat16": 21}
     packed = {id(one): one for one in network.modules() if isinstance(one, PackedLinear)}
     held = sum(plain.values()) + sum(
-        one.in_features * one.out_features * bits // 8 for one in packed.values()
+        one.in_features * one.out_features * bits[one.packing] // 8 for one in packed.values()
     )
-    assert size.packed(bits) == pytest.approx(held, rel=0.02)
+    assert size.packed(dtype) == pytest.approx(held, rel=0.02)
 
 
 def test_models_the_wrong_way_round_are_refused() -> None:
