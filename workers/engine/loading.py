@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Unpack, cast
+from typing import Any, Final, Unpack
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
@@ -293,7 +293,7 @@ def choose_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
 def packing_of(device: str, dtype: str | torch.dtype | None) -> Packing | None:
     """How weights are packed on that device; None where they are not."""
     if dtype in WHOLE_NUMBERS:
-        return cast("Packing", dtype)
+        return dtype
     chosen = choose_dtype(device, dtype)
     if device != "cpu" or chosen == torch.float32:
         return None

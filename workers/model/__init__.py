@@ -9,7 +9,8 @@
 - `families`: which families are computed, and what each does beyond Llama's layer.
 - `layer`: the decoder layer of Llama and Qwen in few operations.
 - `linear`: how a weight lies in memory and is multiplied.
-- `packed`: weights in 16, 8 or 4 bits for CPUs; `four_bits`: the last of these.
+- `packed`: weights in 16, 8 or 4 bits for CPUs.
+- `four_bits`: groups of weights that share a grid.
 - `early_exit`: an early-exit head after a shallow layer.
 - `sampling`: next-token distributions, and sampling from them.
 - `masking`: logits held to a grammar, at every node of a draft.

@@ -100,6 +100,7 @@ class PackedLinear(nn.Module):
     def _int4(self, rows: Tensor) -> Tensor:
         if self._wide is not None and len(rows) > NARROW:
             return _product_16(rows.to(_wide_type()), self._wide)
+        assert self._grid is not None
         return four_bits.multiply(rows.bfloat16(), self._packed, self._grid)
 
 
