@@ -100,11 +100,21 @@ class Served:
             base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S
         )
 
-    async def told(self, **more: Any) -> str:
-        """The text of an answer as it comes: a stream of the large model, unless `more` differs."""
+    async def told(self, *, begun: asyncio.Event | None = None, **more: Any) -> str:
+        """The text of an answer as it comes: a stream of the large model, unless `more` differs.
+
+        `begun` is set at its first piece.
+        """
         body = {"model": "large-only", "messages": QUESTION, "stream": True, **more}
         async with httpx.AsyncClient(timeout=WAIT_S) as http:
-            return (await http.post(f"{self.url}/v1/chat/completions", json=body)).text
+            asked = http.stream("POST", f"{self.url}/v1/chat/completions", json=body)
+            async with asked as reply:
+                pieces = []
+                async for piece in reply.aiter_text():
+                    pieces.append(piece)
+                    if begun is not None:
+                        begun.set()
+                return "".join(pieces)
 
     def wait(self, seconds: float = WAIT_S) -> None:
         until = time.monotonic() + seconds

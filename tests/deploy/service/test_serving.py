@@ -209,7 +209,10 @@ async def test_an_orchestrator_dies(served: Served) -> None:
     whole = {"stream": False, "max_tokens": LONG, **TO_THE_CAP}
     undisturbed = await served.told(**whole)
     asked = [asyncio.create_task(served.told(**whole)) for _ in range(4)]
-    begun = [asyncio.create_task(served.told(max_tokens=ENDLESS, **TO_THE_CAP)) for _ in range(4)]
+    first = [asyncio.Event() for _ in range(4)]
+    endless = {"max_tokens": ENDLESS, **TO_THE_CAP}
+    begun = [asyncio.create_task(served.told(begun=one, **endless)) for one in first]
+    await asyncio.gather(*(one.wait() for one in first))
     await until(lambda: served.metric("baton_worker_live_rows", "large") >= 5)
     served.kill("Orchestrator")
     for text in await asyncio.gather(*begun):
