@@ -87,8 +87,6 @@ class RunningService:
 
         try:
             handle = serve.get_app_handle(self._application)
-            if not handle.is_initialized:  # this thread runs no loop that could route
-                handle._init(_run_router_in_separate_loop=True)
             return list(handle.broadcast(method).results(timeout_s=ASK_S, return_exceptions=True))
         except (TimeoutError, RayServeException):
             return None

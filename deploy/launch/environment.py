@@ -51,10 +51,6 @@ def prepare() -> None:
         "MALLOC_ARENA_MAX": "2",
         "RAY_preload_python_modules": "ray.serve",
         "RAY_SERVE_LOG_TO_STDERR": "0",
-        # By gRPC, as between orchestrator and workers: as actors' calls each chunk is an object of
-        # Ray's. A router in a separate loop would hand every chunk to another thread.
-        "RAY_SERVE_PROXY_USE_GRPC": "1",
-        "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deploy.service.proxy:middlewares",
     }
     for name, value in defaults.items():

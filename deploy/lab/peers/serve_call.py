@@ -52,8 +52,6 @@ def bench_round_trip(blocks: int = 20) -> list[Row]:
         bare = serve.deployment(Bare, ray_actor_options=SHARE, max_ongoing_requests=64)
         caller = serve.deployment(Caller, ray_actor_options=SHARE)
         handle = serve.run(caller.bind(pool, bare.bind()), route_prefix=None)
-        if not handle.is_initialized:  # this thread runs no loop that could route
-            handle._init(_run_router_in_separate_loop=True)
         rows: list[Row] = handle.measure.remote(blocks).result()
     return rows
 
