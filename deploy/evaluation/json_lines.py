@@ -65,17 +65,18 @@ class RowFile:
         compared: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: settings,
     ) -> None:
         rows: list[Any] = []
-        if path.is_file() and path.stat().st_size:
-            with path.open() as there:
-                _lock(there, path)
-            found, rows = read_rows(path, kind)
-            _want_same(path, compared(found), compared(settings))
-            settings = found
-        self.rows = rows[: keep(rows)]
         with _named(path):
-            rewrite(path, map(json.dumps, ({kind: VERSION, **settings}, *self.rows)))
-            self._file = path.open("a", encoding="utf-8")
-            _lock(self._file, path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            before = _locked(path)
+        with before:
+            if path.stat().st_size:
+                found, rows = read_rows(path, kind)
+                _want_same(path, compared(found), compared(settings))
+                settings = found
+            self.rows = rows[: keep(rows)]
+            with _named(path):
+                rewrite(path, map(json.dumps, ({kind: VERSION, **settings}, *self.rows)))
+                self._file = _locked(path)
 
     def add(self, *rows: Any) -> None:
         self._file.writelines(f"{json.dumps(row)}\n" for row in rows)
@@ -85,13 +86,19 @@ class RowFile:
         self._file.close()
 
 
-def _lock(file: TextIO, path: Path) -> None:
+def _locked(path: Path) -> TextIO:
+    """Open a file to add to it; no other run can, until it is closed."""
+    file = path.open("a", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # else it was replaced
+            return file
     except BlockingIOError:
-        raise ConfigError(
-            f"{path}: another run is adding to it; wait until it has ended, or name another file"
-        ) from None
+        pass
+    file.close()
+    raise ConfigError(
+        f"{path}: another run is adding to it; wait until it has ended, or name another file"
+    )
 
 
 def _want_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

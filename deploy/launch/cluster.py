@@ -183,7 +183,7 @@ def _want_gpus(workers: Workers) -> None:
         )
         share = ", or let the workers share one (gpu: 0.25)" if shared else ""
         raise NotServing(
-            f"the file asks for more GPUs than the {there:g} of this machine: {each}; "
+            f"the file asks for {gpus_for(shares)} GPUs, and this machine has {there:g}: {each}; "
             f"write device: cpu{share}, or use a larger machine"
         )
 

@@ -16,6 +16,7 @@ LONGEST = 32_768  # tokens of context that are planned for, where the models hav
 LEAST = 8_192  # and below which a GPU is called too small
 ROWS_GPU, ROWS_CPU = 32, 4
 CPU_CONTEXT = 8_192
+SHORTEST = 2048  # tokens of a context for which weights get 4 bits instead of 8
 CPU_USABLE = 0.8  # of this machine's memory
 NGRAM = {"method": "ngram", "params": {"num_speculative_tokens": 4, "prompt_lookup_max": 4}}
 """A lossless method of vLLM that takes neither training nor memory."""
@@ -169,9 +170,9 @@ def _on_cpu(models: Models, machine: Machine) -> Placed:
     def need() -> int:
         return sum(map(taken, models))
 
-    for chosen in (plain, fewest):
+    for chosen, shortest in ((plain, SHORTEST), (fewest, 1024)):
         types, rows, context = chosen, ROWS_CPU, longest
-        while need() > usable and (rows > 1 or context > 1024):
+        while need() > usable and (rows > 1 or context > shortest):
             rows, context = (rows // 2, context) if rows > 1 else (rows, context // 2)
         if need() <= usable:
             break
@@ -199,9 +200,13 @@ def _on_cpu(models: Models, machine: Machine) -> Placed:
         f"They take about {in_gb(need())}, with {len(models) * rows} cached sequences of "
         f"{context:,} tokens.",
     ]
-    if types is fewest:
-        reasons.append("Weights have 4 bits because they do not fit in 8.")
-    if len(models) == 2 and one_vocabulary(*(one.vocabulary for one in models.values())):
+    if types is not plain:
+        reasons.append(
+            f"Weights have 4 bits because they do not fit in 8 beside {SHORTEST:,} tokens. While "
+            "they load they take 16 bits."
+        )
+    # Reading twelve drafts takes weights in 4 bits longer than writing some of them.
+    elif len(models) == 2 and one_vocabulary(*(one.vocabulary for one in models.values())):
         draft = taken("small")
         if need() + draft <= usable:
             params = CHAIN | {"draft": models["small"].name}

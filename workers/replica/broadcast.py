@@ -23,8 +23,8 @@ async def broadcast(
 ) -> AsyncGenerator[Any, None]:
     """Yield each replica's answer as it comes, or the exception that came instead.
 
-    A `TimeoutError` comes for every replica that is silent for `timeout_s` seconds, or if no
-    replica is known. Ray's own `results_async` loses all answers if one replica is silent.
+    A `TimeoutError` comes for every replica that is silent for `timeout_s` seconds. Ray's own
+    `results_async` loses all answers if one replica is silent.
     """
     until = asyncio.get_running_loop().time() + timeout_s
     waiting: list[asyncio.Future[Any]] = []

@@ -237,6 +237,7 @@ def _alone_on_the_gpu(device: str) -> Iterator[None]:
     path = Path(gettempdir()) / f"baton-vllm-{gpus}.lock"
     with suppress(OSError):  # another user's is there
         path.touch()
+        path.chmod(0o644)
     with open(path) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a kill releases it too
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +40,19 @@ def test_two_runs_do_not_add_to_one_file(tmp_path: Path) -> None:
     again = RowFile(path, "rows", {})
     assert again.rows == [1]
     again.close()
+
+
+def test_a_file_that_was_replaced_meanwhile_is_another_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    flock = fcntl.flock
+
+    def late(file: Any, how: int) -> None:
+        rewrite(path, ["the other run's"])
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(ConfigError, match="another run is adding to it"):
+        RowFile(path, "rows", {})
+    assert path.read_text() == "the other run's\n"

@@ -30,10 +30,15 @@ def cuda(**more: Any) -> dict[str, Any]:
         (CPU, CPU, 0, None),
         (cuda(gpu=0.25), cuda(gpu=0.75), 1, None),
         ({"url": "http://h:1", "model": "m"}, cuda(), 1, None),
-        (cuda(gpu=0.25), CPU, 0, "than the 0 of this machine: workers.small 0.25; write device"),
+        (cuda(gpu=0.25), CPU, 0, "asks for 1 GPUs, and this machine has 0: workers.small 0.25;"),
         (cuda(), cuda(), 1, "workers.small 1, workers.large 1; write device: cpu, or let the"),
         (cuda(), cuda(tensor_parallel=4), 2, "workers.large 4; write device: cpu, or use a"),
-        (CPU, cuda(gpu=0.6, replicas={"min": 3, "max": 3}), 2, "workers.large 1.8; write device"),
+        (
+            CPU,
+            cuda(gpu=0.6, replicas={"min": 3, "max": 3}),
+            2,
+            "asks for 3 GPUs, and this machine has 2: w",
+        ),
         (CPU, cuda(replicas={"min": 3, "max": 5}), 2, "workers.large 3; write device: cpu, or us"),
     ],
 )
