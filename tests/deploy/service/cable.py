@@ -15,6 +15,11 @@ class Cable:
     """A network namespace, and the only way into it. Wants root and iproute2."""
 
     def __init__(self, undo: ExitStack) -> None:
+        for left in Path("/run/netns").glob(
+            "baton*"
+        ):  # by a run that was killed, at these addresses
+            if not Path("/proc", left.name.removeprefix("baton")).exists():
+                _ip("netns", "delete", left.name)
         self._name = f"baton{os.getpid()}"
         self.file = Path("/run/netns", self._name)
         here, self._there = f"ba{os.getpid()}", f"bb{os.getpid()}"
