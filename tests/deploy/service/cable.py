@@ -15,9 +15,8 @@ class Cable:
     """A network namespace, and the only way into it. Wants root and iproute2."""
 
     def __init__(self, undo: ExitStack) -> None:
-        for left in Path("/run/netns").glob(
-            "baton*"
-        ):  # by a run that was killed, at these addresses
+        # A run that was killed has left its network, at the same addresses.
+        for left in Path("/run/netns").glob("baton*"):
             if not Path("/proc", left.name.removeprefix("baton")).exists():
                 _ip("netns", "delete", left.name)
         self._name = f"baton{os.getpid()}"
