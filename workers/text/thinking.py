@@ -99,7 +99,7 @@ def _read(row: dict[str, Any]) -> ThinkingFormat:
 
 
 _ROWS = Path(__file__).with_name("thinking.yaml").read_text(encoding="utf-8")
-FORMATS = tuple(map(_read, yaml.safe_load(_ROWS)))
+FORMATS = tuple(map(_read, yaml.load(_ROWS, yaml.CSafeLoader)))
 BY_NAME = {name: one for one in FORMATS for name in one.names}
 _KEYS = ("open", "close", "answer", "end")
 _SUFFIXED = re.compile(r"<think(:[^\s>]+)>")
