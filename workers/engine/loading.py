@@ -1,6 +1,6 @@
 """From the name of a checkpoint to a worker.
 
-Only safetensors and GGUF files are read and no code of a checkpoint is ever run.
+Weights come from safetensors or GGUF files, and no code of a checkpoint runs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 WHOLE_NUMBERS: Final[tuple[Packing, ...]] = ("int8", *FOUR_BITS)
 """Types of weights that are made here of 16 bits."""
-SHORTEST = 4096  # a text of this many tokens is tried even if it may not fit
+SHORTEST = 4096  # the least default max_len, even if it may not fit
 _SMALL_MODEL = 50_000_000  # parameters below which one CPU thread is as fast as several
 
 
@@ -59,7 +59,7 @@ class BuiltinOptions(LoadOptions, total=False):
     Attributes:
         dtype: of the weights; None is float32 on the CPU whatever is stored, else bfloat16.
             `WHOLE_NUMBERS` and half precision are for CPUs what `workers.model.packed` says.
-        also: further methods in the form of `speculation`, one of a name; a call may name any.
+        also: further methods in the form of `speculation`, each once; a call may name any.
         slots: prefixes that are cached (None: twice as many as `rows`).
     """
 
@@ -80,8 +80,8 @@ def load(model: str | Path, **options: Unpack[BuiltinOptions]) -> EngineWorker[B
     """A worker over a checkpoint, its engine running; `worker.close()` stops it.
 
     `model` is a folder, a Hugging Face id, a GGUF file, or `embedded:NAME`. Without `max_len` the
-    longest sequence is the checkpoint's own, as far as a cache of a sixteenth of the machine's
-    memory goes, or of half of what a GPU has beside the weights.
+    context is the checkpoint's if it fits a sixteenth of the machine's memory, or half of what
+    weights leave of a GPU; else what fits, at least 4,096.
 
     Raises:
         ConfigError: the checkpoint or a parameter cannot be used; the message says why.
@@ -184,7 +184,7 @@ def open_target(model: str | Path, **options: Unpack[BuiltinOptions]) -> LoadedT
         folder = str(resolve(name))
         if load_tokenizer(folder).hash != tokenizer.hash:
             raise ConfigError(
-                f"the draft model {name} has another vocabulary than {model}: give another"
+                f"draft model {name} must share the vocabulary of {model}: give another"
             )
         # What it drafts is verified, so that 8 bits do where the target's own weights are packed,
         # and 4 where these have 4.
@@ -199,8 +199,8 @@ def open_target(model: str | Path, **options: Unpack[BuiltinOptions]) -> LoadedT
 def _default_len(
     config: Any, longest: int, device: str, dtype: torch.dtype, slots: int, share: float
 ) -> int:
-    """The model's own context, or what of it fits beside draft models, other workers, and what
-    passes over long texts take; `dtype` is the cache's."""
+    """Return the model's context, or what fits beside draft models, other workers and long passes;
+    `dtype` is the cache's."""
     place = torch.device(device)
     if place.type == "cuda":
         free, total = torch.cuda.mem_get_info(place)
@@ -222,7 +222,7 @@ def _default_len(
 
 
 def load_tokenizer(path: str, thinking: ThinkingFormat | str = AUTO) -> Tokenizer:
-    """The checkpoint's tokenizer, converted by transformers where it has no `tokenizer.json`.
+    """Load a checkpoint's tokenizer; transformers converts one without `tokenizer.json`.
 
     Raises:
         ConfigError: it has none that can be used.
@@ -303,7 +303,7 @@ def packing_of(device: str, dtype: str | torch.dtype | None) -> Packing | None:
 
 
 def cache_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
-    """The type of the cache: the weights', but beside packed ones that of the computation."""
+    """Return the cache's type: the weights', or the computation's if they are packed."""
     packing = packing_of(device, dtype)
     return choose_dtype(device, dtype) if packing is None else computation(packing)
 

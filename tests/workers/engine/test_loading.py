@@ -51,7 +51,7 @@ async def test_what_cannot_be_loaded_says_why(
             load(**{"model": checkpoint, **options})
     other = make_tokenizer(corpus="some other text with other merges " * 5)
     save(tmp_path, other, make_model("qwen3", vocabulary=len(other)))
-    with pytest.raises(ConfigError, match="another vocabulary"):
+    with pytest.raises(ConfigError, match="must share the vocabulary"):
         load(checkpoint, speculation={"method": "chain", "draft": str(tmp_path)})
     config = (tmp_path / "config.json").read_text().replace("Qwen3ForCausalLM", "GPT2LMHeadModel")
     (tmp_path / "config.json").write_text(config)
