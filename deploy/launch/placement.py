@@ -200,7 +200,7 @@ def _on_cpu(models: Models, machine: Machine) -> Placed:
         f"They take about {in_gb(need())}, with {len(models) * rows} cached sequences of "
         f"{context:,} tokens.",
     ]
-    if types is not plain:
+    if "int4" in types.values():
         reasons.append(
             f"Weights have 4 bits because they do not fit in 8 beside {SHORTEST:,} tokens. While "
             "they load they take 16 bits."

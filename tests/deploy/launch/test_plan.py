@@ -78,6 +78,10 @@ def test_weights_have_4_bits_if_they_do_not_fit_in_8(tmp_path: Path) -> None:
     assert {worker["dtype"] for worker in checked(planned, tmp_path).values()} == {"int4"}
     assert "4 bits because they do not fit in 8" in " ".join(planned.reasons)
     assert "speculation" not in planned.workers["large"]
+    tight = plan(TINY, MIDDLE, Machine((), 8, int(26.4 * GB), int8=False))
+    assert {worker["dtype"] for worker in tight.workers.values()} == {"bfloat16"}
+    assert tight.workers["large"]["max_len"] == 1024
+    assert "4 bits" not in " ".join(tight.reasons)
 
 
 def test_weights_have_8_bits_and_what_cache_fits(tmp_path: Path) -> None:
