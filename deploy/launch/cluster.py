@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from typing import Any
 
 import httpx
@@ -165,25 +166,20 @@ def _want_gpus(workers: Workers) -> None:
     import ray
 
     there = ray.cluster_resources().get("GPU", 0.0)
-    wanted = {
-        name: spec.gpus * spec.gpu * spec.replicas.min
+    shares = {
+        name: [spec.gpu] * (spec.gpus * spec.replicas.min)
         for name, spec in workers.by_name().items()
         if spec.on_gpu
     }
-    shares = [
-        spec.gpu
-        for spec in workers.by_name().values()
-        if spec.on_gpu
-        for _ in range(spec.gpus * spec.replicas.min)
-    ]
-    if gpus_for(shares) > there:
-        each = ", ".join(f"workers.{name} {share:g}" for name, share in wanted.items())
+    wanted = gpus_for([*chain(*shares.values())])
+    if wanted > there:
+        each = ", ".join(f"workers.{name} {sum(of):g}" for name, of in shares.items())
         shared = (
-            there and len(wanted) > 1 and all(one.gpus == 1 for one in workers.by_name().values())
+            there and len(shares) > 1 and all(one.gpus == 1 for one in workers.by_name().values())
         )
         share = ", or let the workers share one (gpu: 0.25)" if shared else ""
         raise NotServing(
-            f"the file asks for {gpus_for(shares)} GPUs, and this machine has {there:g}: {each}; "
+            f"the file asks for {wanted} GPUs, and this machine has {there:g}: {each}; "
             f"write device: cpu{share}, or use a larger machine"
         )
 
