@@ -64,7 +64,8 @@ class PackedLinear(nn.Module):
             whole, self._grid = four_bits.quantize(weight)
             self._packed = four_bits.pack(whole)
             if packing == "int4+bfloat16":
-                self._wide = _pack_16(four_bits.expand(whole, self._grid), _wide_type())
+                self._wide_type = torch.bfloat16 if computes_in_bfloat16() else torch.float32
+                self._wide = _pack_16(four_bits.expand(whole, self._grid), self._wide_type)
         elif packing == "int8":
             self._packed = _pack_8(weight)
         else:
@@ -99,7 +100,7 @@ class PackedLinear(nn.Module):
 
     def _int4(self, rows: Tensor) -> Tensor:
         if self._wide is not None and len(rows) > NARROW:
-            return _product_16(rows.to(_wide_type()), self._wide)
+            return _product_16(rows.to(self._wide_type), self._wide)
         assert self._grid is not None
         return four_bits.multiply(rows.bfloat16(), self._packed, self._grid)
 
@@ -198,10 +199,6 @@ def parameter_count(network: nn.Module) -> int:
     packed = (one for one in network.modules() if isinstance(one, PackedLinear))
     weights = sum(one.in_features * one.out_features for one in packed)
     return weights + sum(parameter.numel() for parameter in network.parameters())
-
-
-def _wide_type() -> torch.dtype:
-    return torch.bfloat16 if computes_in_bfloat16() else torch.float32
 
 
 def _pack_16(weight: Tensor, dtype: torch.dtype) -> Any:
