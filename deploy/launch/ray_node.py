@@ -35,7 +35,7 @@ class NotServing(BatonError):
 def own_ray() -> Iterator[set[int]]:
     """A Ray of our own, gone at the end with all that it started.
 
-    Gives the process ids that this process had below it before. Call
+    Yields the ids of the processes that this one had started before. Call
     `deploy.launch.environment.prepare` before anything imports ray.
     """
     import ray
@@ -184,7 +184,7 @@ def _quietly(step: Callable[[], object]) -> None:
 
 
 def _reap(pids: set[int]) -> None:
-    """Wait until these processes are gone; what is left after a while is killed."""
+    """Wait until these processes are gone, and kill those that remain."""
     until = time.monotonic() + SHUTDOWN_S
     while pids and time.monotonic() < until:
         pids = {pid for pid in pids if runs(pid)}
