@@ -3,16 +3,14 @@
 - `backend`: calls as requests to a server.
 - `dialects`: what servers are sent and how their answers are read, one file each.
 - `probe`: finds what a server can do, by trying it.
-- `capabilities`: what the probe found, and which of it the streams lack.
+- `capabilities`: what the probe found.
 - `request_builder`: a transcript as a prompt: ids, text, or messages.
-- `forms`: answers that a server constrains to a form.
-- `stops`: the request fields that make a server stop where a text ends.
-- `protocol`: parts of answers that all dialects share.
 - `response_parser`: a stream's chunks to tokens of a text.
 - `agreement`: checks that a server's text is that of its ids.
-- `listing`: a server's models, and where their tokenizers lie.
+- `protocol`: parts of answers that all dialects share.
 - `server`: the connection: requests, streams, retries, errors.
 - `body`: reads responses of bounded size.
 - `errors`: a server's error responses as errors of `orchestrator.errors`.
+- `listing`: a server's models, and where their tokenizers lie.
 - `address`: the address of a server, checked.
 """

@@ -36,22 +36,21 @@ from orchestrator.errors import (
     WorkerError,
     WorkerUnavailable,
 )
-from orchestrator.grammar import is_free
-from orchestrator.types import GREEDY, Generation, Usage
+from orchestrator.grammar import holds, is_free
+from orchestrator.types import GREEDY, Constraint, Generation, Usage
 from orchestrator.worker import Call, Delta
 from workers.backend import Decoding, Prompt, Scoring
 from workers.remote import protocol
-from workers.remote.capabilities import Gaps, Missing, ServerCapabilities
+from workers.remote.capabilities import Missing, ServerCapabilities
 from workers.remote.dialects.openai import no_logprobs
-from workers.remote.dialects.sglang import Sglang
+from workers.remote.dialects.sglang import PATH, Sglang
 from workers.remote.errors import Gap
-from workers.remote.forms import check_held, constraint_fields
+from workers.remote.listing import context as listed_context
 from workers.remote.probe import probe
 from workers.remote.protocol import Vocabulary, checked_answer
 from workers.remote.request_builder import RequestBuilder
 from workers.remote.response_parser import ResponseParser
 from workers.remote.server import Server
-from workers.remote.stops import stop_fields
 from workers.rng import reseeded
 from workers.text.checks import check_length
 from workers.text.prompt import PromptRenderer
@@ -86,7 +85,7 @@ class RemoteBackend:
         eos = tokenizer.eos_id
         self.ends = tokenizer.ends | (set() if eos is None else {eos})
         self._capabilities: ServerCapabilities | None = None
-        self._gaps = Gaps()
+        self._missing: Missing = None  # what streams lacked although the probe saw it
         self._probing: asyncio.Task[ServerCapabilities] | None = None
 
     async def ready(self) -> None:
@@ -118,9 +117,8 @@ class RemoteBackend:
                             yield replace(generation, usage=_total(spent))
                             return
             except Gap as found:  # continue the text without these
-                if gap is None:
-                    self._record_gap(found.what)
                 gap = found.what
+                self._record_gap(gap)
             except (WorkerUnavailable, Overloaded) as error:
                 await retries.backoff(error)
             except Unsupported as error:
@@ -144,7 +142,7 @@ class RemoteBackend:
         parser = ResponseParser(text, self.prompts, able)
         if text.max_tokens > 0:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-            body |= stop_fields(text, self.prompts.tokenizer, able)
+            body |= able.stop_fields(text, self.prompts.tokenizer)
             events = self.server.events(able.path, body, prompt.call.affinity)
             async with aclosing(events):
                 async for event in events:
@@ -168,8 +166,6 @@ class RemoteBackend:
             )
         with checked_answer(self.server.name):
             usage = parser.usage(len(ids), shared=_shared(prompt, able))
-        if gap is None and text.count:
-            self._record_gap(parser.missing)
         if before := len(text.before.tokens):  # these are not part of the caller's prompt
             read = usage.prompt - before
             cached = min(usage.cached, read)
@@ -184,7 +180,7 @@ class RemoteBackend:
         """
         able, criteria = (await self.capabilities()).lacking(gap), wanted.text.criteria
         if not (criteria.min_confidence or criteria.min_tokens):
-            able = able.lacking(self._gaps.missing)  # this call needs neither
+            able = able.lacking(self._missing)  # this call needs neither ids nor log-probabilities
         if criteria.min_confidence > 0 and not able.reads_logprobs:
             raise self._lacks("log-probabilities of tokens, which min_confidence needs")
         if not able.samples and not wanted.sampling.is_greedy:
@@ -208,7 +204,7 @@ class RemoteBackend:
         body = self._requests.body(able.prompt, ids, call.transcript)
         drawn = reseeded(wanted.sampling, len(ids))
         body |= able.request_fields(self.model, drawn, text.max_tokens)
-        if (fields := constraint_fields(call, able.dialect)) and not able.forms:
+        if (fields := able.dialect.form_fields(call)) and not able.forms:
             raise self._lacks("answers that are held to a form (structured_outputs, json_schema)")
         return body | fields | self._call_fields(call, able)
 
@@ -258,7 +254,7 @@ class RemoteBackend:
         if isinstance(able.dialect, Sglang):
             start, named = None if part is None else part.start - 1, {*wanted.labels, *ends}
             body = able.dialect.score_request(ids, start, shown, named, call.owner)
-            answer = await self.server.ask_sglang(body, call.affinity)
+            answer = await self.server.ask(PATH, body, call.affinity, beside=True)
             with checked_answer(self.server.name):
                 return able.dialect.as_completion(answer, ids, drawn)
         most = able.top if ends else shown
@@ -335,27 +331,20 @@ class RemoteBackend:
         return self._capabilities
 
     def _record_gap(self, missing: Missing) -> None:
-        """Record what a stream lacked of what the probe saw."""
-        known = self._capabilities
-        if known is not None and known.lacking(missing) == known:
-            missing = None  # the probe found this already
-        if self._gaps.record(missing):
-            name = self.server.name
-            if missing is None:
-                log.warning("%s sends ids and log-probabilities of all tokens again", name)
-            else:
-                what = "ids" if missing == "ids" else "log-probabilities"
-                log.warning(
-                    "%s leaves out %s of some tokens in its streams, which the probe saw: until "
-                    "they come again texts are encoded again",
-                    name,
-                    what,
-                )
+        """Read further texts without what a stream lacked of what the probe saw."""
+        if self._missing in (None, "logprobs") and missing != self._missing:
+            self._missing = missing
+            log.warning(
+                "%s leaves out %s of some tokens in its streams, which the probe saw: from now on "
+                "texts are encoded again",
+                self.server.name,
+                "ids" if missing == "ids" else "log-probabilities",
+            )
 
     async def is_available(self, timeout_s: float = 2.0) -> bool:
         """Whether the server answers within `timeout_s` seconds."""
         try:
-            await self.server.get("/models", timeout_s=timeout_s)
+            await self.server.fetch("/models", timeout_s=timeout_s)
         except WorkerError:
             return False
         return True
@@ -373,13 +362,22 @@ class RemoteBackend:
             raise
         if self.context is None:
             with suppress(WorkerError), checked_answer(self.server.name):
-                self.context = protocol.context(await self.server.get("/models"), self.model)
+                self.context = listed_context(await self.server.fetch("/models"), self.model)
         log.info("%s, %s: %s, context %s", self.server.name, self.model, capabilities, self.context)
         return capabilities
 
     def _lacks(self, what: str) -> Unsupported:
         log.error("%s does not give %s", self.server.name, what)
         return Unsupported(f"the model's server does not give {what}")
+
+
+def check_held(constraint: Constraint | None, text: str, name: str) -> None:
+    """Refuse (`WorkerError`) a whole answer that does not match its constraint."""
+    if constraint is not None and not is_free(constraint) and not holds(constraint, text):
+        raise WorkerError(
+            f"{name} did not hold its answer to the form that was asked for: check that it takes "
+            "structured_outputs (vLLM) or json_schema (llama.cpp)"
+        )
 
 
 def _shared(prompt: Prompt, able: ServerCapabilities) -> bool:

@@ -1,10 +1,4 @@
-"""What a server can do: its dialect, what the probe found, and what its streams lack of that.
-
-Streams differ: one replica of several may leave something out, or only texts with drafts of a draft
-model. So the call that meets a gap repairs it by a second request. After two streams in a row with
-the same gap, calls that need neither ids nor log-probabilities begin without them, until two
-streams in a row have all.
-"""
+"""What a server can do: its dialect, what the probe found, and what its streams lack of that."""
 
 from __future__ import annotations
 
@@ -13,9 +7,10 @@ from typing import Any, Literal
 
 from orchestrator.types import Sampling
 from workers.remote.dialects.openai import OPENAI, OpenAI
+from workers.text.continuation import Continuation
+from workers.text.tokenizer import Tokenizer
 
 Missing = Literal["ids", "logprobs"] | None
-IN_A_ROW = 2
 _WORSE: tuple[Missing, ...] = (None, "logprobs", "ids")
 
 
@@ -76,30 +71,15 @@ class ServerCapabilities:
         shown = min(top, self.top)
         return fields | self.dialect.logprob_fields(shown, chat=self.prompt == "chat")
 
+    def stop_fields(self, text: Continuation, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Return the fields that stop a generation where its text ends."""
+        if self.reads_ids:
+            return self.dialect.stop_fields(text, tokenizer)
+        return self.dialect.marker_fields(tokenizer, ending=bool(text.closing), extras=self.extras)
+
     def lacking(self, what: Missing) -> ServerCapabilities:
         """Return the capabilities without `what`. Without ids, the end of a thought is seen too
         late to hold it back, so `min_tokens` goes too."""
         missing = max(self.missing, what, key=_WORSE.index)
         least = self.min_tokens and missing != "ids"
         return replace(self, missing=missing, min_tokens=least)
-
-
-class Gaps:
-    """What a server's latest streams lack: `missing` changes after two that agree."""
-
-    def __init__(self) -> None:
-        self.missing: Missing = None
-        self._other: Missing = None
-        self._times = 0
-
-    def record(self, missing: Missing) -> bool:
-        """Record what a stream lacked; return whether `missing` changes by it."""
-        if missing == self.missing:
-            self._times = 0
-            return False
-        self._times = self._times + 1 if missing == self._other else 1
-        self._other = missing
-        if self._times < IN_A_ROW:
-            return False
-        self.missing, self._times = missing, 0
-        return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.errors import ConfigError, WorkerError
@@ -46,16 +46,25 @@ async def tokenizer_sources(server: Server, name: str) -> list[str]:
     found += [sglang.get("tokenizer_path"), sglang.get("model_path")]
     found.append((await _page(server, "/props")).get("model_path"))
     shown = await _page(server, "/api/show", {"model": name})
-    found += _from(str(shown.get("modelfile", "")))
+    found += re.findall(r"^FROM (/.+)$", str(shown.get("modelfile", "")), re.M)
     return list(dict.fromkeys([*(one for one in found if one and isinstance(one, str)), name]))
 
 
-def _from(modelfile: str) -> Iterator[str]:
-    yield from re.findall(r"^FROM (/.+)$", modelfile, re.M)
+def context(models: Any, name: str) -> int | None:
+    """Return the context length of a model from the server's list of models, if it is there.
+
+    A server of one model may answer to any name, as llama.cpp's does.
+    """
+    listed = models.get("data") or ()
+    for model in listed:
+        if model.get("id") == name or len(listed) == 1:
+            size = model.get("max_model_len") or (model.get("meta") or {}).get("n_ctx")
+            return size if isinstance(size, int) else None
+    return None
 
 
 async def _models(server: Server) -> list[Mapping[str, Any]]:
-    answer = await server.get("/models", timeout_s=WAIT_S)
+    answer = await server.fetch("/models", timeout_s=WAIT_S)
     listed = answer.get("data") if isinstance(answer, dict) else None
     return [one for one in listed or () if isinstance(one, dict)]
 
@@ -65,7 +74,7 @@ async def _page(
 ) -> Mapping[str, Any]:
     """Return a page beside `/v1`; {} if the server has none."""
     try:
-        page = await server.page(path, body, timeout_s=WAIT_S)
+        page = await server.fetch(path, body, beside=True, timeout_s=WAIT_S)
     except WorkerError:
         return {}
     return page if isinstance(page, dict) else {}

@@ -27,18 +27,16 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call
 from workers.remote.capabilities import ServerCapabilities
-from workers.remote.dialects import SCORING, recognized
+from workers.remote.dialects import ID_FIELDS, recognized, scoring
 from workers.remote.dialects.openai import OPENAI, OpenAI
 from workers.remote.dialects.sglang import PATH, SGLANG
 from workers.remote.dialects.transformers_serve import TRANSFORMERS_SERVE
-from workers.remote.dialects.vllm import EXTRAS, VLLM
+from workers.remote.dialects.vllm import VLLM
 from workers.remote.errors import Absent, Broke, Declined, Foreign, Gap
-from workers.remote.forms import constraint_fields
 from workers.remote.protocol import ROUNDING, Chunk, Vocabulary, checked_answer
 from workers.remote.request_builder import RequestBuilder
 from workers.remote.response_parser import ResponseParser
 from workers.remote.server import Server
-from workers.remote.stops import marker_stop, shown_markers
 from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 
@@ -83,7 +81,10 @@ async def probe(
         except Unsupported as error:
             reasons.append(str(error))
             continue
-        for wish in _wishes(kind):
+        chat = kind == "chat"
+        for wish in (
+            OPENAI.logprob_fields(t, chat=chat) | ids for ids in (ID_FIELDS, {}) for t in TOP
+        ):
             try:
                 answer, events = await trial.first(wish)
             except Absent as error:  # no such endpoint
@@ -107,12 +108,6 @@ async def probe(
     why = reasons or ["it refuses every request that was tried; check its log and the model's name"]
     log.info("the server refused: %s", declined)
     raise Unsupported(f"the model's server cannot continue a text: {'; '.join(why)}")
-
-
-def _wishes(kind: PromptKind) -> list[Fields]:
-    """Return the log-probability fields to try, from the most to the least."""
-    chat = kind == "chat"
-    return [one.logprob_fields(top, chat=chat) for one in (VLLM, OPENAI) for top in TOP]
 
 
 class _Trial:
@@ -157,7 +152,7 @@ class _Trial:
         if kind == "chat" and repeats and not shows:  # its text alone shows a judge's choice
             return "it repeats the message of a chat that it continues"
         top = int(wish.get("top_logprobs", wish.get("logprobs", 0))) if shows else 0
-        extras = wish.keys() >= EXTRAS.keys()
+        extras = wish.keys() >= ID_FIELDS.keys()
         self.able = replace(self.able, dialect=dialect, top=top, extras=extras)
         return None
 
@@ -242,15 +237,13 @@ class _Trial:
         tokenizer, chat = self._prompts.tokenizer, self.able.prompt == "chat"
         if tokenizer.close_id is None:
             return True  # its tokens are text
-        assert tokenizer.format is not None
         prompt = self.prompt
         if not chat:
             again = list(tokenizer.encode(ENDING))
             ids = [*self.ids, *TIMES * [*again, tokenizer.close_id], *again]
             prompt = self.requests.body(self.able.prompt, ids, TRACE)
         body = dict(prompt) | {"logit_bias": {str(tokenizer.close_id): SURELY}}
-        body |= marker_stop(tokenizer.format.close.strip(), tokenizer, self.able)
-        body |= shown_markers(tokenizer, self.able)
+        body |= self.able.dialect.marker_fields(tokenizer, ending=True, extras=self.able.extras)
         if not (several := await self._chunk({**body, **SEVERAL})):
             del body["logit_bias"]
             several = await self._chunk({**body, **SEVERAL})
@@ -270,7 +263,7 @@ class _Trial:
             body = self.requests.body(self.able.prompt, ids, answered)
         except Unsupported:
             return False
-        body |= constraint_fields(call, self.able.dialect)
+        body |= self.able.dialect.form_fields(call)
         return await self._several(body) == SEVEN_TEXT
 
     async def _sampling(self, greedy: str) -> None:
@@ -344,7 +337,7 @@ class _Trial:
         body = {**self.prompt, **ONE, **dialect.logprob_fields(1, chat=False)}
         if dialect is VLLM:
             self._found(lookups=await self._looks_up(body, after))
-        for way in SCORING.get(dialect, ()):
+        for way in scoring(dialect):
             if way is SGLANG:
                 scores = await self._is_sglang(after)
             else:
@@ -388,7 +381,7 @@ class _Trial:
         body = SGLANG.score_request(ids, len(ids) - 2, 1, named, "")
         try:
             with checked_answer("the server"):
-                made = await self._server.ask_sglang(body, once=True)
+                made = await self._server.fetch(PATH, body, beside=True)
                 answer = SGLANG.as_completion(made, ids, GREEDY)
                 shown = SGLANG.first_logprobs(answer, self._vocabulary)
                 if not (set(named) <= shown.keys() and self._scores(SGLANG, answer)):

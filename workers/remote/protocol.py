@@ -1,4 +1,4 @@
-"""Parts of OpenAI's answers that all dialects share, and what a server says of its model."""
+"""Parts of OpenAI's answers that all dialects share."""
 
 from __future__ import annotations
 
@@ -193,19 +193,6 @@ def logprob_rows(choice: Mapping[str, Any]) -> Rows:
         )
     fields = ("tokens", "token_logprobs", "top_logprobs")
     return Rows(*(shown.get(field) or [] for field in fields))
-
-
-def context(models: Any, name: str) -> int | None:
-    """Return the context length of a model from the server's list of models, if it is there.
-
-    A server of one model may answer to any name, as llama.cpp's does.
-    """
-    listed = models.get("data") or ()
-    for model in listed:
-        if model.get("id") == name or len(listed) == 1:
-            size = model.get("max_model_len") or (model.get("meta") or {}).get("n_ctx")
-            return size if isinstance(size, int) else None
-    return None
 
 
 def usage(answer: Mapping[str, Any], prompt: int, generated: int, *, shared: bool = False) -> Usage:

@@ -14,10 +14,10 @@ from typing import Any
 from orchestrator.errors import Contradiction
 from orchestrator.types import Finish, Usage
 from workers.remote.agreement import Agreement
-from workers.remote.capabilities import Missing, ServerCapabilities
+from workers.remote.capabilities import ServerCapabilities
+from workers.remote.dialects.openai import stop_strings
 from workers.remote.errors import Foreign, Gap
 from workers.remote.protocol import Chunk, Token, Vocabulary, usage
-from workers.remote.stops import looked_for
 from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 from workers.top_logprobs import probability
@@ -33,7 +33,6 @@ class ResponseParser:
         reason: the server's finish_reason, once it has ended.
         answer: the event with the usage.
         inside: whether the server stopped at a delimiter that ends no step, as in a block of code.
-        missing: what this stream lacked, if the capabilities say that streams lack something.
     """
 
     def __init__(
@@ -47,7 +46,6 @@ class ResponseParser:
         self._whole = True  # nothing was cut from a text that is encoded again
         self._unsent = 0  # tokens at the end that the server may have made and not sent, at most
         self.inside = False
-        self.missing: Missing = None
         self.finish: Finish | None = None
         self.reason: str | None = None
         self.answer: Mapping[str, Any] = {}
@@ -93,8 +91,6 @@ class ResponseParser:
 
     def push(self, chunk: Chunk) -> Finish | None:
         """Take a chunk; return why the generation ends with it, if it does."""
-        if self._able.missing:
-            self._look_for_gaps(chunk)
         if not self._able.reads_ids:
             cut = self._text.push_text(chunk.text)
             self._whole = cut is None
@@ -110,19 +106,11 @@ class ResponseParser:
         self._agreement.shown(chunk.text)
         return finish or self._server_finish(chunk)
 
-    def _look_for_gaps(self, chunk: Chunk) -> None:
-        able, tokens = self._able, chunk.tokens or ()
-        sent = chunk.text or (able.dialect.token_a_chunk and chunk.finish is None)
-        if able.dialect.returns_ids and sent and not tokens:
-            self.missing = "ids"
-        elif able.top and self.missing is None and any(token.logprob is None for token in tokens):
-            self.missing = "logprobs"
-
     def _ended_unasked(self, chunk: Chunk, finish: Finish) -> None:
         """Take the server's last chunk, after the one that gave `finish`. If the server was not
         asked to stop, it may have ended with further tokens, which it counts and does not send."""
         stops = self._text.criteria.stop
-        own = len(looked_for(self._text, stops)) < len(stops)
+        own = len(stop_strings(self._text, stops)) < len(stops)
         unasked = own if finish == "stop" else finish == "think_end" and not self._text.closing
         if unasked and chunk.finish == "stop":
             self._ends_unsent()
@@ -215,7 +203,7 @@ class ResponseParser:
             return "think_end" if chunk.stop == text.closing else "stop"
         # A delimiter in the text may have ended no step; markers and stop strings would have been
         # seen. llama.cpp does not say at which string it stopped.
-        until = looked_for(text, text.criteria.until) if not able.dialect.names_stop else ()
+        until = stop_strings(text, text.criteria.until) if not able.dialect.names_stop else ()
         self.inside = able.reads_ids and (
             isinstance(chunk.stop, str) or any(one in text.text for one in until)
         )

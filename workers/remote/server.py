@@ -23,7 +23,6 @@ from orchestrator.errors import (
 from workers.remote import errors as failures
 from workers.remote.address import base, trusted
 from workers.remote.body import ANSWER_BYTES, HEADERS, events, most_bytes, read
-from workers.remote.dialects.sglang import PATH
 from workers.retry import CircuitBreaker, CountedRetry
 
 END_TIMEOUT_S = 1.0  # for a server to close a stream after `[DONE]`
@@ -84,69 +83,53 @@ class Server:
         """Return the retries of one call."""
         return CountedRetry(self._retries, self.breaker)
 
-    async def get(self, path: str, *, timeout_s: float | None = None) -> Any:
-        """Get a page's JSON, without retries. The breaker does not count it: a server may list its
-        models and write nothing."""
-        timeout = self._timeout if timeout_s is None else httpx.Timeout(timeout_s)
-        with self._translated():
-            async with self._http.stream("GET", self.name + path, timeout=timeout) as response:
-                return await self._json(response)
-
-    async def page(
-        self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float
+    async def fetch(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        beside: bool = False,
+        timeout_s: float | None = None,
     ) -> Any:
-        """Return the JSON of a page beside `/v1`, by POST if there is a body, without retries."""
-        url, method = self.name.removesuffix("/v1") + path, "GET" if body is None else "POST"
+        """Return a page's JSON, by POST if there is a body, without retries.
+
+        `beside`: the path is beside `/v1`. The breaker does not count it: a server may list its
+        models and write nothing.
+        """
+        method = "GET" if body is None else "POST"
+        timeout = self._timeout if timeout_s is None else httpx.Timeout(timeout_s)
+        source = self._http.stream(method, self._url(path, beside), json=body, timeout=timeout)
         with self._translated():
-            async with self._http.stream(method, url, json=body, timeout=timeout_s) as response:
+            async with source as response:
                 return await self._json(response)
 
     async def ask(
-        self, path: str, body: Mapping[str, Any], session: str = "", *, trying: bool = False
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        session: str = "",
+        *,
+        beside: bool = False,
+        trying: bool = False,
     ) -> dict[str, Any]:
         """Send a request that is not streamed, and return its answer.
 
         If `trying`, the request may have fields that the server does not know, so the breaker does
         not count that they break it.
         """
-        retries = self.tries()
+        retries, headers = self.tries(), _session(session)
         while True:
+            source = self._http.stream("POST", self._url(path, beside), json=body, headers=headers)
             try:
                 with self._errors(trying):
-                    return self._answer(await self._sent(self.name + path, body, session))
+                    async with source as response:
+                        answer = await self._json(response, most_bytes(body))
+                    return answer if beside else self._answer(answer)
             except (WorkerUnavailable, Overloaded) as error:
                 await retries.backoff(error)
 
-    async def ask_sglang(
-        self, body: Mapping[str, Any], session: str = "", *, once: bool = False
-    ) -> dict[str, Any]:
-        """Send a request to SGLang's own path, which is beside `/v1`, and return its answer.
-
-        If `once`, the path may be closed on a server that works: do not retry, and do not count a
-        failure in the breaker.
-
-        Raises:
-            Absent: the server at this path is not SGLang.
-        """
-        retries, url = self.tries(), self.name.removesuffix("/v1") + PATH
-        while True:
-            try:
-                with self._translated() if once else self._errors():
-                    data = await self._sent(url, body, session)
-                    if isinstance(data, dict) and isinstance(data.get("meta_info"), dict):
-                        return data
-                    raise failures.Absent(
-                        f"{self.name}: expected SGLang's {PATH}, got something else"
-                    )
-            except (WorkerUnavailable, Overloaded) as error:
-                if once:
-                    raise
-                await retries.backoff(error)
-
-    async def _sent(self, url: str, body: Mapping[str, Any], session: str) -> Any:
-        headers = _session(session)
-        async with self._http.stream("POST", url, json=body, headers=headers) as response:
-            return await self._json(response, most_bytes(body))
+    def _url(self, path: str, beside: bool) -> str:
+        return (self.name.removesuffix("/v1") if beside else self.name) + path
 
     async def events(
         self, path: str, body: Mapping[str, Any], session: str = "", *, trying: bool = False

@@ -49,7 +49,6 @@ from workers.remote.dialects.llama_cpp import LLAMA_CPP
 from workers.remote.protocol import Chunk, Token
 from workers.remote.response_parser import ResponseParser
 from workers.remote.server import Server
-from workers.remote.stops import stop_fields
 from workers.text.prompt import PromptRenderer
 from workers.worker import EngineWorker, ModelWorker
 
@@ -255,7 +254,7 @@ def test_a_delimiter_that_the_server_is_not_told_of_is_not_where_it_stopped(
     tokenizer, criteria = prompts.tokenizer, StopCriteria(50, until=("\n\n",))
     answer = replace(ask("2 + 2?"), closed=True)
     going_on = continuation(prompts, answer, criteria)
-    assert "stop" not in stop_fields(going_on, tokenizer, ABLE)
+    assert "stop" not in ABLE.stop_fields(going_on, tokenizer)
     parser, text = ResponseParser(going_on, prompts, ABLE), "```\nx = 1\n\ny = 2\n```"
     tokens = tuple(Token(i, -0.5, {}) for i in tokenizer.encode(text))
     assert parser.push(Chunk(text, tokens, None, None)) is None

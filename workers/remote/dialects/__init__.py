@@ -1,7 +1,6 @@
 """Dialects of OpenAI's API, one file each: the fields of a request and how its answer is read.
 
-To add one, subclass `openai.OpenAI` in a separate file, and name it here: in `RETURN_IDS` if its
-servers return ids of tokens, in `SCORING` if they return log-probabilities of a prompt. The probe
+To add one, subclass `openai.OpenAI` in a separate file, and name it in `DIALECTS`. The probe
 recognizes a dialect by a server's answers, never by its name (`transformers_serve`: by how it
 samples). The prompt, and the fields that continue a chat's message, are the same in all
 (`RequestBuilder`).
@@ -21,22 +20,30 @@ from typing import Any, Final
 from workers.remote.dialects.llama_cpp import LLAMA_CPP
 from workers.remote.dialects.openai import OPENAI, OpenAI
 from workers.remote.dialects.sglang import SGLANG, SGLANG_COMPLETIONS
+from workers.remote.dialects.transformers_serve import TRANSFORMERS_SERVE
 from workers.remote.dialects.vllm import VLLM
 from workers.remote.protocol import Vocabulary, choice_of
 
-RETURN_IDS: Final[tuple[OpenAI, ...]] = (LLAMA_CPP, VLLM)
-SCORING: Final[Mapping[OpenAI, tuple[OpenAI, ...]]] = {
-    VLLM: (VLLM, SGLANG, SGLANG_COMPLETIONS),
-    OPENAI: (OPENAI,),
-}
-"""From the dialect of the answers to the ways to score a prompt, tried in order. The first that
-works is the server's dialect from then on."""
+DIALECTS: Final[tuple[OpenAI, ...]] = (
+    LLAMA_CPP, VLLM, SGLANG, SGLANG_COMPLETIONS, OPENAI, TRANSFORMERS_SERVE,
+)  # fmt: skip
+"""In the order in which they are tried."""
+ID_FIELDS: Final = {name: value for one in DIALECTS for name, value in one.id_fields.items()}
 
 
 def recognized(answer: Mapping[str, Any], vocabulary: Vocabulary) -> OpenAI:
     """Return the dialect in which an answer holds token ids; OpenAI's if it holds none."""
     choice = choice_of(answer)
-    for dialect in RETURN_IDS:
-        if choice is not None and dialect.tokens(choice, vocabulary) is not None:
-            return dialect
-    return OPENAI
+    ours = (one for one in DIALECTS if choice and one.tokens(choice, vocabulary) is not None)
+    return next(ours, OPENAI)
+
+
+def scoring(found: OpenAI) -> list[OpenAI]:
+    """Return the dialects with the same answers that may score a prompt, in order; the first that
+    works is the server's from then on."""
+    return [
+        one
+        for one in DIALECTS
+        if isinstance(one, type(found)) and one.returns_ids == found.returns_ids
+        if one.prompt_logprob_fields(1)
+    ]

@@ -41,10 +41,13 @@ class LlamaCpp(OpenAI):
     def effort_fields(self, level: Mapping[str, str]) -> dict[str, Any]:
         return {"chat_template_kwargs": dict(level)}
 
-    def form_fields(self, constraint: Constraint) -> dict[str, Any] | None:
-        if constraint.kind == "json_schema":
-            return {"json_schema": json.loads(constraint.source)}
-        return None
+    def prompt_logprob_fields(self, top: int) -> dict[str, Any]:
+        return {}
+
+    def constrained(self, constraint: Constraint) -> dict[str, Any] | None:
+        if constraint.kind != "json_schema":
+            return None
+        return {"json_schema": json.loads(constraint.source)}
 
     def tokens(self, choice: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[Token, ...] | None:
         content = _content(choice)

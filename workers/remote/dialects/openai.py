@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, ClassVar, Final
 
+from orchestrator.errors import Unsupported
+from orchestrator.grammar import is_free
 from orchestrator.types import Constraint, Sampling
+from orchestrator.worker import Call
 from workers.remote.errors import NoLogprobs
 from workers.remote.protocol import (
     Chunk,
@@ -21,6 +24,8 @@ from workers.remote.protocol import (
     token_id,
     whole_choice,
 )
+from workers.text.continuation import Continuation
+from workers.text.tokenizer import Tokenizer
 
 
 class OpenAI:
@@ -30,6 +35,7 @@ class OpenAI:
     another version ignores it).
 
     Attributes:
+        id_fields: ask for the ids of tokens; every server is sent those of all dialects once.
         returns_ids: whether it returns the ids of the tokens that it made.
         salts: whether it keeps the cached prefixes of callers apart (`owner_fields`).
         most_logprobs: of one position, if it returns as many as it is asked for; else 0.
@@ -39,6 +45,7 @@ class OpenAI:
     """
 
     name: ClassVar[str] = "OpenAI"
+    id_fields: ClassVar[Mapping[str, Any]] = {}
     returns_ids: ClassVar[bool] = False
     salts: ClassVar[bool] = False
     most_logprobs: ClassVar[int] = 0
@@ -64,21 +71,64 @@ class OpenAI:
 
     def logprob_fields(self, top: int, *, chat: bool) -> dict[str, Any]:
         """Return the fields that ask for `top` log-probabilities a position, and for ids."""
-        if not top:
-            return {}
-        return {"logprobs": True, "top_logprobs": top} if chat else {"logprobs": top}
+        fields = {"logprobs": True, "top_logprobs": top} if chat else {"logprobs": top}
+        return (fields if top else {}) | self.id_fields
 
     def prompt_logprob_fields(self, top: int) -> dict[str, Any]:
-        """Return the field that asks for log-probabilities of the prompt, here by an echo."""
+        """Return the field that asks for log-probabilities of the prompt, here by an echo; none if
+        no field does."""
         return {"echo": True}
 
-    def form_fields(self, constraint: Constraint) -> dict[str, Any] | None:
-        """Return the field that constrains a text; None if the dialect has none."""
-        if constraint.kind == "json_schema":
-            return {"structured_outputs": {"json": json.loads(constraint.source)}}
+    def stop_fields(self, text: Continuation, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Return the fields that stop a server that returns ids where a text ends."""
+        texts = stop_strings(text, (*text.criteria.until, *text.criteria.stop))
+        fields: dict[str, Any] = {}
+        if text.closing and tokenizer.close_id is not None:
+            fields["stop_token_ids"] = [tokenizer.close_id]
+        else:
+            texts += [stop for stop, _ in tokenizer.stops(text.thinking)]
+        return fields | ({"stop": texts} if texts else {})
+
+    def marker_fields(self, tokenizer: Tokenizer, *, ending: bool, extras: bool) -> dict[str, Any]:
+        """Return the fields for a server without ids: stop at the marker that ends a thought (if
+        `ending`), though its text may hide it, and show the markers (`extras` alone).
+
+        Such a server cuts a stop string off and does not say which it was, so other stop strings
+        are found here. vLLM reads `stop_token_ids`, llama.cpp `preserved_tokens`.
+        """
+        if (marks := tokenizer.format) is None:
+            return {}
+        fields: dict[str, Any] = {"stop": [marks.close.strip()]} if ending else {}
+        if extras and tokenizer.close_id is not None:
+            fields["preserved_tokens"] = [marks.open.strip(), marks.close.strip()]
+            if ending:
+                fields["stop_token_ids"] = [tokenizer.close_id]
+        return fields
+
+    def form_fields(self, call: Call) -> dict[str, Any]:
+        """Return the field that constrains the answer to the call's form.
+
+        Raises:
+            Unsupported: no field expresses the constraint, or the answer has begun already.
+        """
+        constraint = call.constraint
+        if constraint is None or is_free(constraint):
+            return {}
+        if call.transcript.reply.strip():
+            raise Unsupported("going on within an answer that is held to a grammar")
+        if (fields := self.constrained(constraint)) is None:
+            raise Unsupported(
+                "an answer held to a grammar or to calls of tools, which no server is asked for"
+            )
+        return fields
+
+    def constrained(self, constraint: Constraint) -> dict[str, Any] | None:
+        """Return the field for a constraint; None if the dialect has none."""
+        if constraint.kind not in ("json_schema", "regex"):
+            return None
         if constraint.kind == "regex":
             return {"structured_outputs": {"regex": constraint.source}}
-        return None
+        return {"structured_outputs": {"json": json.loads(constraint.source)}}
 
     def owner_fields(self, owner: str) -> dict[str, Any]:
         """Return the field that keeps the cached prefixes of owners apart."""
@@ -163,6 +213,13 @@ class OpenAI:
         else:
             made = [chunk is not None and label == chunk.text.strip() for label in labels]
         return [0.0 if one else -inf for one in made]
+
+
+def stop_strings(text: Continuation, stops: Sequence[str]) -> list[str]:
+    """Return the strings at which a server may stop; before an answer, where white space is
+    dropped, none that begins with white space."""
+    begins_answer = text.call.transcript.begins_answer
+    return [stop for stop in stops if not begins_answer or stop == stop.lstrip()]
 
 
 def no_logprobs() -> NoLogprobs:

@@ -12,6 +12,9 @@ from workers.remote.dialects.openai import OpenAI
 class TransformersServe(OpenAI):
     name = "transformers serve"
 
+    def prompt_logprob_fields(self, top: int) -> dict[str, Any]:
+        return {}
+
     def cuts(self, sampling: Sampling) -> dict[str, Any]:
         """Return the field that overrides the checkpoint's sampling."""
         settings = {

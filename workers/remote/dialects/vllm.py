@@ -9,7 +9,7 @@ and return its log-probability among all tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from orchestrator.types import Sampling
 from workers.remote.dialects.openai import OpenAI
@@ -23,8 +23,9 @@ from workers.remote.protocol import (
     token_id,
     whole_choice,
 )
+from workers.text.continuation import Continuation
+from workers.text.tokenizer import Tokenizer
 
-EXTRAS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 NEUTRAL = {
     "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
 }  # fmt: skip
@@ -33,6 +34,7 @@ NEUTRAL = {
 
 class Vllm(OpenAI):
     name = "vLLM"
+    id_fields: ClassVar = {"return_token_ids": True, "return_tokens_as_token_ids": True}
     returns_ids = True
     salts = True
 
@@ -41,11 +43,17 @@ class Vllm(OpenAI):
         # 0 is off as well, but smg's gateway refuses it.
         return NEUTRAL | {"top_k": sampling.top_k or -1, "top_p": sampling.top_p}
 
-    def logprob_fields(self, top: int, *, chat: bool) -> dict[str, Any]:
-        return super().logprob_fields(top, chat=chat) | EXTRAS
-
     def prompt_logprob_fields(self, top: int) -> dict[str, Any]:
         return {"prompt_logprobs": top}
+
+    def stop_fields(self, text: Continuation, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Return the fields; with `min_tokens` the server suppresses `stop_token_ids` until then,
+        and stop strings are found here."""
+        if not text.criteria.min_tokens:
+            return super().stop_fields(text, tokenizer)
+        ends = set(text.ends) - ({tokenizer.close_id} if text.closing else set())
+        least = min(text.criteria.min_tokens, text.max_tokens)
+        return {"min_tokens": least, "stop_token_ids": sorted(ends)}
 
     def owner_fields(self, owner: str) -> dict[str, Any]:
         return {"cache_salt": owner} if owner else {}
