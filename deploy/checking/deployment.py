@@ -10,12 +10,11 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib.util import find_spec
-from types import NoneType
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import RayActorOptionsSchema, ServeDeploySchema
 
@@ -29,7 +28,6 @@ from orchestrator.errors import ConfigError
 from orchestrator.validation import error_text, unknown
 from workers.embedded.checkpoints import MODELS, TOKENIZER, folder_of
 from workers.model.families import check_family
-from workers.text.generation_config import sampling_defaults
 from workers.text.prompt import PromptRenderer
 from workers.text.thinking import parse_thinking
 from workers.text.tokenizer import Tokenizer
@@ -43,7 +41,8 @@ NAMES = {
     "Store": "store",
 }
 """Deployments, and the part of `args` that describes each."""
-ARGS = ("applications", 0, "args")
+APPLICATION = ("applications", 0)
+ARGS = (*APPLICATION, "args")
 _OURS = {"num_replicas": "replicas", "autoscaling_config": "replicas", "ray_actor_options": "nodes"}
 """Options of Serve's `deployments` that would replace settings of `args`, and those settings."""
 _MISSING = {
@@ -52,52 +51,39 @@ _MISSING = {
     "import_path": f"is missing; write import_path: {BUILDER}",
 }
 """Messages for these fields if they are missing."""
-_TYPES = {
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-    NoneType: "null",
-}
-_EXAMPLES = {"draft": "; name a model of the large one's vocabulary, as embedded:small"}
-"""Advice for a required parameter of a method."""
+_ABSENT = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """The findings, and the deployment if its types are right."""
-
-    findings: list[Finding]
-    deployment: Deployment | None = None
-
-
-def check(document: Document) -> Checked:
-    """Check a deployment file, except for `document.twice`."""
+def check(document: Document) -> tuple[list[Finding], Deployment | None]:
+    """Return the findings, and the deployment if its types are right."""
     data = document.data
     if not isinstance(data, dict):
-        return Checked(
-            [document.finding((), "not a mapping: neither deployment file nor manifest")]
-        )
+        message = "not a mapping: neither deployment file nor manifest"
+        return [document.finding((), message)], None
     findings = [
         document.finding(path, message) for path, message in unknown_keys(ServeDeploySchema, data)
     ]
     try:
         serve = ServeDeploySchema.model_validate(data)
     except ValidationError as error:
-        return Checked(findings + list(_typed(document, error, ())))
+        return findings + list(_typed(document, error, (), ServeDeploySchema)), None
     if len(serve.applications) != 1:
         message = f"exactly one is expected, there are {len(serve.applications)}"
-        return Checked([*findings, document.finding(("applications",), message)])
+        return [*findings, document.finding(("applications",), message)], None
     if serve.applications[0].import_path != BUILDER:
-        path = ("applications", 0, "import_path")
-        return Checked([*findings, document.finding(path, f"must be {BUILDER}")])
+        wrong = document.finding((*APPLICATION, "import_path"), f"must be {BUILDER}")
+        return [*findings, wrong], None
     try:
         args = Args.model_validate(serve.applications[0].args)
     except ValidationError as error:
-        return Checked(findings + list(_typed(document, error, ARGS)))
-    findings += _fits(document, serve, args)
+        return findings + list(_typed(document, error, ARGS, Args)), None
+    findings += _serve_options(document, serve, args)
+    findings += _overrides(document, serve, args)
+    for name, spec in args.workers.by_name().items():
+        findings += _worker(document, (*ARGS, "workers", name), spec)
+    findings += _shares(document, args)
     findings += [document.finding((*ARGS, "policy"), note, "note") for note in uncalibrated(args)]
-    return Checked(findings, Deployment(serve, args))
+    return findings, Deployment(serve, args)
 
 
 def lacking_here(document: Document, args: Args) -> Iterator[Finding]:
@@ -105,24 +91,24 @@ def lacking_here(document: Document, args: Args) -> Iterator[Finding]:
     for name in without_engine(args.workers):
         message = f"the engine vllm (auto on cuda) is not installed here: {WITH_VLLM}"
         yield document.finding((*ARGS, "workers", name), message, "note")
-    for path, variable in _variables(args):
+    for path, variable in variables(args):
         if not os.environ.get(variable, "").strip():
             yield document.finding((*ARGS, *path), f"${variable} is not set here", "note")
 
 
-def _variables(
-    model: BaseModel, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], str]]:
+def variables(model: BaseModel, path: Path = ()) -> Iterator[tuple[Path, str]]:
     """Yield each path at which a model names a variable of the environment, with that name."""
     for field in type(model).model_fields:
         value = getattr(model, field)
         if isinstance(value, BaseModel):
-            yield from _variables(value, (*path, field))
+            yield from variables(value, (*path, field))
         elif field.endswith("_env") and value and not getattr(model, f"{field[:-4]}_file", None):
             yield (*path, field), value
 
 
-def _typed(document: Document, error: ValidationError, path: Path) -> Iterator[Finding]:
+def _typed(
+    document: Document, error: ValidationError, path: Path, model: type[BaseModel]
+) -> Iterator[Finding]:
     """Make a finding of each pydantic error, in the reader's words.
 
     Each branch of a union has an error, with the branch's name in its path: those of branches that
@@ -131,27 +117,26 @@ def _typed(document: Document, error: ValidationError, path: Path) -> Iterator[F
     details = error.errors(include_url=False)
     details = [d for d in details if not any("[" in str(p) for p in d["loc"][-1:])] or details
     for detail in details:
-        if not path and detail["type"] == "extra_forbidden":
+        if model is ServeDeploySchema and detail["type"] == "extra_forbidden":
             continue  # `unknown_keys` has reported it
-        where: Path = path
+        where, is_missing = path, detail["type"] == "missing"
         for part in detail["loc"]:
-            is_last = part == detail["loc"][-1] and isinstance(document.at(where), dict | list)
-            if document.at((*where, part), error) is not error or (
-                is_last and "[" not in str(part)
-            ):
+            within = isinstance(document.at(where), dict | list) and "[" not in str(part)
+            is_last = part == detail["loc"][-1] and (within or is_missing)
+            if is_last or document.at((*where, part), _ABSENT) is not _ABSENT:
                 where = (*where, part)
-        message = error_text(detail, Args if path == ARGS else ServeDeploySchema, "field")
-        if detail["type"] == "missing":
+        message = error_text(detail, model, "field")
+        if is_missing:
             message = _MISSING.get(str(detail["loc"][-1]), message)
         # A validator of several fields begins its message with the field.
         match = re.fullmatch(r"([\w.-]+): (.*)", message, re.DOTALL)
         inner = tuple(match[1].split(".")) if match else ()
-        if match and document.at((*where, *inner[:1]), error) is not error:
+        if match and document.at((*where, *inner[:1]), _ABSENT) is not _ABSENT:
             where, message = (*where, *inner), match[2]
         yield document.finding(where, message)
 
 
-def _fits(document: Document, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
+def _serve_options(document: Document, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
     options = serve.http_options
     try:
         args.check_host(options.host)
@@ -166,25 +151,55 @@ def _fits(document: Document, serve: ServeDeploySchema, args: Args) -> Iterator[
         message = f"must be a number from 1 to 65535, not {str(port).lower()}"
         yield document.finding(("http_options", "port"), message)
     application = serve.applications[0]
-    yield from _runtime_env(document, ("applications", 0, "runtime_env"), application.runtime_env)
+    yield from _runtime_env(document, (*APPLICATION, "runtime_env"), application.runtime_env)
     for index, override in enumerate(application.deployments):
         if isinstance(override.ray_actor_options, RayActorOptionsSchema):
-            where = ("applications", 0, "deployments", index, "ray_actor_options", "runtime_env")
+            where = (*APPLICATION, "deployments", index, "ray_actor_options", "runtime_env")
             yield from _runtime_env(document, where, override.ray_actor_options.runtime_env)
-    yield from _overrides(document, serve, args)
-    for name, spec in args.workers.by_name().items():
-        yield from _thinking(document, (*ARGS, "workers", name), spec)
-    for name, spec in args.workers.by_name().items():
-        if spec.url is None and not spec.runs_vllm:  # vLLM checks its own below
-            yield from _model(document, (*ARGS, "workers", name, "model"), spec.model)
-            path = (*ARGS, "workers", name, "speculation")
-            yield from _method(document, path, spec.speculation)
-            for index, also in enumerate(spec.speculation.also):
-                yield from _method(document, (*path, "also", index), also)
-        if spec.runs_vllm:
-            yield from _vllm(document, (*ARGS, "workers", name), spec)
-    yield from _sampling(document, args)
-    yield from _shares(document, args)
+
+
+def _runtime_env(document: Document, path: Path, given: dict[str, Any] | None) -> Iterator[Finding]:
+    """Find what Ray would refuse in an environment when it starts the first process in it."""
+    for key in (given or {}).keys() - RuntimeEnv.known_fields:
+        message = unknown("field", str(key), sorted(RuntimeEnv.known_fields))
+        yield document.finding((*path, key), message, "note")  # Ray's plugins have fields too
+    try:
+        RuntimeEnv(**(given or {}))
+    except Exception as error:  # Ray's checks raise errors of many kinds
+        yield document.finding(path, f"Ray refuses it: {error}")
+
+
+def _overrides(document: Document, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
+    spread = {
+        f"workers.{name}": spec.gpus
+        for name, spec in args.workers.by_name().items()
+        if spec.on_gpu and spec.gpus > 1
+    }
+    for index, override in enumerate(serve.applications[0].deployments):
+        path = (*APPLICATION, "deployments", index)
+        if override.name not in NAMES:
+            message = f"no deployment {override.name!r}; there are {', '.join(NAMES)}"
+            yield document.finding((*path, "name"), message)
+            continue
+        for key in override.model_fields_set & _OURS.keys():
+            message = f"would replace a setting: write args.{NAMES[override.name]}.{_OURS[key]}"
+            yield document.finding((*path, key), message)
+        gpus = spread.get(NAMES[override.name])
+        if gpus is not None and isinstance(override.max_replicas_per_node, int):
+            message = f"{override.max_replicas_per_node}: Ray takes none for a replica over {gpus} "
+            message += "GPUs (tensor_parallel x pipeline_parallel), a placement group: leave it out"
+            yield document.finding((*path, "max_replicas_per_node"), message)
+
+
+def _worker(document: Document, path: Path, spec: WorkerSpec) -> Iterator[Finding]:
+    yield from _thinking(document, path, spec)
+    if spec.runs_vllm:
+        yield from _vllm(document, path, spec)
+    elif spec.url is None:
+        yield from _model(document, (*path, "model"), spec.model)
+        yield from _method(document, (*path, "speculation"), spec.speculation)
+        for index, also in enumerate(spec.speculation.also):
+            yield from _method(document, (*path, "speculation", "also", index), also)
 
 
 def _thinking(document: Document, path: Path, spec: WorkerSpec) -> Iterator[Finding]:
@@ -198,11 +213,11 @@ def _thinking(document: Document, path: Path, spec: WorkerSpec) -> Iterator[Find
         named = "tokenizer" if spec.tokenizer else "model"
         yield document.finding((*path, named), str(error))
         return
-    where = "thinking" if "thinking" in spec.model_fields_set else "model"
-    yield document.finding((*path, where), f"thinking: {_thinking_of(tokenizer)}", "note")
+    where = (*path, "thinking" if "thinking" in spec.model_fields_set else "model")
+    yield document.finding(where, f"thinking: {_thinking_of(tokenizer)}", "note")
     if (efforts := PromptRenderer(tokenizer).efforts) is not None and tokenizer.thinks:
         known = f"efforts: {', '.join(efforts.levels)} (the template's {efforts.variable})"
-        yield document.finding((*path, where), known, "note")
+        yield document.finding(where, known, "note")
 
 
 def _thinking_of(tokenizer: Tokenizer) -> str:
@@ -213,60 +228,6 @@ def _thinking_of(tokenizer: Tokenizer) -> str:
     if not tokenizer.thinks:
         return f"switched off ({tokenizer.format.name}, {markup})"
     return f"{tokenizer.format.name}, {markup}"
-
-
-def _sampling(document: Document, args: Args) -> Iterator[Finding]:
-    """Note the sampling of requests that name none, if the large model is on this machine."""
-    large, path = args.workers.large, (*ARGS, "workers", "large", "model")
-    folder = None if large.url is not None else large.folder()
-    if folder is None:
-        return
-    try:
-        found = args.sampling.over(sampling_defaults(folder))
-    except ConfigError as error:
-        yield document.finding(path, str(error))
-        return
-    if not found.is_greedy:
-        values = f"temperature {found.temperature:g}, top_p {found.top_p:g}, top_k {found.top_k}"
-        yield document.finding(path, f"{values} for requests that say nothing of sampling", "note")
-
-
-def _runtime_env(document: Document, path: Path, given: Any) -> Iterator[Finding]:
-    """Find what Ray would refuse in an environment when it starts the first process in it."""
-    if not given:
-        return
-    for key in given:
-        if key not in RuntimeEnv.known_fields:
-            message = unknown("field", str(key), sorted(RuntimeEnv.known_fields))
-            # A note: Ray's plugins have fields too.
-            yield document.finding((*path, key), message, "note")
-    try:
-        RuntimeEnv(**given)
-    except Exception as error:  # Ray's checks raise errors of many kinds
-        yield document.finding(path, f"Ray refuses it: {error}")
-
-
-def _overrides(document: Document, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
-    spread = {
-        f"workers.{name}": spec.gpus
-        for name, spec in args.workers.by_name().items()
-        if spec.on_gpu and spec.gpus > 1
-    }
-    for index, override in enumerate(serve.applications[0].deployments):
-        path = ("applications", 0, "deployments", index)
-        if override.name not in NAMES:
-            message = f"no deployment {override.name!r}; there are {', '.join(NAMES)}"
-            yield document.finding((*path, "name"), message)
-            continue
-        for key, ours in _OURS.items():
-            if key in override.model_fields_set:
-                message = f"would replace a setting: write args.{NAMES[override.name]}.{ours}"
-                yield document.finding((*path, key), message)
-        gpus = spread.get(NAMES[override.name])
-        if gpus is not None and isinstance(override.max_replicas_per_node, int):
-            message = f"{override.max_replicas_per_node}: Ray takes none for a replica over {gpus} "
-            message += "GPUs (tensor_parallel x pipeline_parallel), a placement group: leave it out"
-            yield document.finding((*path, "max_replicas_per_node"), message)
 
 
 def _model(document: Document, path: Path, model: str | None) -> Iterator[Finding]:
@@ -289,59 +250,46 @@ def _model(document: Document, path: Path, model: str | None) -> Iterator[Findin
 
 
 def _method(document: Document, path: Path, given: MethodSpec) -> Iterator[Finding]:
-    method, params = given.method, given.params
-    if method == "vanilla" and not params:
+    """Check a token-level method's name, and its parameters by the signature of its class."""
+    if given.method == "vanilla" and not given.params:
         return
     from workers.speculation import METHODS  # it needs torch: seconds
 
-    if method not in METHODS:
-        message = f"no method {method!r}; there are {', '.join(METHODS)}"
+    if given.method not in METHODS:
+        message = f"no method {given.method!r}; there are {', '.join(METHODS)}"
         yield document.finding((*path, "method"), message)
         return
-    yield from _model(document, (*path, "params", "draft"), params.get("draft"))
     where = (*path, "params")
-    known, of = _parameters(METHODS[method]), method
+    yield from _model(document, (*where, "draft"), given.params.get("draft"))
+    known, named = _parameters(METHODS[given.method]), given.method
     if "base" in known:  # the others are those of a lossless method
-        base = params.get("base", known["base"].default)
-        if not isinstance(base, str) or not getattr(METHODS.get(base), "lossless", False):
-            message = f"must be a lossless method, not {base!r}"
-            yield document.finding((*where, "base"), message)
-            return
+        base = given.params.get("base", known["base"][1])
         try:
-            METHODS[method].check_base(base, METHODS[base])  # type: ignore[attr-defined]
+            if not isinstance(base, str) or not getattr(METHODS.get(base), "lossless", False):
+                raise ValueError(f"must be a lossless method, not {base!r}")
+            METHODS[given.method].check_base(base, METHODS[base])  # type: ignore[attr-defined]
         except ValueError as error:
             yield document.finding((*where, "base"), str(error))
             return
-        own = {key: one for key, one in known.items() if one.kind is not one.VAR_KEYWORD}
-        own.pop("draft", None)  # the base's, where it takes one
-        known, of = own | _parameters(METHODS[base]), f"{method} over {base}"
-    if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
-        for key in params:
-            if key not in known:
-                yield document.finding(
-                    (*where, key), f"{unknown('field', key, list(known))} ({of})"
-                )
-    for key in params.keys() & known.keys():
-        if message := _mistyped(params[key], known[key].annotation):
-            yield document.finding((*where, key), f"{message} ({of})")
-    for key, one in known.items():
-        if one.default is one.empty and one.kind is one.KEYWORD_ONLY and key not in params:
-            yield document.finding((*where, key), f"is missing ({of}){_EXAMPLES.get(key, '')}")
+        del known["draft"]  # the base's, if it takes one
+        known, named = _parameters(METHODS[base]) | known, f"{named} over {base}"
+    config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
+    model = create_model("Parameters", __config__=config, **known)
+    try:
+        model.model_validate(given.params)
+    except ValidationError as error:
+        for found in _typed(document, error, where, model):
+            yield replace(found, message=f"{found.message} ({named})")
 
 
-def _parameters(method: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return a method's parameters, without the target and the loader of models."""
-    return dict(list(inspect.signature(method, eval_str=True).parameters.items())[2:])
-
-
-def _mistyped(value: Any, wanted: Any) -> str:
-    """Return the error in a parameter's type; "" if it is right, or cannot be checked."""
-    kinds = {wanted, *get_args(wanted)} & _TYPES.keys()
-    if not kinds or (get_args(wanted) and kinds != {*get_args(wanted)}):
-        return ""
-    if type(value) in kinds or (float in kinds and type(value) is int):
-        return ""
-    return f"must be {' or '.join(sorted(_TYPES[kind] for kind in kinds))}, not {value!r}"
+def _parameters(method: Callable[..., Any]) -> dict[str, Any]:
+    """Return the type and default of a method's parameters, without its target and loader."""
+    _, _, *known = inspect.signature(method, eval_str=True).parameters.values()
+    return {
+        one.name: (one.annotation, ... if one.default is one.empty else one.default)
+        for one in known
+        if one.kind is one.KEYWORD_ONLY
+    }
 
 
 def _vllm(document: Document, path: Path, spec: WorkerSpec) -> Iterator[Finding]:
@@ -365,10 +313,8 @@ def _shares(document: Document, args: Args) -> Iterator[Finding]:
     """Check that one replica of each worker fits on a GPU that they share."""
     specs = args.workers.by_name()
     shares = {name: spec.gpu for name, spec in specs.items() if spec.on_gpu and spec.gpu < 1}
-    if len(shares) < 2 or specs["small"].nodes != specs["large"].nodes:
-        return
     total = sum(shares.values())
-    if total > 1 + 1e-9:
+    if len(shares) == 2 and specs["small"].nodes == specs["large"].nodes and total > 1 + 1e-9:
         message = " + ".join(f"{name} {share:g}" for name, share in shares.items())
         message = f"{message} = {total:g} of one GPU: lower one, or give both a whole GPU (gpu: 1)"
         yield document.finding((*ARGS, "workers", "large", "gpu"), message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +54,7 @@ def check_config(
             unread.append((file, str(error)))
     failed = bool(unread) or not all(report.ok for report in reports)
     if as_json:
-        rows = [finding.row() for report in reports for finding in report.findings]
+        rows = [asdict(finding) for report in reports for finding in report.findings]
         rows += [
             {"file": file, "line": 0, "field": "", "message": message, "level": "error"}
             for file, message in unread

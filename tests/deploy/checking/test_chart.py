@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.checking.overlay import rendered, tool
+from deploy.checking.files import rendered, rendering_tool
 from tests.deploy.conftest import ROOT
 
 KUBERNETES = ROOT / "deploy/kubernetes"
@@ -34,7 +34,7 @@ def test_its_values_are_the_overlays_and_the_image_that_they_name() -> None:
 @pytest.fixture(scope="module")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Any:
     helm = pytest.importorskip("helm_python")
-    if tool() is None:
+    if rendering_tool() is None:
         pytest.skip("neither kustomize nor kubectl is installed")
     folder: Path = tmp_path_factory.mktemp("chart") / "baton"
     subprocess.run(["sh", str(KUBERNETES / "chart.sh"), str(folder)], check=True)

@@ -16,9 +16,8 @@ import pytest
 import yaml
 
 from deploy.checking import schema
-from deploy.checking.files import check
-from deploy.checking.overlay import rendered, tool
-from deploy.checking.rayservice import groups
+from deploy.checking.cluster import groups
+from deploy.checking.files import check, rendered, rendering_tool
 from orchestrator.errors import ConfigError
 from tests.deploy.conftest import ROOT
 
@@ -31,7 +30,7 @@ needs_crd = pytest.mark.skipif(CRD is None, reason="KUBERAY_SCHEMA names no RayS
 @cache
 def manifests(name: str) -> list[Any]:
     """The manifests of an overlay; the test is skipped if no tool can render it."""
-    if tool() is None:
+    if rendering_tool() is None:
         pytest.skip("neither kustomize nor kubectl is installed")
     return list(yaml.safe_load_all(rendered(FOLDER / "overlays" / name)))
 
@@ -74,14 +73,14 @@ def test_our_fields_are_those_of_the_operators_schema() -> None:
                 mine, its = mine["items"], its["items"]
             yield from differ(mine, its, f"{path}.{name}")
 
-    ours = schema.strict(schema._own_schema())
+    ours = schema.rayservice()
     assert set(differ(ours, theirs, "")) == set()
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_every_container_is_locked_in(name: str) -> None:
     for document in manifests(name):
-        for pod in _pods(document):
+        for pod in holders(document, "containers"):
             context = pod["securityContext"]
             assert context["runAsNonRoot"] is True
             assert context["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -90,7 +89,7 @@ def test_every_container_is_locked_in(name: str) -> None:
                 assert locked["readOnlyRootFilesystem"] is True
                 assert locked["allowPrivilegeEscalation"] is False
                 assert locked["capabilities"] == {"drop": ["ALL"]}
-                assert all("limits" in c["resources"] for c in pod["containers"])
+                assert "limits" in container["resources"]
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -98,11 +97,14 @@ def test_no_secret_stands_in_a_manifest_and_the_guide_names_them_all(name: str) 
     guide = (ROOT / "docs" / "operate.md").read_text()
     documents = manifests(name)
     assert all(one["kind"] != "Secret" for one in documents)
-    keys = {ref["key"] for one in documents for ref in _references(one)}
+    kinds = ("secretKeyRef", "credentials")
+    holding = [one for document in documents for one in holders(document, *kinds)]
+    references = [one[kind] for one in holding for kind in kinds if kind in one]
+    keys = {one["key"] for one in references}
     assert {"api-keys", "admin-key", "policy-redis-password"} <= keys
     for key in keys:
         assert f"--from-literal={key}=" in guide, key
-    assert all(ref["name"] == "baton" for one in documents for ref in _references(one))
+    assert {one["name"] for one in references} == {"baton"}
 
 
 def test_redis_puts_out_only_what_expires_and_long_before_its_pod_is_full() -> None:
@@ -200,14 +202,13 @@ def test_redis_and_ray_are_behind_policies(name: str) -> None:
         for one in documents
         if one["kind"] == "NetworkPolicy"
     ]
-    pods = [one["spec"]["template"] for one in documents if one["kind"] == "StatefulSet"]
+    sets = [one["spec"] for one in documents if one["kind"] == "StatefulSet"]
     for one in documents:
         if one["kind"] == "RayService":
             cluster = one["spec"]["rayClusterConfig"]
-            pods += [cluster["headGroupSpec"]["template"]]
-            pods += [group["template"] for _, group in groups(one)]
-    for pod in pods:
-        labels = pod["metadata"]["labels"].items()
+            sets += [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    for pod in sets:
+        labels = pod["template"]["metadata"]["labels"].items()
         assert any(set(selector) <= set(labels) for selector in guarded), labels
     for one in documents:
         if one["kind"] == "Service":
@@ -263,37 +264,23 @@ def test_the_highly_available_deployment_is_the_other_with_more_replicas() -> No
     assert plain == more
 
 
-def test_what_the_tool_refuses_is_said_in_its_words(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_rendered_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manifests("gpu")  # skipped without a tool
     (tmp_path / "kustomization.yaml").write_text("resources: [nothing.yaml]")
     with pytest.raises(ConfigError, match=r"nothing\.yaml"):
         rendered(tmp_path)
-
-
-def test_without_a_tool_a_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match="expected kustomize or kubectl"):
         rendered(FOLDER / "overlays" / "gpu")
 
 
-def _pods(data: Any) -> Iterator[Any]:
+def holders(data: Any, *keys: str) -> Iterator[Any]:
+    """Yield every mapping in a manifest that has one of these keys."""
     if isinstance(data, dict):
-        if "containers" in data:
+        if data.keys() & set(keys):
             yield data
-        for value in data.values():
-            yield from _pods(value)
-    elif isinstance(data, list):
-        for value in data:
-            yield from _pods(value)
-
-
-def _references(data: Any) -> Iterator[Any]:
-    if isinstance(data, dict):
-        for key in ("secretKeyRef", "credentials"):
-            if key in data:
-                yield data[key]
-        for value in data.values():
-            yield from _references(value)
-    elif isinstance(data, list):
-        for value in data:
-            yield from _references(value)
+        data = list(data.values())
+    for value in data if isinstance(data, list) else ():
+        yield from holders(value, *keys)

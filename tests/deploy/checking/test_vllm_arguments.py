@@ -28,7 +28,7 @@ def test_a_wrong_argument_is_named_where_it_stands(tmp_path: Path) -> None:
         "\n            params: {num_speculative_token: 3}"
         f"\n          engine_args:\n            quantization: fp8\n            nnodes: 2{after}"
     )
-    told = {(one.field, one.location.line): one.message for one in check(str(file)).findings}
+    told = {(one.field, one.line): one.message for one in check(str(file)).findings}
     line = before.count("\n") + 1
     large = "applications.0.args.workers.large"
     assert (
