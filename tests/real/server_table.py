@@ -29,7 +29,7 @@ from orchestrator.types import (
 from orchestrator.worker import Call
 from workers.embedded.checkpoints import resolve
 from workers.remote.backend import RemoteBackend
-from workers.remote.request_builder import RequestBuilder
+from workers.remote.request_builder import prompt_fields
 from workers.remote.server import Server
 from workers.text.tokenizer_files import load_tokenizer
 from workers.worker import ModelWorker
@@ -67,7 +67,7 @@ class ServerTrial:
         made = await self._write(self._transcript, StopCriteria(LONG))
         capabilities = await worker.backend.capabilities()
         ids = worker.prompts.transcript(self._transcript)
-        body = RequestBuilder(worker.prompts).body(capabilities.prompt, ids, self._transcript)
+        body = prompt_fields(worker.prompts, capabilities.prompt, ids, self._transcript)
         body |= capabilities.request_fields(worker.backend.model, GREEDY, LONG)
         answer = await worker.backend.server.ask(capabilities.path, body)
         chunk = capabilities.dialect.chunk(answer, worker.backend.vocabulary)

@@ -1,7 +1,4 @@
-"""A server's address and the certificates to trust.
-
-In a separate file, so that a deployment file can be checked without torch.
-"""
+"""A server's address and the certificates to trust; checked without torch."""
 
 from __future__ import annotations
 
@@ -60,11 +57,9 @@ def trusted(ca: str | None = None) -> ssl.SSLContext:
         raise ConfigError(
             f"SSL_CERT_FILE or SSL_CERT_DIR: expected certificates (PEM), got {error}"
         ) from None
-    if ca is not None:
-        try:
+    try:
+        if ca is not None:
             context.load_verify_locations(cafile=ca)
-        except OSError as error:  # ssl.SSLError among them
-            raise ConfigError(
-                f"ca: expected a file of certificates (PEM), got {ca}: {error}"
-            ) from None
+    except OSError as error:  # ssl.SSLError among them
+        raise ConfigError(f"ca: expected a file of certificates (PEM), got {ca}: {error}") from None
     return context

@@ -48,7 +48,7 @@ from workers.remote.errors import Gap
 from workers.remote.listing import context as listed_context
 from workers.remote.probe import probe
 from workers.remote.protocol import Vocabulary, checked_answer
-from workers.remote.request_builder import RequestBuilder
+from workers.remote.request_builder import prompt_fields
 from workers.remote.response_parser import ResponseParser
 from workers.remote.server import Server
 from workers.rng import reseeded
@@ -81,7 +81,6 @@ class RemoteBackend:
         self.server, self.model = server, model
         self.prompts, self.vocabulary = PromptRenderer(tokenizer), Vocabulary(tokenizer)
         self.context = context
-        self._requests = RequestBuilder(self.prompts)
         eos = tokenizer.eos_id
         self.ends = tokenizer.ends | (set() if eos is None else {eos})
         self._capabilities: ServerCapabilities | None = None
@@ -201,7 +200,7 @@ class RemoteBackend:
     ) -> dict[str, Any]:
         """Return the request for a generation, without the fields that stop it."""
         text, call = wanted.text, wanted.text.call
-        body = self._requests.body(able.prompt, ids, call.transcript)
+        body = prompt_fields(self.prompts, able.prompt, ids, call.transcript)
         drawn = reseeded(wanted.sampling, len(ids))
         body |= able.request_fields(self.model, drawn, text.max_tokens)
         if (fields := able.dialect.form_fields(call)) and not able.forms:
@@ -258,7 +257,7 @@ class RemoteBackend:
             with checked_answer(self.server.name):
                 return able.dialect.as_completion(answer, ids, drawn)
         most = able.top if ends else shown
-        body = self._requests.body(able.prompt, ids, call.transcript, prompt.query)
+        body = prompt_fields(self.prompts, able.prompt, ids, call.transcript, prompt.query)
         body |= able.request_fields(self.model, drawn, 1, able.top if wanted.labels else most)
         if part is not None:
             # If more of the prompt follows the part, the place after it is in the prompt, too.

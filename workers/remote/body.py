@@ -72,13 +72,12 @@ async def _lines(response: httpx.Response, most: int) -> AsyncGenerator[bytes, N
             size += len(piece)
             if size > EVENT_BYTES:
                 raise _too_long(EVENT_BYTES)
-            if b"\n" not in piece and b"\r" not in piece:
-                continue
-            *lines, rest = _LINE_END.split(b"".join(begun))
-            begun, size = [rest], len(rest)
-            for line in lines:
-                yield line.removeprefix(mark)
-                mark = b""
+            if b"\n" in piece or b"\r" in piece:
+                *lines, rest = _LINE_END.split(b"".join(begun))
+                begun, size = [rest], len(rest)
+                for line in lines:
+                    yield line.removeprefix(mark)
+                    mark = b""
     yield b"".join(begun).removeprefix(mark).removesuffix(b"\r")
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from orchestrator.types import Sampling
 from workers.remote.dialects.openai import OPENAI, OpenAI
+from workers.remote.request_builder import PromptKind
 from workers.text.continuation import Continuation
 from workers.text.tokenizer import Tokenizer
 
@@ -36,7 +37,7 @@ class ServerCapabilities:
             ends a thought or stops there. True unless the probe shows otherwise.
     """
 
-    prompt: Literal["ids", "text", "chat"]
+    prompt: PromptKind
     dialect: OpenAI = OPENAI
     top: int = 0
     scores: bool = False

@@ -71,12 +71,10 @@ def failure(status: int, headers: Mapping[str, str], body: Any, name: str) -> Ba
         return WorkerError(f"{description}: is the key right?")
     if status in (429, 503):
         return Overloaded(description, retry_after_s=_retry_after(headers.get("retry-after")))
+    if status == 408 or status > 501 or status == 500:
+        return (Broke if status == 500 else WorkerUnavailable)(description)
     if status in (404, 405, 501):
         return Absent(description)
-    if status == 500:
-        return Broke(description)
-    if status == 408 or status > 500:
-        return WorkerUnavailable(description)
     if code == "context_length_exceeded" or _TOO_LONG.search(message):
         log.info("%s", description)
         return ContextLengthExceeded(
@@ -96,12 +94,11 @@ def stream_failure(data: Mapping[str, Any], name: str) -> BatonError:
 
 def _message(body: Any) -> tuple[str, Any]:
     """Return (message, code) of an error body, in any of the shapes that servers use."""
-    if isinstance(body, dict):
-        error = body.get("error", body.get("detail", body))
-        if isinstance(error, dict):
-            return " ".join(str(error.get("message") or "").split())[:300], error.get("code")
-        return " ".join(str(error).split())[:300], None
-    return "", None
+    error = body.get("error", body.get("detail", body)) if isinstance(body, dict) else ""
+    message, code = error, None
+    if isinstance(error, dict):
+        message, code = error.get("message") or "", error.get("code")
+    return " ".join(str(message).split())[:300], code
 
 
 def _retry_after(value: str | None) -> float | None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import exp
 from statistics import median
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 from orchestrator.errors import BatonError, Unsupported, WorkerUnavailable
 from orchestrator.types import (
@@ -34,7 +34,7 @@ from workers.remote.dialects.transformers_serve import TRANSFORMERS_SERVE
 from workers.remote.dialects.vllm import VLLM
 from workers.remote.errors import Absent, Broke, Declined, Foreign, Gap
 from workers.remote.protocol import ROUNDING, Chunk, Vocabulary, checked_answer
-from workers.remote.request_builder import RequestBuilder
+from workers.remote.request_builder import PromptKind, prompt_fields
 from workers.remote.response_parser import ResponseParser
 from workers.remote.server import Server
 from workers.text.continuation import Continuation
@@ -42,7 +42,6 @@ from workers.text.prompt import PromptRenderer
 
 log = logging.getLogger(__name__)
 
-PromptKind = Literal["ids", "text", "chat"]
 PROMPT_KINDS: Final[tuple[PromptKind, ...]] = get_args(PromptKind)
 Fields = Mapping[str, Any]
 TOP = (20, 5, 1, 0)  # log-probabilities to ask for: vLLM's most, OpenAI's most, the least, none
@@ -54,9 +53,10 @@ ENDING, TIMES = "So the answer is 2.", 4
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 SEVEN_TEXT = "7"
 SEVEN = Constraint("json_schema", '{"const": 7}')
-HOT = ((100.0, 1), *((limit, seed) for limit in (2.0, 1.0) for seed in (1, 2, 3, 4)))
-"""(temperature, seed) at which a server that samples writes another text than the greedy one.
-Some take no more than OpenAI's 2 or Anthropic's 1, at which a confident model may repeat it."""
+HOT = (100.0, 2.0, 1.0)
+"""Temperatures at which a server that samples writes another text than the greedy one. Some take no
+more than OpenAI's 2 or Anthropic's 1, at which a confident model may repeat it."""
+SEEDS = range(1, 5)
 TIES = 2  # greedy texts that may differ by rounding errors, beside other requests
 SURELY = 100  # OpenAI's highest `logit_bias`: only such a token is drawn
 
@@ -75,9 +75,8 @@ async def probe(
     absent: Absent | None = None
     broke: Broke | None = None
     for kind in PROMPT_KINDS:
-        trial = _Trial(server, model, prompts, vocabulary, kind)
         try:
-            trial.prompt = trial.requests.body(kind, trial.ids, TRACE)
+            trial = _Trial(server, model, prompts, vocabulary, ServerCapabilities(kind))
         except Unsupported as error:
             reasons.append(str(error))
             continue
@@ -110,28 +109,28 @@ async def probe(
     raise Unsupported(f"the model's server cannot continue a text: {'; '.join(why)}")
 
 
+@dataclass
 class _Trial:
     """Requests to a server by one kind of prompt; `able` is what their answers show."""
 
-    def __init__(
-        self,
-        server: Server,
-        model: str,
-        prompts: PromptRenderer,
-        vocabulary: Vocabulary,
-        kind: PromptKind,
-    ) -> None:
-        self._server, self._model, self._prompts = server, model, prompts
-        self._vocabulary = vocabulary
-        self.requests, self.ids = RequestBuilder(prompts), prompts.transcript(TRACE)
-        self.prompt: Fields = {}
-        self.able = ServerCapabilities(kind)
+    server: Server
+    model: str
+    prompts: PromptRenderer
+    vocabulary: Vocabulary
+    able: ServerCapabilities
+
+    def __post_init__(self) -> None:
+        self.ids = self.prompts.transcript(TRACE)
+        self.prompt = self._body(self.ids, TRACE)
+
+    def _body(self, ids: Sequence[int], transcript: Transcript) -> Fields:
+        return prompt_fields(self.prompts, self.able.prompt, ids, transcript)
 
     async def first(self, wish: Fields) -> tuple[Fields, list[Fields]]:
         """Send a request with these fields, then a streamed one; return the answer and events."""
         answer = await self._ask({**self.prompt, **ONE, **wish})
-        body = {"model": self._model, **self.prompt, **SEVERAL, **STREAMED, **wish}
-        async with aclosing(self._server.events(self.able.path, body, trying=True)) as events:
+        body = {"model": self.model, **self.prompt, **SEVERAL, **STREAMED, **wish}
+        async with aclosing(self.server.events(self.able.path, body, trying=True)) as events:
             return answer, [event async for event in events]
 
     def refused(self, answer: Fields, wish: Fields) -> str | None:
@@ -145,9 +144,9 @@ class _Trial:
                 f"it reads a prompt of {size} tokens as {read}: it puts a template of its "
                 "own around a text, or the tokenizer is not the served model's"
             )
-        dialect = recognized(answer, self._vocabulary)
-        shows = bool(dialect.first_logprobs(answer, self._vocabulary))
-        chunk = dialect.chunk(answer, self._vocabulary)
+        dialect = recognized(answer, self.vocabulary)
+        shows = bool(dialect.first_logprobs(answer, self.vocabulary))
+        chunk = dialect.chunk(answer, self.vocabulary)
         repeats = chunk is not None and chunk.text.strip().startswith(self._continued)
         if kind == "chat" and repeats and not shows:  # its text alone shows a judge's choice
             return "it repeats the message of a chat that it continues"
@@ -163,12 +162,12 @@ class _Trial:
             self._found(min_tokens=await self._takes_min_tokens())
         self._read(events)
         greedy = await self._greedy()
-        if self._prompts.tokenizer.thinks and not self.able.reads_ids:
+        if self.prompts.tokenizer.thinks and not self.able.reads_ids:
             self._found(stops=await self._stops(greedy) and await self._ends())
         self._found(forms=await self._forms())
         await self._sampling(greedy)
         if self.able.top and self.able.prompt == "ids":
-            await self._more(self.able.dialect.first_logprobs(answer, self._vocabulary))
+            await self._more(self.able.dialect.first_logprobs(answer, self.vocabulary))
         return self.able
 
     def _found(self, **fields: Any) -> None:
@@ -180,17 +179,17 @@ class _Trial:
         Raises:
             Unsupported: its ids are another tokenizer's.
         """
-        tokenizer, criteria = self._prompts.tokenizer, StopCriteria(int(SEVERAL["max_tokens"]))
+        tokenizer, criteria = self.prompts.tokenizer, StopCriteria(int(SEVERAL["max_tokens"]))
         call = Call("probe", TRACE)
         text = Continuation(
-            call, criteria, self._prompts, 0, stop_token_ids=tokenizer.ends, context=None
+            call, criteria, self.prompts, 0, stop_token_ids=tokenizer.ends, context=None
         )
         if not self.able.reads_ids:
             text.read_text()
-        parser = ResponseParser(text, self._prompts, self.able)
+        parser = ResponseParser(text, self.prompts, self.able)
         try:
             for event in events:
-                chunk = self.able.dialect.chunk(event, self._vocabulary)
+                chunk = self.able.dialect.chunk(event, self.vocabulary)
                 if chunk is not None and parser.push(chunk):
                     break
         except Foreign as error:
@@ -234,14 +233,14 @@ class _Trial:
         `logit_bias` forces the marker, or for servers that ignore it, a prompt that repeats a text
         with the marker after it.
         """
-        tokenizer, chat = self._prompts.tokenizer, self.able.prompt == "chat"
+        tokenizer, chat = self.prompts.tokenizer, self.able.prompt == "chat"
         if tokenizer.close_id is None:
             return True  # its tokens are text
         prompt = self.prompt
         if not chat:
             again = list(tokenizer.encode(ENDING))
             ids = [*self.ids, *TIMES * [*again, tokenizer.close_id], *again]
-            prompt = self.requests.body(self.able.prompt, ids, TRACE)
+            prompt = self._body(ids, TRACE)
         body = dict(prompt) | {"logit_bias": {str(tokenizer.close_id): SURELY}}
         body |= self.able.dialect.marker_fields(tokenizer, ending=True, extras=self.able.extras)
         if not (several := await self._chunk({**body, **SEVERAL})):
@@ -258,12 +257,12 @@ class _Trial:
         """Whether it constrains an answer to a form, here one that it would not choose."""
         answered = replace(TRACE, closed=True)
         call = Call("probe", answered, "policy", constraint=SEVEN)
-        ids = self._prompts.transcript(answered)
+        ids = self.prompts.transcript(answered)
         try:
-            body = self.requests.body(self.able.prompt, ids, answered)
+            body = self._body(ids, answered)
         except Unsupported:
             return False
-        body |= self.able.dialect.form_fields(call)
+        body = {**body, **self.able.dialect.form_fields(call)}
         return await self._several(body) == SEVEN_TEXT
 
     async def _sampling(self, greedy: str) -> None:
@@ -285,17 +284,17 @@ class _Trial:
 
     async def _differs(self, greedy: str, fields: Callable[[Sampling], Fields]) -> bool | None:
         """Whether a text at a high temperature differs; None if the server refuses them all."""
-        differs: bool | None = None
-        for temperature, seed in HOT:
-            if differs is not None and temperature < 2:
-                break  # it accepted a higher one, and wrote the same text
-            text = await self._several({**self.prompt, **fields(Sampling(temperature, seed=seed))})
-            if text is None:
-                continue
-            differs = text != greedy
-            if differs or temperature > 2:
-                break
-        return differs
+        for temperature in HOT:
+            for seed in SEEDS:
+                hot = fields(Sampling(temperature, seed=seed))
+                text = await self._several({**self.prompt, **hot})
+                if text is None:
+                    break
+                if text != greedy:
+                    return True
+            else:
+                return False
+        return None
 
     def _made(self, chunk: Chunk) -> str:
         """Return an answer's text, without the chat message that llama.cpp repeats."""
@@ -309,20 +308,18 @@ class _Trial:
 
     def _check_vocabulary(self, shown: Mapping[int, bytes]) -> None:
         """Refuse a tokenizer whose texts differ for most tokens that the server shows."""
-        pieces = self._prompts.tokenizer.pieces
-        other = [
-            i
-            for i, text in shown.items()
-            if pieces[i : i + 1] != [text] and text != b"\xef\xbf\xbd"
-        ]
-        if 2 * len(other) > len(shown):
-            i = other[0]
-            here = pieces[i].decode("utf-8", "replace") if 0 <= i < len(pieces) else None
-            raise Unsupported(
-                f"the tokenizer is not the served model's: token {i} is "
-                f"{shown[i].decode('utf-8', 'replace')!r} there and {here!r} here; name the served "
-                "model's as `tokenizer`"
-            )
+        pieces = self.prompts.tokenizer.pieces
+        whole = {i: text for i, text in shown.items() if text != b"\xef\xbf\xbd"}
+        other = [i for i, text in whole.items() if pieces[i : i + 1] != [text]]
+        if 2 * len(other) <= len(shown):
+            return
+        i = other[0]
+        there = shown[i].decode("utf-8", "replace")
+        here = pieces[i].decode("utf-8", "replace") if 0 <= i < len(pieces) else None
+        raise Unsupported(
+            f"the tokenizer is not the served model's: token {i} is {there!r} there and {here!r} "
+            "here; name the served model's as `tokenizer`"
+        )
 
     async def _more(self, after: Mapping[int, float]) -> None:
         """Find whether it returns log-probabilities of named tokens, and of the prompt.
@@ -332,7 +329,7 @@ class _Trial:
         able, dialect = self.able, self.able.dialect
         if dialect.most_logprobs:
             answer = await self._tried({**self.prompt, **ONE, "logprobs": dialect.most_logprobs})
-            shown = {} if answer is None else dialect.first_logprobs(answer, self._vocabulary)
+            shown = {} if answer is None else dialect.first_logprobs(answer, self.vocabulary)
             self._found(top=max(able.top, len(shown)))
         body = {**self.prompt, **ONE, **dialect.logprob_fields(1, chat=False)}
         if dialect is VLLM:
@@ -352,22 +349,21 @@ class _Trial:
         # The likeliest of the three has at least a third of their sum, but far less among all.
         unlikely = [i for i in range(len(after) + 3) if i not in after][:3]
         answer = await self._tried({**body, "allowed_token_ids": unlikely})
-        shown = {} if answer is None else VLLM.first_logprobs(answer, self._vocabulary)
+        shown = {} if answer is None else VLLM.first_logprobs(answer, self.vocabulary)
         drawn = [shown[i] for i in unlikely if i in shown]
         return bool(drawn) and exp(max(drawn)) < 0.25
 
     async def _takes_min_tokens(self) -> bool:
         """Whether it reads `min_tokens`: then it refuses a value above `max_tokens`."""
         body = {**self.prompt, **ONE}
-        if await self._tried({**body, "min_tokens": 2}) is not None:
-            return False
-        return await self._tried({**body, "min_tokens": 1}) is not None
+        more = await self._tried({**body, "min_tokens": 2})
+        return more is None and await self._tried({**body, "min_tokens": 1}) is not None
 
     def _scores(self, way: OpenAI, answer: Fields) -> bool:
         """Whether an answer has log-probabilities of the prompt's last id and of the next token."""
         part = range(len(self.ids) - 1, len(self.ids))
         with suppress(WorkerUnavailable), checked_answer("the server"):
-            way.scored_places(answer, self.ids, part, self._vocabulary)
+            way.scored_places(answer, self.ids, part, self.vocabulary)
             return True
         return False
 
@@ -381,9 +377,9 @@ class _Trial:
         body = SGLANG.score_request(ids, len(ids) - 2, 1, named, "")
         try:
             with checked_answer("the server"):
-                made = await self._server.fetch(PATH, body, beside=True)
+                made = await self.server.fetch(PATH, body, beside=True)
                 answer = SGLANG.as_completion(made, ids, GREEDY)
-                shown = SGLANG.first_logprobs(answer, self._vocabulary)
+                shown = SGLANG.first_logprobs(answer, self.vocabulary)
                 if not (set(named) <= shown.keys() and self._scores(SGLANG, answer)):
                     return False
                 apart = median(abs(shown[i] - logprob) for i, logprob in after.items())
@@ -400,10 +396,6 @@ class _Trial:
             return False
         return True
 
-    async def _ask(self, body: Fields) -> Fields:
-        body = {"model": self._model, **body}
-        return await self._server.ask(self.able.path, body, trying=True)
-
     async def _tried(self, body: Fields) -> Fields | None:
         """Return the answer, or None if the server refuses."""
         try:
@@ -411,9 +403,12 @@ class _Trial:
         except (Declined, Broke):
             return None
 
+    async def _ask(self, body: Fields) -> Fields:
+        return await self.server.ask(self.able.path, {"model": self.model, **body}, trying=True)
+
     async def _chunk(self, body: Fields) -> Chunk | None:
         answer = await self._tried(body)
-        return None if answer is None else self.able.dialect.chunk(answer, self._vocabulary)
+        return None if answer is None else self.able.dialect.chunk(answer, self.vocabulary)
 
     async def _several(self, body: Fields) -> str | None:
         """Return the text of several tokens, not streamed; None if the server refuses."""

@@ -13,7 +13,7 @@ from workers.remote.dialects.llama_cpp import LLAMA_CPP
 from workers.remote.dialects.openai import OPENAI
 from workers.remote.dialects.sglang import SGLANG
 from workers.remote.dialects.vllm import VLLM
-from workers.remote.request_builder import RequestBuilder
+from workers.remote.request_builder import prompt_fields
 from workers.text.prompt import PromptRenderer
 
 REPLY = (
@@ -100,7 +100,7 @@ def test_a_server_that_renders_the_prompt_gets_the_level(
     assert variables == {"reasoning_effort": "low"}
     assert prompts.effort_variables(Transcript(QUESTION)) == {}
     ids = prompts.transcript(asked)
-    *_, reply = RequestBuilder(prompts).body("chat", ids, asked)["messages"]
+    *_, reply = prompt_fields(prompts, "chat", ids, asked)["messages"]
     assert reply["content"] == "<think>\n"
     assert OPENAI.effort_fields(variables) == {"reasoning_effort": "low"}
     for dialect in (VLLM, SGLANG, LLAMA_CPP):

@@ -3,7 +3,7 @@
 To add one, subclass `openai.OpenAI` in a separate file, and name it in `DIALECTS`. The probe
 recognizes a dialect by a server's answers, never by its name (`transformers_serve`: by how it
 samples). The prompt, and the fields that continue a chat's message, are the same in all
-(`RequestBuilder`).
+(`request_builder`).
 
 - `openai`: OpenAI's API as it is.
 - `vllm`: vLLM, and proxies and routers before it.

@@ -72,7 +72,7 @@ class OpenAI:
     def logprob_fields(self, top: int, *, chat: bool) -> dict[str, Any]:
         """Return the fields that ask for `top` log-probabilities a position, and for ids."""
         fields = {"logprobs": True, "top_logprobs": top} if chat else {"logprobs": top}
-        return (fields if top else {}) | self.id_fields
+        return {**(fields if top else {}), **self.id_fields}
 
     def prompt_logprob_fields(self, top: int) -> dict[str, Any]:
         """Return the field that asks for log-probabilities of the prompt, here by an echo; none if
