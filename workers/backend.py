@@ -1,7 +1,7 @@
 """The interface between a worker and what runs its model: the built-in engine, vLLM, or a server.
 
-A backend handles token ids, log-probabilities and passes. `workers.worker` above it handles
-prompts, checks, stops, step ends, labels and verifications.
+A backend handles token ids, log-probabilities and passes; `workers.worker` above it prompts,
+checks, stops, labels and verifications.
 """
 
 from __future__ import annotations
@@ -19,16 +19,11 @@ from workers.text.verification import Scores
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The token ids that the model reads for a call.
-
-    Attributes:
-        ids: the transcript's, then those of a side conversation or of a draft.
-        kept: length of the prefix that a later call may share.
-    """
+    """The token ids that the model reads for a call."""
 
     call: Call
-    ids: list[int]
-    kept: int
+    ids: list[int]  # the transcript's, then those of a side conversation or of a draft
+    kept: int  # length of the prefix that a later call may share
     query: LabelQuery | None = None
 
 
@@ -43,35 +38,21 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Which scores of a prompt to compute. A place is a token's position; the last follows it.
+    """Which scores of a prompt to compute. A place is a token's position; the last follows it."""
 
-    Attributes:
-        part: the places of the ids to score.
-        ends: ids whose joint likelihood is wanted at the place after `part`.
-        labels: ids whose log-probabilities after the prompt are wanted.
-        sampling: how to choose a token at each place of `part` and at the one after it; None
-            chooses none.
-        top: how many of the likeliest ids to return with each choice.
-    """
-
-    part: range | None
-    ends: frozenset[int]
-    labels: tuple[int, ...] = ()
-    sampling: Sampling | None = None
-    top: int = 0
+    part: range | None  # the places of the ids to score
+    ends: frozenset[int]  # their joint likelihood is wanted at the place after `part`
+    labels: tuple[int, ...] = ()  # their log-probabilities are wanted after the prompt
+    sampling: Sampling | None = None  # chooses at each place of `part` and at the one after it
+    top: int = 0  # how many of the likeliest ids to return with each choice
 
 
 class Backend(Protocol):
-    """What runs one model.
-
-    Attributes:
-        ends: the ids that end any text of the model.
-        sampling: the checkpoint's defaults, for requests that set none.
-    """
+    """What runs one model."""
 
     prompts: PromptRenderer
-    ends: frozenset[int]
-    sampling: Sampling
+    ends: frozenset[int]  # the ids that end any text of the model
+    sampling: Sampling  # the checkpoint's defaults, for requests that set none
 
     @property
     def context(self) -> int | None:
@@ -95,9 +76,7 @@ class Backend(Protocol):
     def decode(self, prompt: Prompt, wanted: Decoding) -> AsyncIterator[Delta | Generation]:
         """Continue the prompt until `wanted.text` ends: yield deltas if streamed, then a
         Generation, to which the worker adds its time and formats. With `max_tokens` 0, only read
-        the prompt.
-
-        The random number that draws a token depends on the seed and the token's position alone.
+        the prompt. The random number that draws a token depends on seed and position alone.
         """
         ...
 

@@ -1,7 +1,6 @@
 """Caches that keep results for `KEPT_S` seconds, within a number of bytes.
 
-The bound is in bytes because clients decide how large an entry is. Most results serve one request,
-so entries older than a request can be are dropped.
+The bound is in bytes because clients decide how large an entry is. Most results serve one request.
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ KEPT_S = 300.0
 def remembered(
     function: Callable[P, R], max_bytes: int, size: Callable[[R], int]
 ) -> Callable[P, R]:
-    """Return `function` with a cache of its results; its arguments must be hashable.
+    """Return `function` with a cache of at most `max_bytes`; its arguments must be hashable.
 
-    Args:
-        max_bytes: of all results and their arguments; a single larger result is not kept.
-        size: estimates the bytes of a result and its arguments.
+    `size` estimates the bytes of a result and its arguments.
     """
     kept: TTLCache[Hashable, R] = TTLCache(
         max_bytes, KEPT_S, getsizeof=lambda result: size(result) + ENTRY_BYTES

@@ -17,11 +17,8 @@ POOL_BACKOFF_S, POOL_MAX_BACKOFF_S = 0.05, 1.0  # shorter in a pool: another rep
 
 
 class CircuitBreaker:
-    """Stops calls to a server that keeps failing.
-
-    Opens after `failure_threshold` failures in a row; then one call every `reset_timeout_s` seconds
-    is let through to see whether the server is back.
-    """
+    """Stops calls to a server after `failure_threshold` failures in a row; then one call every
+    `reset_timeout_s` seconds shows whether the server is back."""
 
     def __init__(
         self,
@@ -40,17 +37,12 @@ class CircuitBreaker:
         return self._failures >= self._failure_threshold
 
     def before_call(self) -> None:
-        """Let a call through, or refuse it.
-
-        Raises:
-            WorkerUnavailable: the breaker is open, and was not due to let a call through.
-        """
-        if not self.is_open:
-            return
-        now = self._clock()
-        if now < self._next_try:
-            raise WorkerUnavailable(f"{self._name} failed {self._failures} times in a row")
-        self._next_try = now + self._reset_timeout_s
+        """Let a call through, or raise WorkerUnavailable."""
+        if self.is_open:
+            now = self._clock()
+            if now < self._next_try:
+                raise WorkerUnavailable(f"{self._name} failed {self._failures} times in a row")
+            self._next_try = now + self._reset_timeout_s
 
     def record_success(self) -> None:
         self._failures = 0
@@ -61,9 +53,7 @@ class CircuitBreaker:
 
 
 class CountedRetry:
-    """Retries of one call: up to `max_retries` in a row without progress; none while `breaker` is
-    open.
-    """
+    """Up to `max_retries` retries of one call without progress; none while `breaker` is open."""
 
     def __init__(self, max_retries: int, breaker: CircuitBreaker) -> None:
         self._max_retries, self._breaker, self._retries = max_retries, breaker, 0
@@ -87,13 +77,12 @@ class CountedRetry:
 class TimedRetry:
     """Retries of one call, until it has waited `timeout_s` seconds without progress.
 
-    Only seconds passed to `waited` count, so the time of a suspended process does not. `ended`
-    holds the replicas that died while they had the call.
+    Only seconds passed to `waited` count, so the time of a suspended process does not.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self.ended = set[str]()
+        self.ended = set[str]()  # the replicas that died while they had the call
         self.retries, self._waited_s = 0, 0.0
 
     def reset(self) -> None:
@@ -109,11 +98,7 @@ class TimedRetry:
         return max(0.0, self._timeout_s - self._waited_s)
 
     async def backoff(self, error: Exception) -> None:
-        """Pause before the next try.
-
-        Raises:
-            WorkerUnavailable: the time is up.
-        """
+        """Pause before the next try; raise WorkerUnavailable if the time is up."""
         pause = min(POOL_BACKOFF_S * 2**self.retries, POOL_MAX_BACKOFF_S)
         self.retries += 1
         if self.remaining_s <= pause:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol, cast
@@ -34,6 +34,9 @@ MAX_BATCH_S = 0.25
 BATCHES_PER_S = 200  # of all streams of a replica: a message costs three processes a millisecond
 
 
+Items = AsyncGenerator[Delta | Generation, None]
+
+
 class GenerateCall(Protocol):
     """`Worker.generate`."""
 
@@ -50,47 +53,47 @@ async def resume_generation(
     criteria: StopCriteria,
     sampling: Sampling,
     stream: bool,
-) -> AsyncGenerator[Delta | Generation, None]:
+) -> Items:
     """Yield the deltas that follow `received`, then the whole generation.
 
     `tokenizer` is the hash of the worker's vocabulary, to which the tokens in `received` belong.
     """
-    empty = Segment(cast("Author", call.author), "", tokenizer=tokenizer)
+    count = len(received.tokens)
+
+    def segment(delta: Delta, finish: Finish) -> Segment:
+        author = cast("Author", call.author)
+        return Segment(author, delta.text, delta.tokens, delta.logprobs, tokenizer, finish)
+
     # "length", since no delimiter ended it: a block that is open at its end stays open.
-    sent = replace(
-        empty,
-        text=received.text,
-        tokens=received.tokens,
-        logprobs=received.logprobs,
-        finish="length",
-    )
+    sent = segment(received, "length")
 
     def whole(made: Generation) -> Generation:
         rest, usage = made.segment, made.usage
-        segment = sent + rest
-        prompt, generated = usage.prompt - len(received.tokens), len(segment.tokens)
-        cached = min(usage.cached, prompt)  # the received tokens are not part of the prompt
+        prompt = usage.prompt - count  # the received tokens are not part of it
+        cached, generated = min(usage.cached, prompt), count + len(rest.tokens)
         usage = replace(usage, prompt=prompt, cached=cached, generated=generated)
         provenance = joined_provenance(sent, None, rest, made.provenance)
-        return replace(made, segment=segment, usage=usage, provenance=provenance)
+        return replace(made, segment=sent + rest, usage=usage, provenance=provenance)
 
-    if not received.tokens:
-        async with aclosing(_start(generate, call, criteria, sampling, stream)) as items:
-            async for item in items:
+    def items(stream: bool) -> AbstractAsyncContextManager[Items]:
+        return aclosing(cast("Items", generate(call, criteria, sampling, stream=stream)))
+
+    if not count:
+        async with items(stream) as all_of_it:
+            async for item in all_of_it:
                 yield item
         return
     step = StepEnd(criteria.until, begun(call.transcript, criteria.until))
     ended = step.feed(received.text) is not None
-    if ended or criteria.max_tokens == len(received.tokens):  # only the Generation was lost
-        finish: Finish = "until" if ended else "length"
-        yield whole(Generation(replace(empty, finish=finish), Usage(len(received.tokens))))
+    if ended or criteria.max_tokens == count:  # only the Generation was lost
+        nothing = segment(Delta("", ()), "until" if ended else "length")
+        yield whole(Generation(nothing, Usage(count)))
         return
-    call = replace(call, transcript=call.transcript.extend(sent))
-    criteria = criteria.after(len(received.tokens))
+    call, criteria = replace(call, transcript=call.transcript.extend(sent)), criteria.after(count)
     rest: list[Delta] = []
     try:
-        async with aclosing(_start(generate, call, criteria, sampling, True)) as items:
-            async for item in items:
+        async with items(True) as the_rest:
+            async for item in the_rest:
                 if isinstance(item, Generation):
                     yield whole(item)
                     return
@@ -98,22 +101,11 @@ async def resume_generation(
                 rest.append(item)
                 if step.feed(item.text) is not None:  # a delimiter that `received` had begun
                     made = merge_deltas(rest)
-                    segment = replace(
-                        empty, text=made.text, tokens=made.tokens, logprobs=made.logprobs
-                    )
-                    spent = Usage(len(received.tokens), passes=len(made.tokens))
-                    yield whole(Generation(segment, spent))
+                    usage = Usage(count, passes=len(made.tokens))
+                    yield whole(Generation(segment(made, "until"), usage))
                     return
     except Unsupported as error:  # such as resuming a constrained answer: no replica can
         raise WorkerError(f"a stream broke off and cannot resume: {error}") from None
-
-
-def _start(
-    generate: GenerateCall, call: Call, criteria: StopCriteria, sampling: Sampling, stream: bool
-) -> AsyncGenerator[Delta | Generation, None]:
-    """Call the worker; closing the generator cancels the call."""
-    items = generate(call, criteria, sampling, stream=stream)
-    return cast("AsyncGenerator[Delta | Generation, None]", items)
 
 
 def batch_s(streams: int) -> float:
@@ -156,14 +148,14 @@ async def batch_stream(
             if not is_first:
                 await _is_set_within(batch_s(streams()), exhausted)
             is_first = False
-            deltas = [item for item in batch if isinstance(item, Delta)]
-            others = [item for item in batch if not isinstance(item, Delta)]
+            taken = batch[:]
             batch.clear()
             arrived.clear()
-            if deltas:
+            if deltas := [item for item in taken if isinstance(item, Delta)]:
                 yield merge_deltas(deltas)
-            for item in others:
-                yield item
+            for item in taken:
+                if not isinstance(item, Delta):
+                    yield item
         await task
     finally:
         await stop(task)

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log
 from secrets import randbits
-from typing import Final
 
 from orchestrator.types import Sampling
 from workers.backend import Scoring
@@ -21,9 +20,8 @@ from workers.text.verification import Scores
 
 Lookup = Callable[[Collection[int]], Awaitable[tuple[int, float]]]
 """Returns the likeliest of the given tokens and its log-probability."""
-MAX_LOOKUPS: Final = 4
-"""Most lookups of stop tokens that are not among those shown."""
-_NEGLIGIBLE: Final = 1e-3
+MAX_LOOKUPS = 4  # of stop tokens that are not among those shown
+_NEGLIGIBLE = 1e-3
 _FLOOR = -9999.0  # how vLLM spells minus infinity in JSON
 _ROUNDING = 1e-6  # rounding error of a sum of probabilities
 
@@ -65,13 +63,15 @@ def negligible(tokens: Collection[int], shown: Mapping[int, float]) -> bool:
 
 
 async def whole_stop_nll(
-    shown: Mapping[int, float], stop_token_ids: Collection[int], lookup: Lookup
+    shown: Mapping[int, float], stop_token_ids: Collection[int], lookup: Lookup | None
 ) -> float:
     """Return `stop_nll` after looking up the likeliest stop tokens that are not `shown`.
 
     Stop once the rest is negligible, or after `MAX_LOOKUPS`: the rest is less likely than each
     token that was looked up.
     """
+    if lookup is None:
+        return stop_nll(shown, stop_token_ids)
     known = {token: shown[token] for token in stop_token_ids if token in shown}
     rest = set(stop_token_ids) - known.keys()
     if negligible(stop_token_ids, shown):
@@ -89,27 +89,18 @@ async def whole_stop_nll(
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Log-probabilities at some places of a prompt and at the place after them.
+    """Log-probabilities at some places of a prompt and at the place after them."""
 
-    Attributes:
-        own: that of the prompt's id at each place.
-        shown: those by id, at each place and at the one after.
-        made: the token generated after them, if they end the prompt.
-    """
-
-    own: Sequence[float]
-    shown: Sequence[Mapping[int, float]]
-    made: int | None
+    own: Sequence[float]  # that of the prompt's id at each place
+    shown: Sequence[Mapping[int, float]]  # those by id, at each place and at the one after
+    made: int | None  # the token generated after them, if they end the prompt
 
 
 async def estimate(known: Known, wanted: Scoring, lookup: Lookup | None) -> Scores:
     """Estimate the scores that are wanted, except labels; `lookup` is for the place after."""
     *positions, after = known.shown
     scores = Scores(nll=[-logprob for logprob in known.own])
-    if lookup is None:
-        scores.ending = stop_nll(after, wanted.ends)
-    else:
-        scores.ending = await whole_stop_nll(after, wanted.ends, lookup)
+    scores.ending = await whole_stop_nll(after, wanted.ends, lookup)
     if wanted.sampling is not None and wanted.part is not None and known.made is not None:
         scores.choices = [*choices(positions, wanted.sampling, wanted.part.start), known.made]
         chosen = zip(scores.choices, known.shown, strict=True)

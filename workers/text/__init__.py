@@ -10,11 +10,13 @@
 - `traced`: marks each character of a content, so that it stays content in a template's output.
 - `conversation`: forms of a conversation, for templates that are strict about roles.
 - `efforts`: the levels of effort that a chat template has.
-- `prompt`: a transcript or a side conversation as token ids.
 - `tool_calls`: how a family writes calls of tools, read from its chat template.
+- `rendering`: a conversation as the template writes it.
 - `checks`: checks of every call's sampling, labels and length.
 - `second_close`: where a thought that continued after a forced close ends.
-- `detokenizer`: ids to text as they are made: whole characters, delimiters, stop strings.
+- `prompt`: a transcript or a side conversation as token ids.
+- `ends`: stop strings, and other ends that are cut off.
+- `detokenizer`: ids to text as they are made: whole characters.
 - `origins`: which tokens of a generation were drafted, under speculative decoding.
 - `continuation`: one generation's text as its tokens come: where it ends, and why.
 - `grammar`: which tokens may come next if a text must match a grammar.

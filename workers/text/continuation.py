@@ -10,7 +10,8 @@ from orchestrator.types import Author, Finish, Provenance, Segment, StopCriteria
 from orchestrator.worker import Call, Delta
 from workers.text.boundaries import StepEnd, begun
 from workers.text.checks import answer_reserve, check_length
-from workers.text.detokenizer import Detokenizer, Ends, Stop
+from workers.text.detokenizer import Detokenizer
+from workers.text.ends import Ends, Stop
 from workers.text.origins import Origins
 from workers.text.prompt import PromptRenderer
 from workers.text.retokenizer import Retokenizer
@@ -28,21 +29,13 @@ class Continuation:
         stop_token_ids: the ids that end any text of the model.
         context: the model's context length in tokens, if known.
 
-    Attributes:
-        call: the call, its transcript extended by `before`.
-        before: what was given out before the last `resume`.
-        criteria: the stop criteria of what follows `before`.
-        thinking: whether the text continues a thought.
-        closing: the text that ends a thought; empty in an answer, and if the model marks none.
-        ends: the ids that end this text.
-        bare: whether the log-probabilities of its tokens are unknown.
-        late_ends: those of `ends` that may not come before `min_tokens` tokens.
-        max_tokens: how many fit both the criteria and the context; may be negative.
-        generated: how many were pushed.
-
     Raises:
         ContextLengthExceeded: the prefix does not fit.
     """
+
+    call: Call  # its transcript extended by `before`
+    criteria: StopCriteria  # of what follows `before`
+    max_tokens: int  # how many fit both these and the context; may be negative
 
     def __init__(
         self,
@@ -63,17 +56,24 @@ class Continuation:
         self._close_id = tokenizer.close_id if self.thinking else None
         marks = self.thinking and tokenizer.thinks
         self.closing = tokenizer.format.close.strip() if marks and tokenizer.format else ""
+        """The text that ends a thought; empty in an answer, and if the model marks none."""
         self.ends = self._stop_token_ids
         if criteria.ignore_eos:
             self.ends &= {self._close_id}
         self.late_ends = self.ends - {self._close_id} if criteria.min_tokens > 0 else frozenset()
+        """Those of `ends` that may not come before `min_tokens` tokens."""
         self._most = criteria.max_tokens
         if context is not None:
             reserved = answer_reserve(context) if self.thinking else 0
             self._most = min(self._most, context - length - reserved)
         self.before = self._sign("", (), (), "length")
-        self.bare = False
-        self._begin(StepEnd(criteria.until, begun(transcript, criteria.until)))
+        """What was given out before the last `resume`."""
+        self.bare = False  # whether the log-probabilities of its tokens are unknown
+        self._begin(self._step())
+
+    def _step(self) -> StepEnd:
+        until = self._criteria.until
+        return StepEnd(until, begun(self._call.transcript, until))
 
     def _begin(self, step: StepEnd) -> None:
         """Begin the text after `before`; `step` has read that."""
@@ -89,17 +89,15 @@ class Continuation:
         self._text_ends = Ends(
             step,
             stops + tokenizer.stops(self.thinking),
-            transcript.begins_answer,
-            self.criteria.min_tokens,
-            self._prompts.second_close(transcript, self.call.constraint),
+            begins_answer=transcript.begins_answer,
+            min_tokens=self.criteria.min_tokens,
+            second_close=self._prompts.second_close(transcript, self.call.constraint),
         )
-        self._source: Detokenizer | Retokenizer
-        self._source = self._detokenizer = Detokenizer(
-            tokenizer.pieces,
-            tokenizer.encode,
-            self._text_ends,
-            self._prompts.unfinished(transcript),
+        unfinished = self._prompts.unfinished(transcript)
+        self._detokenizer = Detokenizer(
+            tokenizer.pieces, tokenizer.encode, self._text_ends, unfinished
         )
+        self._source: Detokenizer | Retokenizer = self._detokenizer
 
     def resume(self) -> Finish | None:
         """Continue after what was given out, and drop the rest; return why the text ends there, if
@@ -107,8 +105,7 @@ class Continuation:
         if (given := self._source.given).tokens:
             logprobs = () if self.bare else given.logprobs
             self.before += self._sign(given.text, given.tokens, logprobs, "length")
-        until = self._criteria.until
-        step = StepEnd(until, begun(self._call.transcript, until))
+        step = self._step()
         ended = step.feed(self.before.text) is not None
         self._begin(step)
         if ended:
@@ -117,10 +114,9 @@ class Continuation:
 
     def read_text(self) -> None:
         """Expect text without ids from here on, and encode it."""
-        ends = self._text_ends
-        if self._close_id is not None and self.closing:
-            ends = replace(ends, stops=[*ends.stops, (self.closing, "think_end")])
-        self._source = self._retokenizer = Retokenizer(self._tokenizer.encode, ends)
+        if self._close_id is not None:
+            self._text_ends.add(self.closing, "think_end")
+        self._source = self._retokenizer = Retokenizer(self._tokenizer.encode, self._text_ends)
 
     def may_end(self, token: int) -> bool:
         """Whether a token may end the text."""

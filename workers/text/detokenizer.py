@@ -9,51 +9,10 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from orchestrator.types import Finish
 from orchestrator.worker import Delta
-from workers.text.boundaries import StepEnd
-from workers.text.second_close import SecondClose, begun_mark
-
-Stop = tuple[str, Finish]
-"""A string that ends a text and is cut off, and the finish to report."""
-
-
-def held_back(text: str, stops: Sequence[Stop]) -> int:
-    """Return the length of the longest end of a text that may begin a stop string."""
-    return max((begun_mark(text, stop) for stop, _ in stops), default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """What ends a text.
-
-    Attributes:
-        step_end: finds the delimiter that ends the text and is kept.
-        stops: strings that end it and are cut off, each with the finish to report.
-        begins_answer: whether the text begins an answer: the white space before it is not shown, so
-            no stop string may begin in it.
-        min_tokens: in the text of this many tokens, only a stop string that ends a thought may
-            begin.
-        second_close: finds the end of a thought in an answer, which is cut off as well.
-    """
-
-    step_end: StepEnd = field(default_factory=lambda: StepEnd(()))
-    stops: Sequence[Stop] = ()
-    begins_answer: bool = False
-    min_tokens: int = 0
-    second_close: SecondClose | None = None
-
-    def held(self, text: str) -> int:
-        """Return the length of the longest end of a text that may begin a cut-off string."""
-        held = held_back(text, self.stops)
-        return held if self.second_close is None else max(held, self.second_close.held)
-
-    def closed_at(self) -> int | None:
-        """Return where the marker of a second close begins, once nothing more comes."""
-        found = None if self.second_close is None else self.second_close.end()
-        return None if found is None else found[0]
+from workers.text.ends import Ends
 
 
 class Detokenizer:
@@ -72,17 +31,11 @@ class Detokenizer:
         ends: Ends | None = None,
         unfinished_bytes: bytes = b"",
     ) -> None:
-        self._ends = ends = ends or Ends()
-        self._pieces, self._encode, self._min_tokens = pieces, encode, ends.min_tokens
-        self._stops = tuple(stop for stop in ends.stops if stop[0])
-        self._longest = max((len(stop) for stop, _ in self._stops), default=0)
+        self._pieces, self._encode, self._ends = pieces, encode, ends or Ends()
         self._decoder = _decoder(unfinished_bytes)
         self._texts: list[str] = []  # what each token adds to the text
-        self._length, self._tail = 0, ""  # of the text; its end, in which a stop may begin
         self._borders = [(0, 0)]  # (tokens, characters) at which both are whole
         self._sent = 0  # tokens given out
-        self._blank = ends.begins_answer  # whether an answer is only white space so far
-        self._begin = self._late = 0  # ends of that white space and of the first `min_tokens`
         self._ending = False  # a delimiter was seen, but its token ends inside a character
         self.cut_at: int | None = None
         """The first token, if any, that was encoded again because a stop string cut its text."""
@@ -105,48 +58,25 @@ class Detokenizer:
         self.logprobs.append(logprob)
         new = "" if markup else self._decoder.decode(self._pieces[token])
         self._texts.append(new)
-        start, window = self._length - len(self._tail), self._tail + new
-        self._length += len(new)
+        found = self._ends.feed(new, len(self.tokens))
         whole = not self._decoder.getstate()[0]
         if whole:
-            self._borders.append((len(self.tokens), self._length))
-        if self._blank:
-            shown = new.lstrip()
-            self._blank, self._begin = not shown, self._length - len(shown)
-        if len(self.tokens) <= self._min_tokens:
-            self._late = self._length
-        matches = [
-            (at + len(stop), at, finish)
-            for stop, finish in self._stops
-            if (at := window.find(stop, max(0, self._first_of(finish) - start))) >= 0
-        ]
-        second = self._ends.second_close
-        if second is not None and (again := second.feed(new)) is not None:
-            begin, end = again
-            matches.append((end - start, begin - start, "think_end"))
-        if matches:
-            _, at, finish = min(matches)  # the one that ends first
-            self._cut(start + at)
+            self._borders.append((len(self.tokens), self._ends.length))
+        if found is not None:
+            _, at, finish = found
+            self._cut(at)
             return finish
-        self._tail = window[max(0, len(window) - self._longest + 1) :]
         self._ending = self._ending or self._ends.step_end.feed(new) is not None
         return "until" if self._ending and whole else None
 
-    def _first_of(self, finish: Finish) -> int:
-        """Return the first character at which a stop string with this finish may begin."""
-        return self._begin if finish == "think_end" else max(self._begin, self._late)
-
     def take(self) -> Delta | None:
         """Return what has become final since the last delta, if anything."""
-        return self._give(self._length - self._ends.held(self._tail))
+        return self._give(self._ends.length - self._ends.held)
 
     @property
     def given(self) -> Delta:
         """All that was given out so far."""
-        sent = self._sent
-        return Delta(
-            "".join(self._texts[:sent]), tuple(self.tokens[:sent]), tuple(self.logprobs[:sent])
-        )
+        return self._delta(0, self._sent)
 
     def closed(self) -> bool:
         """Cut off a second close's marker at the end; return whether there is one."""
@@ -167,11 +97,11 @@ class Detokenizer:
         if tokens <= sent:
             return None
         self._sent = tokens
-        return Delta(
-            "".join(self._texts[sent:tokens]),
-            tuple(self.tokens[sent:tokens]),
-            tuple(self.logprobs[sent:tokens]),
-        )
+        return self._delta(sent, tokens)
+
+    def _delta(self, begin: int, end: int) -> Delta:
+        tokens, logprobs = self.tokens[begin:end], self.logprobs[begin:end]
+        return Delta("".join(self._texts[begin:end]), tuple(tokens), tuple(logprobs))
 
     def _cut(self, at: int) -> None:
         """End the text before character `at`; encode the rest of a token there again."""

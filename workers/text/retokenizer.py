@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.types import Finish
 from orchestrator.worker import Delta
-from workers.text.detokenizer import Ends
+from workers.text.ends import Ends
 
 # A word with the white space before it and the newlines after it (tokenizers join those with
 # punctuation), once another word follows; or 64 characters of a long word.
@@ -20,17 +20,10 @@ _WORD = re.compile(r"\s*(?:\S{64}|\S++(?:\s*[\r\n])?+(?=[^\S\r\n]*\S))")
 
 
 class Retokenizer:
-    """One generation's text.
-
-    Args:
-        encode: ids of a plain text.
-        ends: what ends the text; `min_tokens` is ignored.
-    """
+    """One generation's text. `encode` returns the ids of a plain text."""
 
     def __init__(self, encode: Callable[[str], tuple[int, ...]], ends: Ends | None = None) -> None:
-        self._ends = ends = ends or Ends()
-        self._encode = encode
-        self._stops = tuple(stop for stop in ends.stops if stop[0])
+        self._encode, self._ends = encode, ends or Ends()
         self._given: list[str] = []  # words that were encoded
         self._rest = ""  # the text after them
         self.tokens: list[int] = []
@@ -41,31 +34,21 @@ class Retokenizer:
 
     def push(self, text: str) -> Finish | None:
         """Append text; return why the generation ends in it, if it does."""
-        before = len(self._rest)
+        length = self._ends.length
+        begin = length - len(self._rest)
         self._rest += text
-        begin = 0
-        # Before the first word no white space is encoded, so all of it is still in `_rest`.
-        if self._ends.begins_answer and not self._given:
-            begin = len(self._rest) - len(self._rest.lstrip())
-        ends: list[tuple[int, int, Finish]] = []  # (where seen, where to cut, why)
-        for stop, finish in self._stops:
-            if (at := self._rest.find(stop, begin)) >= 0:
-                ends.append((at + len(stop), at, finish))
+        found = [self._ends.feed(text)]
         if (end := self._ends.step_end.feed(text)) is not None:
-            ends.append((before + end, before + end, "until"))
-        second = self._ends.second_close
-        if second is not None and (again := second.feed(text)) is not None:
-            start, end = again
-            ends.append((end - self._encoded_length, start - self._encoded_length, "think_end"))
-        if not ends:
+            found.append((length + end, length + end, "until"))
+        if not (ends := [one for one in found if one is not None]):
             return None
         _, cut, finish = min(ends)
-        self._rest = self._rest[:cut]
+        self._rest = self._rest[: cut - begin]
         return finish
 
     def take(self) -> Delta | None:
         """Return the words completed since the last call, if any."""
-        final = len(self._rest) - self._ends.held(self._rest)
+        final = len(self._rest) - self._ends.held
         words, done = list[str](), 0
         while (word := _WORD.match(self._rest, done)) and word.end() <= final:
             words.append(word[0])
@@ -87,13 +70,8 @@ class Retokenizer:
         """Return whether the text ends its thought; if so, cut the marker off."""
         at = self._ends.closed_at()
         if at is not None:
-            self._rest = self._rest[: at - self._encoded_length]
+            self._rest = self._rest[: len(self._rest) - (self._ends.length - at)]
         return at is not None
-
-    @property
-    def _encoded_length(self) -> int:
-        """Characters of the text that were encoded."""
-        return sum(map(len, self._given))
 
     def _give(self, words: Sequence[str]) -> Delta | None:
         if not words:

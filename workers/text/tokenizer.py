@@ -24,7 +24,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.types import Finish
 from workers.memo import remembered
 from workers.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
-from workers.text.detokenizer import Stop
+from workers.text.ends import Stop
 from workers.text.thinking import AUTO, NONE, ThinkingFormat, find_format
 
 _SHORT = 8192  # most characters of a text that is cached, and encoded without releasing the GIL

@@ -18,7 +18,8 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call
-from workers.text.detokenizer import held_back, token_texts
+from workers.text.detokenizer import token_texts
+from workers.text.ends import held_back
 from workers.text.prompt import PromptRenderer
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from orchestrator.types import Message, Segment, Segments, Transcript
 from workers.text.boundaries import StepEnd, begun
-from workers.text.detokenizer import Detokenizer, Ends
+from workers.text.detokenizer import Detokenizer
+from workers.text.ends import Ends
 
 BLANK = ("\n\n",)
 STEP = "So it is 4.\n\n"

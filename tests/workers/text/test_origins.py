@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from orchestrator.types import Provenance, Segment, joined_provenance
-from workers.text.detokenizer import Detokenizer, Ends
+from workers.text.detokenizer import Detokenizer
+from workers.text.ends import Ends
 from workers.text.origins import Origins
 
 PIECES = [b"a", b"b", b"c", b"de", b"\xc3"]

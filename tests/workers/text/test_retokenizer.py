@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from workers.embedded.checkpoints import resolve
 from workers.text.boundaries import StepEnd
-from workers.text.detokenizer import Ends
+from workers.text.ends import Ends
 from workers.text.retokenizer import Retokenizer
 from workers.text.tokenizer_files import load_tokenizer
 
 TOKENIZER = load_tokenizer(resolve("embedded:small"))
+STEPS = "14*3=42.\n\n42-9=33.\n\nSo the answer is 33."
 TEXTS = [
-    "14*3=42.\n\n42-9=33.\n\nSo the answer is 33.",
+    STEPS,
     "The answer is \\boxed{33}.",
     "  two spaces, a\ttab \n and\n \n\nmore \n",
     "ein längeres Wort: " + "ä" * 200 + " 漢字かな交じり文 🙂🙂",
@@ -24,8 +26,8 @@ TEXTS = [
 ]
 
 
-def run(text: str, cuts: random.Random, **options: object) -> tuple[Retokenizer, str | None]:
-    made = Retokenizer(TOKENIZER.encode, Ends(**options))  # type: ignore[arg-type]
+def run(text: str, cuts: random.Random, ends: Ends | None = None) -> tuple[Retokenizer, str | None]:
+    made = Retokenizer(TOKENIZER.encode, ends)
     deltas, finish, at = [], None, 0
     while at < len(text) and finish is None:
         size = cuts.randint(1, 9)
@@ -33,8 +35,7 @@ def run(text: str, cuts: random.Random, **options: object) -> tuple[Retokenizer,
         at += size
         if finish is None:
             deltas.append(made.take())
-    deltas.append(made.end())
-    given = [delta for delta in deltas if delta is not None]
+    given = [delta for delta in (*deltas, made.end()) if delta is not None]
     assert "".join(delta.text for delta in given) == made.text
     assert [i for delta in given for i in delta.tokens] == made.tokens
     assert TOKENIZER.decode(made.tokens) == made.text
@@ -50,14 +51,19 @@ def test_the_ids_are_those_of_the_whole_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_delimiters_stay_and_stops_go(seed: int) -> None:
-    cuts = random.Random(seed)
-    made, finish = run(TEXTS[0], cuts, step_end=StepEnd(("\n\n",)))
-    assert (made.text, finish) == ("14*3=42.\n\n", "until")
-    assert tuple(made.tokens) == TOKENIZER.encode("14*3=42.\n\n")
-    made, finish = run(TEXTS[0], cuts, step_end=StepEnd(("33",)), stops=[(".\n\n42", "stop")])
-    assert (made.text, finish) == ("14*3=42", "stop")
-    made, finish = run(TEXTS[0] + "</think>", cuts, stops=[("</think>", "think_end")])
-    assert (made.text, finish) == (TEXTS[0], "think_end")
-    made, finish = run(" \n a b", cuts, stops=[(" ", "stop")], begins_answer=True)
-    assert (made.text, finish) == (" \n a", "stop")
+@pytest.mark.parametrize(
+    ("text", "ends", "expected", "finish"),
+    [
+        (STEPS, {"step_end": ("\n\n",)}, "14*3=42.\n\n", "until"),
+        (STEPS, {"step_end": ("33",), "stops": [(".\n\n42", "stop")]}, "14*3=42", "stop"),
+        (STEPS + "</think>", {"stops": [("</think>", "think_end")]}, STEPS, "think_end"),
+        (" \n a b", {"stops": [(" ", "stop")], "begins_answer": True}, " \n a", "stop"),
+    ],
+)
+def test_delimiters_stay_and_stops_go(
+    text: str, ends: dict[str, Any], expected: str, finish: str, seed: int
+) -> None:
+    step_end = StepEnd(ends.get("step_end", ()))
+    made, ended = run(text, random.Random(seed), Ends(**{**ends, "step_end": step_end}))
+    assert (made.text, ended) == (expected, finish)
+    assert tuple(made.tokens) == TOKENIZER.encode(expected)
