@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -36,19 +36,15 @@ _PATIENCE: Final = 10  # an owner with less than its share waits this many times
 
 @dataclass(eq=False, slots=True)
 class Place:
-    """A request's places, held or waited for. `prompt` is in tokens, estimated until it is read;
-    `began` in seconds of the admission's clock. `broke_off`: its answer did not end."""
+    """A request's places, held or waited for; `broke_off`: its answer did not end."""
 
-    prompt: int
-    began: float
-    broke_off: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class _Waiting:
     owner: str
-    cost: int
+    cost: int  # places
     priority: int
+    prompt: int  # tokens, estimated until a worker has read it
+    began: float  # seconds of the admission's clock
+    broke_off: bool = False
+    held: bool = False
     granted: asyncio.Future[None] = field(default_factory=asyncio.Future)
     timer: asyncio.TimerHandle | None = None
 
@@ -68,15 +64,13 @@ class _Durations:
         self._counted = 1  # places in the mean under load; the guess counts as one
 
     @property
+    def _held_s(self) -> float:
+        return self.mean_s * math.sqrt(self._places) if self._busy_s is None else self._busy_s
+
+    @property
     def place_s(self) -> float:
         """Seconds from one place that becomes free to the next, under load."""
         return self._held_s / self._places  # Little's law
-
-    @property
-    def _held_s(self) -> float:
-        if self._busy_s is None:
-            return self.mean_s * math.sqrt(self._places)
-        return self._busy_s
 
     def ended(self, seconds: float, cost: int, busy: bool) -> None:
         """Count a request that held `cost` places; `busy`: it ended under load."""
@@ -106,12 +100,12 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         prompt_tokens: int | None = None,
     ) -> None:
-        self._prompt_tokens = prompt_tokens
-        self._prompts: dict[str, list[Place]] = defaultdict(list)  # by owner, in order of arrival
         self._places, self._wait_s, self._clock = places, wait_s, clock
+        self._prompt_tokens = prompt_tokens
         self._taken = self.live = 0  # places, and requests that have theirs
-        self._held: dict[str, int] = defaultdict(int)  # places, by owner
-        self._waiting: list[_Waiting] = []  # in the order in which they came
+        self._held = Counter[str]()  # places, by owner
+        self._requests: dict[str, list[Place]] = {}  # live or waiting, by owner, as they came
+        self._waiting: list[Place] = []  # in the order in which they came
         self._durations = _Durations(places)
 
     @asynccontextmanager
@@ -128,33 +122,33 @@ class Admission:
                 prompts have too many tokens.
             InvalidRequest: its several prompts alone are above the limit of tokens.
         """
-        cost, live = min(cost, self._places), self._prompts[owner]
-        mine = Place(prompt, self._clock())
-        self._check_prompts(mine, live, prompts)
-        live.append(mine)
+        mine = Place(owner, min(cost, self._places), priority, prompt, self._clock())
+        self._check_prompts(mine, self._requests.get(owner, ()), prompts)
+        theirs = self._requests.setdefault(owner, [])
+        theirs.append(mine)
         try:
-            if self._waiting or self._taken + cost > self._places:
-                await self._wait(owner, cost, priority)
+            if self._waiting or self._taken + mine.cost > self._places:
+                await self._wait(mine)
             else:
-                self._take(owner, cost)
+                self._take(mine)
             began = self._clock()
             try:
                 yield mine
                 if not mine.broke_off:  # else it would have taken longer
                     busy = bool(self._waiting) or self._taken >= _BUSY * self._places
-                    self._durations.ended(self._clock() - began, cost, busy)
+                    self._durations.ended(self._clock() - began, mine.cost, busy)
             finally:
-                self._release(owner, cost)
+                self._release(mine)
         finally:
-            live.remove(mine)
-            if not live:
-                self._prompts.pop(owner, None)
+            theirs.remove(mine)
+            if not theirs:
+                del self._requests[owner]
 
-    def _check_prompts(self, mine: Place, live: Sequence[Place], prompts: int) -> None:
+    def _check_prompts(self, mine: Place, theirs: Sequence[Place], prompts: int) -> None:
         """Refuse prompts that bring their owner above its limit of tokens; a single prompt that is
         its owner's only one is never refused."""
-        limit, sum_ = self._prompt_tokens, sum(one.prompt for one in live)
-        if limit is None or sum_ + mine.prompt <= limit or (not live and prompts == 1):
+        limit, sum_ = self._prompt_tokens, sum(one.prompt for one in theirs)
+        if limit is None or sum_ + mine.prompt <= limit or (not theirs and prompts == 1):
             return
         if prompts > 1 and mine.prompt > limit:
             raise InvalidRequest(
@@ -164,7 +158,7 @@ class Admission:
                 code="invalid_value",
             )
         left, until = sum_, mine.began
-        for one in live:  # in order of arrival: assume that they end in this order
+        for one in theirs:  # assume that they end in the order in which they came
             if not left or left + mine.prompt <= limit:
                 break
             left -= one.prompt
@@ -183,21 +177,19 @@ class Admission:
         wanted = sum(one.cost for one in self._waiting) + cost
         return whole_seconds(self._durations.place_s * wanted)
 
-    async def _wait(self, owner: str, cost: int, priority: int) -> None:
-        mine = _Waiting(owner, cost, priority)
+    async def _wait(self, mine: Place) -> None:
         if not self._wait_s:
             raise self._refusal(mine)
         self._set_timer(mine, _PATIENCE)
+        self._waiting.append(mine)
         try:
-            self._waiting.append(mine)
             self._forget_gone()
             self._shorten()
             self._grant()
             await mine.granted
         except asyncio.CancelledError:
-            granted = mine.granted
-            if granted.done() and not granted.cancelled() and granted.exception() is None:
-                self._release(owner, cost)
+            if mine.held:
+                self._release(mine)
             raise
         finally:
             if mine.timer is not None:
@@ -206,11 +198,11 @@ class Admission:
                 self._waiting.remove(mine)
                 self._grant()  # a smaller request may have waited for this one
 
-    def _set_timer(self, one: _Waiting, times: int) -> None:
+    def _set_timer(self, one: Place, times: int) -> None:
         later = asyncio.get_running_loop().call_later
         one.timer = later(self._wait_s, self._time_out, one, times)
 
-    def _time_out(self, one: _Waiting, times: int) -> None:
+    def _time_out(self, one: Place, times: int) -> None:
         """Refuse a request that has waited; up to `times`, let it wait again if its owner has less
         than its share."""
         if one.granted.done():
@@ -218,14 +210,13 @@ class Admission:
         if times > 1 and self._with(one) <= self._share():
             self._set_timer(one, times - 1)
         else:
-            self._waiting.remove(one)
-            one.granted.set_exception(self._refusal(one))
+            self._refuse(one)
             self._grant()  # a smaller request may have waited for this one
 
     def _shorten(self) -> None:
         """Refuse the last waiting request of the owner that holds and wants most, if more requests
         wait than there are places, or than get one in time and that owner has its share."""
-        wanted = defaultdict(int, self._held)
+        wanted = self._held.copy()
         for one in self._waiting:
             wanted[one.owner] += one.cost
         owner = max(reversed(self._waiting), key=lambda one: wanted[one.owner]).owner
@@ -234,25 +225,27 @@ class Admission:
         wanted_s = self._durations.place_s * sum(one.cost for one in self._waiting)
         has_share = len(self._waiting) > 1 and self._with(last) > self._share()
         if len(self._waiting) > self._places or (wanted_s > self._wait_s and has_share):
-            self._waiting.remove(last)
-            last.granted.set_exception(self._refusal(last))
+            self._refuse(last)
+
+    def _refuse(self, one: Place) -> None:
+        self._waiting.remove(one)
+        one.granted.set_exception(self._refusal(one))
 
     def _share(self) -> float:
-        owners = self._held.keys() | {one.owner for one in self._waiting}
-        return self._places / max(1, len(owners))
+        return self._places / max(1, len(self._requests))
 
     def _grant(self) -> None:
         """Give free places to those owners that would then hold the fewest."""
         self._forget_gone()
         while (one := self._next()) is not None:
             self._waiting.remove(one)
-            self._take(one.owner, one.cost)
+            self._take(one)
             one.granted.set_result(None)
 
-    def _next(self) -> _Waiting | None:
+    def _next(self) -> Place | None:
         """Return the request that gets places now, if any. A request that does not fit keeps free
         places for itself while it is within its owner's equal share; else smaller ones pass it."""
-        firsts = dict[str, _Waiting]()
+        firsts = dict[str, Place]()
         for one in self._waiting:
             first = firsts.setdefault(one.owner, one)
             if one.priority < first.priority:
@@ -264,31 +257,30 @@ class Admission:
                 return None
         return None
 
-    def _with(self, one: _Waiting) -> int:
-        return self._held.get(one.owner, 0) + one.cost
+    def _with(self, one: Place) -> int:
+        return self._held[one.owner] + one.cost
 
     def _forget_gone(self) -> None:
         # A request cancelled in this turn of the event loop is listed until its task runs.
         self._waiting = [one for one in self._waiting if not one.granted.done()]
 
-    def _take(self, owner: str, cost: int) -> None:
-        self._taken += cost
+    def _take(self, one: Place) -> None:
+        one.held = True
         self.live += 1
-        self._held[owner] += cost
+        self._taken += one.cost
+        self._held[one.owner] += one.cost
 
-    def _release(self, owner: str, cost: int) -> None:
-        self._taken -= cost
+    def _release(self, one: Place) -> None:
         self.live -= 1
-        self._held[owner] -= cost
-        if not self._held[owner]:
-            del self._held[owner]
+        self._taken -= one.cost
+        self._held[one.owner] -= one.cost
         self._grant()
 
-    def _refusal(self, refused: _Waiting) -> HttpError:
+    def _refusal(self, refused: Place) -> HttpError:
         """Return the 429 of a request. If others of its owner wait, it holds until few of them are
         left, so that no place is empty while the client waits to retry."""
         waiting = sum(one.cost for one in self._waiting if one.owner == refused.owner)
-        places = max(self._share(), self._held.get(refused.owner, 0))  # the owner's, in future
+        places = max(self._share(), self._held[refused.owner])  # the owner's, in future
         place_s = self._durations.place_s * self._places / places
         holds_s = _HELD * min(self._wait_s, place_s * waiting)
         return no_place(self.retry_after_s(refused.cost), holds_s, place_s * refused.cost)

@@ -460,12 +460,12 @@ def test_shadows_wait_until_nobody_is_being_answered() -> None:
 @contextmanager
 def _one_slow_request(made: Service) -> Iterator[None]:
     """Somebody is being answered all the while."""
-    made.live.admission._take("somebody", 1)
+    made.live.admission.live += 1
     made.live.quiet.clear()
     try:
         yield
     finally:
-        made.live.admission._release("somebody", 1)
+        made.live.admission.live -= 1
         made.live.quiet.set()
 
 

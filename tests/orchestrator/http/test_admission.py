@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 import pytest
 
@@ -15,157 +16,156 @@ from orchestrator.http.errors import LIMIT, MOST_RETRY_AFTER_S, RESET, HttpError
 pytestmark = pytest.mark.virtual_time
 
 
-async def flood(
-    admission: Admission, asked: dict[str, int], took_s: float = 0.005, cost: int = 1
-) -> tuple[Counter[str], Counter[str]]:
-    """Who was answered and who was refused, where each owner has that many requests at once."""
-    answered, refused = Counter[str](), Counter[str]()
-    later = list[int]()
+class Requests:
+    """Requests for places, each by a task; owners in the order in which they were answered."""
 
-    async def ask(owner: str) -> None:
+    def __init__(
+        self, places: int, wait_s: float = 5.0, took_s: float = 0.005, **more: Any
+    ) -> None:
+        self.now, self.took_s = 0.0, took_s
+        self.admission = Admission(places, wait_s, **more)
+        self.answered, self.refused = list[str](), list[HttpError]()
+        self.refused_owners = list[str]()
+
+    async def ask(self, owner: str = "a", cost: int = 1, **more: Any) -> None:
+        name = more.pop("name", owner)
         try:
-            async with admission.place(owner, cost):
-                await asyncio.sleep(took_s)
-                answered[owner] += 1
+            async with self.admission.place(owner, cost, **more):
+                self.answered.append(name)
+                await asyncio.sleep(self.took_s)
         except HttpError as error:
-            refused[owner] += error.status == 429
-            later.append(int(error.headers["retry-after"]))
+            self.refused.append(error)
+            self.refused_owners.append(name)
 
-    await asyncio.gather(*(ask(owner) for owner, count in asked.items() for _ in range(count)))
-    assert all(1 <= one <= MOST_RETRY_AFTER_S for one in later)
-    return answered, refused
+    async def begin(self, *owners: str, **more: Any) -> list[asyncio.Task[None]]:
+        """Ask for these owners, one task each, which have come this far when this returns."""
+        tasks = [asyncio.create_task(self.ask(owner, **more)) for owner in owners]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return tasks
+
+    async def flood(self, **counts: int) -> tuple[Counter[str], Counter[str]]:
+        """Who was answered and who refused, if each owner has that many requests at once."""
+        owners = [owner for owner, count in counts.items() for _ in range(count)]
+        await asyncio.gather(*await self.begin(*owners))
+        assert self.admission.live == 0
+        for error in self.refused:
+            assert error.status == 429
+            assert 1 <= int(error.headers["retry-after"]) <= MOST_RETRY_AFTER_S
+        return Counter(self.answered), Counter(self.refused_owners)
 
 
-async def used(places: int, took_s: float) -> Admission:
-    """Places that have been taken for so long each, by a clock that stands still since then."""
-    now = 0.0
-    admission = Admission(places, wait_s=5, clock=lambda: now)
-    for _ in range(60):
-        async with admission.place("before"):
-            now += took_s
-    return admission
+async def refusal(admission: Admission, owner: str = "a", *args: int, **more: int) -> HttpError:
+    with pytest.raises(HttpError) as refused:
+        async with admission.place(owner, *args, **more):
+            pass
+    return refused.value
+
+
+class Clock:
+    """A clock that stands still, but for what a test adds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def use(
+        self, admission: Admission, took_s: float, times: int = 60, cost: int = 1
+    ) -> None:
+        for _ in range(times):
+            async with admission.place("before", cost):
+                self.now += took_s
+
+
+@pytest.mark.parametrize(
+    ("places", "wait_s", "took_s", "answered", "refused"),
+    [
+        (4, 0.05, 0.12, {"loud": 4, "quiet": 2}, {"loud": 4}),  # less than its share: waits longer
+        (2, 0.01, 0.5, {"loud": 2}, {"quiet": 2, "loud": 6}),  # and not for ever
+    ],
+)
+async def test_who_has_less_than_its_share_waits_longer(
+    places: int, wait_s: float, took_s: float, answered: dict[str, int], refused: dict[str, int]
+) -> None:
+    found = await Requests(places, wait_s, took_s).flood(loud=8, quiet=2)
+    assert found == (answered, refused)
 
 
 async def test_a_flood_leaves_another_key_its_share() -> None:
-    admission = Admission(8, wait_s=5)
-    answered, refused = await flood(admission, {"loud": 90, "quiet": 6})
+    answered, refused = await Requests(8).flood(loud=90, quiet=6)
     assert answered["quiet"] == 6
     assert refused["loud"] > 50
-    assert admission.live == 0
-
-
-async def test_who_has_less_than_its_share_waits_longer_than_who_has_more() -> None:
-    admission = Admission(4, wait_s=0.05)
-    answered, refused = await flood(admission, {"loud": 8, "quiet": 2}, took_s=0.12)
-    assert answered == {"loud": 4, "quiet": 2}
-    assert refused == {"loud": 4}
-
-
-async def test_who_has_less_than_its_share_waits_not_for_ever() -> None:
-    admission = Admission(2, wait_s=0.01)
-    answered, refused = await flood(admission, {"loud": 2, "quiet": 1}, took_s=0.5)
-    assert (answered, refused) == ({"loud": 2}, {"quiet": 1})
 
 
 async def test_all_places_go_to_one_who_is_alone() -> None:
-    admission = Admission(4, wait_s=5)
-    running = asyncio.create_task(flood(admission, {"alone": 8}))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert admission.live == 4
-    answered, _ = await running
-    assert answered["alone"] == 8
+    requests = Requests(4)
+    running = await requests.begin(*["alone"] * 8)
+    assert requests.admission.live == 4
+    await asyncio.gather(*running)
+    assert len(requests.answered) == 8
 
 
 async def test_a_place_goes_to_who_holds_least_and_a_wide_request_counts_for_what_it_is() -> None:
-    admission, order = Admission(4, wait_s=5), list[str]()
-    begin = asyncio.Event()
-
-    async def ask(owner: str, cost: int) -> None:
-        async with admission.place(owner, cost):
-            order.append(owner)
-            await begin.wait()
-
-    wide = [asyncio.create_task(ask("wide", 3)) for _ in range(3)]
-    await asyncio.sleep(0)
-    assert order == ["wide"]  # its second needs three more places
-    narrow = [asyncio.create_task(ask("narrow", 1)) for _ in range(3)]
-    await asyncio.sleep(0)
-    assert order == ["wide", "narrow"]
-    begin.set()
+    requests = Requests(4)
+    wide = await requests.begin(*["wide"] * 3, cost=3)
+    assert requests.answered == ["wide"]  # its second needs three more places
+    narrow = await requests.begin(*["narrow"] * 3)
+    assert requests.answered == ["wide", "narrow"]
     await asyncio.gather(*wide, *narrow)
-    assert Counter(order) == {"wide": 3, "narrow": 3}
-    assert admission.live == 0
+    assert Counter(requests.answered) == {"wide": 3, "narrow": 3}
 
 
 async def test_one_that_is_wider_than_the_service_is_answered_alone() -> None:
-    answered, _ = await flood(Admission(2, wait_s=5), {"a": 2}, cost=16)
-    assert answered["a"] == 2
+    requests = Requests(2)
+    await asyncio.gather(*await requests.begin("a", "a", cost=16))
+    assert requests.answered == ["a", "a"]
 
 
-async def test_who_waits_too_long_or_goes_leaves_no_place_taken() -> None:
-    admission = Admission(1, wait_s=0.05)
+@pytest.mark.parametrize("wait_s", [0.0, 0.05])
+async def test_who_waits_too_long_or_goes_leaves_no_place_taken(wait_s: float) -> None:
+    requests = Requests(1, wait_s)
+    admission = requests.admission
     async with admission.place("a"):
-        with pytest.raises(HttpError):
-            async with admission.place("b"):
-                pass
-        gone = asyncio.create_task(flood(admission, {"c": 1}))
-        await asyncio.sleep(0)
+        await refusal(admission, "b")
+        (gone,) = await requests.begin("c")
         gone.cancel()
         await asyncio.wait({gone})
     async with admission.place("d"):
         assert admission.live == 1
-    at_once = Admission(1, wait_s=0)
-    async with at_once.place("a"):
-        with pytest.raises(HttpError):
-            async with at_once.place("b"):
-                pass
 
 
-async def test_a_place_that_comes_as_its_request_goes_is_given_back() -> None:
-    admission = Admission(1, wait_s=5)
-    first = admission.place("a")
+@pytest.mark.parametrize("granted_first", [True, False])
+async def test_a_place_that_comes_as_its_request_goes_is_given_back(granted_first: bool) -> None:
+    requests = Requests(1)
+    first = requests.admission.place("a")
     await first.__aenter__()
-    waiting = asyncio.create_task(flood(admission, {"b": 1}))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    await first.__aexit__(None, None, None)  # granted, and not begun yet
-    waiting.cancel()
+    (waiting,) = await requests.begin("b")
+    if granted_first:
+        await first.__aexit__(None, None, None)
+    waiting.cancel()  # the task does not run yet
+    if not granted_first:
+        await first.__aexit__(None, None, None)
     await asyncio.wait({waiting})
-    assert admission.live == 0
-
-
-async def test_a_place_that_becomes_free_as_its_request_goes_is_not_lost() -> None:
-    admission = Admission(1, wait_s=5)
-    first = admission.place("a")
-    await first.__aenter__()
-    waiting = asyncio.create_task(flood(admission, {"b": 1}))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    waiting.cancel()
-    for task in asyncio.all_tasks() - {asyncio.current_task(), waiting}:
-        task.cancel()  # those of the flood: cancelled, and not told of it yet
-    await first.__aexit__(None, None, None)
-    await asyncio.wait({waiting})
-    assert admission.live == 0
-    async with admission.place("c"):
-        assert admission.live == 1
+    async with requests.admission.place("c"):
+        assert requests.admission.live == 1
 
 
 async def test_when_to_come_again_goes_by_who_waits_and_how_long_answers_take() -> None:
-    admission = await used(4, took_s=10)
-    assert admission.retry_after_s() == 5  # ten seconds alone, four at a time twice as many
-    async with admission.place("a", 4):
-        waiting = [asyncio.create_task(flood(admission, {"b": 1})) for _ in range(2)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert admission.retry_after_s() == 15
+    clock = Clock()
+    requests = Requests(4, clock=clock)
+    await clock.use(requests.admission, took_s=10)
+    assert requests.admission.retry_after_s() == 5  # 10 s alone, four at a time twice as many
+    async with requests.admission.place("a", 4):
+        waiting = await requests.begin("b", "b")
+        assert requests.admission.retry_after_s() == 15
     await asyncio.gather(*waiting)
 
 
 async def test_when_to_come_again_goes_by_the_pace_of_a_line_once_there_was_one() -> None:
-    now, holding = 0.0, list[asyncio.Event]()
-    admission = Admission(2, wait_s=60, clock=lambda: now)
+    clock, holding = Clock(), list[asyncio.Event]()
+    admission = Admission(2, wait_s=60, clock=clock)
 
     async def ask() -> None:
         async with admission.place("a"):
@@ -178,7 +178,7 @@ async def test_when_to_come_again_goes_by_the_pace_of_a_line_once_there_was_one(
     for _ in range(60):  # another place every three seconds
         asking.append(asyncio.create_task(ask()))
         await asyncio.sleep(0)
-        now += 3
+        clock.now += 3
         holding.pop(0).set()
         for _ in range(3):
             await asyncio.sleep(0)
@@ -190,44 +190,32 @@ async def test_when_to_come_again_goes_by_the_pace_of_a_line_once_there_was_one(
 
 
 async def test_the_pace_is_that_of_requests_that_end_while_most_places_are_taken() -> None:
-    now = 0.0
-    admission = Admission(4, wait_s=60, clock=lambda: now)
-
-    async def together(count: int, took_s: float) -> None:
-        nonlocal now
-        async with AsyncExitStack() as taken:
-            for _ in range(count):
-                await taken.enter_async_context(admission.place("a"))
-            now += took_s
-
-    for _ in range(40):
-        await together(4, took_s=12)
-    assert admission.retry_after_s() == 3
-    for _ in range(40):
-        await together(2, took_s=400)  # half of them: whoever came found one
-    assert admission.retry_after_s() == 3
-    for _ in range(40):
-        await together(4, took_s=40)
-    assert admission.retry_after_s() == 10
+    clock = Clock()
+    admission = Admission(4, wait_s=60, clock=clock)
+    # Half of the places: whoever came found one.
+    for count, took_s, after_s in ((4, 12, 3), (2, 400, 3), (4, 40, 10)):
+        for _ in range(40):
+            async with AsyncExitStack() as taken:
+                for _ in range(count):
+                    await taken.enter_async_context(admission.place("a"))
+                clock.now += took_s
+        assert admission.retry_after_s() == after_s
 
 
 async def test_a_quick_one_or_one_that_fails_says_little_of_the_pace() -> None:
-    now = 0.0
-    admission = Admission(64, wait_s=60, clock=lambda: now)
+    clock = Clock()
+    admission = Admission(64, wait_s=60, clock=clock)
     assert admission.retry_after_s(cost=64) == 8  # the guess
     async with admission.place("a", 63):
-        async with admission.place("a"):
-            now += 0.02
+        await clock.use(admission, 0.02, times=1)
         for _ in range(200):
-            with pytest.raises(WorkerError):
+            with suppress(WorkerError):
                 async with admission.place("a"):
                     raise WorkerError("gone")
             async with admission.place("a") as hung_up:
                 hung_up.broke_off = True
         assert admission.retry_after_s(cost=64) == 5
-        for _ in range(16):
-            async with admission.place("a"):
-                now += 3.5
+        await clock.use(admission, 3.5, times=16)
         assert 3 < admission.retry_after_s(cost=64) <= 4
 
 
@@ -236,195 +224,136 @@ async def test_a_quick_one_or_one_that_fails_says_little_of_the_pace() -> None:
 async def test_a_refusal_says_how_many_like_it_find_places_in_a_minute(
     wait_s: float, cost: int, limit: str
 ) -> None:
-    now = 0.0
-    admission = Admission(4, wait_s, clock=lambda: now)
-    for _ in range(60):
-        async with admission.place("before", 4):
-            now += 8
+    clock = Clock()
+    admission = Admission(4, wait_s, clock=clock)
+    await clock.use(admission, 8, cost=4)
     async with admission.place("loud", 4):
-        with pytest.raises(HttpError) as refused:
-            async with admission.place("loud", cost):
-                pass
-        assert refused.value.headers[LIMIT] == limit  # two seconds a place
+        assert (await refusal(admission, "loud", cost)).headers[LIMIT] == limit  # 2 s a place
 
 
 async def test_one_key_has_so_many_prompt_tokens_live_and_another_its_own() -> None:
-    now = 0.0
-    admission = Admission(8, 5, lambda: now, prompt_tokens=100)
+    admission = Admission(8, 5, prompt_tokens=100)
     async with admission.place("a", prompt=60) as first:
         async with admission.place("b", prompt=60):  # another key
             pass
-        with pytest.raises(HttpError, match="60 tokens and this one has about 50: 100") as no:
-            async with admission.place("a", prompt=50):
-                pass
-        assert (no.value.status, no.value.code) == (429, "rate_limit_exceeded")
+        no = await refusal(admission, prompt=50)
+        assert "60 tokens and this one has about 50: 100" in no.message
+        assert (no.status, no.code) == (429, "rate_limit_exceeded")
         first.prompt = 20  # as it was read
         async with admission.place("a", prompt=50):
             assert admission.live == 2
-    async with admission.place("a", prompt=100):
-        assert admission.live == 1
-
-
-async def test_a_prompt_beyond_the_limit_is_answered_alone() -> None:
-    admission = Admission(8, 5, prompt_tokens=100)
-    async with admission.place("a", prompt=500):
-        with pytest.raises(HttpError):
-            async with admission.place("a", prompt=1):
-                pass
+    async with admission.place("a", prompt=500):  # a prompt beyond the limit is answered alone
+        await refusal(admission, prompt=1)
 
 
 async def test_prompts_that_wait_count_and_those_that_are_refused_do_not() -> None:
-    admission = Admission(1, wait_s=0.05, prompt_tokens=100)
-    async with admission.place("a", prompt=10):
-        waiting = asyncio.create_task(admission.place("b", prompt=90).__aenter__())
-        await asyncio.sleep(0)
-        with pytest.raises(HttpError, match="about 20"):
-            async with admission.place("b", prompt=20):
-                pass
-        with pytest.raises(HttpError, match="too many requests"):
-            await waiting
-    async with admission.place("b", prompt=100):
-        assert admission.live == 1
+    requests = Requests(1, wait_s=0.05, prompt_tokens=100)
+    async with requests.admission.place("a", prompt=10):
+        waiting = await requests.begin("b", prompt=90)
+        assert "about 20" in (await refusal(requests.admission, "b", prompt=20)).message
+        await asyncio.gather(*waiting)
+        assert "too many requests" in requests.refused[0].message
+    async with requests.admission.place("b", prompt=100):
+        assert requests.admission.live == 1
 
 
 async def test_who_has_too_many_prompt_tokens_is_told_when_enough_of_them_are_answered() -> None:
-    now = 0.0
-    admission = Admission(8, 5, lambda: now, prompt_tokens=100)
-    for _ in range(200):  # answers take 20 s
-        async with admission.place("z"):
-            now += 20
+    clock = Clock()
+    admission = Admission(8, 5, clock, prompt_tokens=100)
+    await clock.use(admission, 20, times=200)
     async with admission.place("a", prompt=40):
-        now += 5
+        clock.now += 5
         async with admission.place("a", prompt=60):
             for prompt, after_s in ((40, 15), (50, 20)):  # the first is done in 15 s
-                with pytest.raises(HttpError) as no:
-                    async with admission.place("a", prompt=prompt):
-                        pass
-                assert int(no.value.headers["retry-after"]) in (after_s, after_s + 1)
-
-
-async def test_of_one_key_the_lowest_priority_is_first_and_no_other_key_waits_for_it() -> None:
-    admission, order = Admission(3, wait_s=5), list[str]()
-
-    async def ask(name: str, owner: str, priority: int = 0) -> None:
-        async with admission.place(owner, 3, priority=priority):
-            order.append(name)
-            await asyncio.sleep(0.001)
-
-    asked = [("first", "a", 9), ("late", "a", 5), ("early", "a", -5)]
-    tasks = [asyncio.create_task(ask(*one)) for one in asked]
-    await asyncio.sleep(0)
-    await asyncio.gather(*tasks)
-    assert order == ["first", "early", "late"]
-    order.clear()
-    tasks = [
-        asyncio.create_task(ask(*one)) for one in [("b", "b", 9), ("c", "c", 7), ("a", "a", -99)]
-    ]
-    await asyncio.gather(*tasks)
-    assert order == ["b", "c", "a"]  # in the order in which they came
-
-
-async def test_the_last_by_priority_is_pushed_out() -> None:
-    admission = Admission(1, wait_s=5)
-    done, refused = list[int](), list[int]()
-
-    async def ask(priority: int) -> None:
-        try:
-            async with admission.place("a", 1, priority=priority):
-                await asyncio.sleep(0.001)
-                done.append(priority)
-        except HttpError:
-            refused.append(priority)
-
-    await asyncio.gather(*map(ask, (0, 1, 7, 2)))
-    assert (done, refused) == ([0, 1], [7, 2])
-
-
-async def test_one_that_is_gone_when_another_comes_is_not_the_one_to_push_out() -> None:
-    admission = Admission(1, wait_s=5)
-
-    async def ask(priority: int) -> None:
-        async with admission.place("a", 1, priority=priority):
-            pass
-
-    first = admission.place("a")
-    await first.__aenter__()
-    gone = asyncio.create_task(ask(5))
-    await asyncio.sleep(0)
-    comes = asyncio.create_task(ask(0))
-    gone.cancel()  # and the other comes before it is told of it
-    await asyncio.wait({gone})
-    await first.__aexit__(None, None, None)
-    await comes
-    assert admission.live == 0
-    async with admission.place("b"):
-        assert admission.live == 1
+                no = await refusal(admission, prompt=prompt)
+                assert int(no.headers["retry-after"]) in (after_s, after_s + 1)
 
 
 async def test_several_prompts_of_one_request_have_no_more_tokens_than_several_requests() -> None:
     admission = Admission(8, wait_s=5, prompt_tokens=100)
-    async with admission.place("a", prompt=500):  # one that is alone is never too much
-        pass
     with pytest.raises(InvalidRequest, match="2 prompts have about 120 tokens together, and 100"):
         async with admission.place("a", prompt=120, prompts=2):
             pass
     async with admission.place("a", prompt=90, prompts=2):
-        with pytest.raises(HttpError):
-            async with admission.place("a", prompt=90, prompts=2):
-                pass
+        await refusal(admission, prompt=90, prompts=2)
+
+
+async def test_of_one_key_the_lowest_priority_is_first_and_no_other_key_waits_for_it() -> None:
+    async def order(*asked: tuple[str, str, int]) -> list[str]:
+        requests, tasks = Requests(3), list[asyncio.Task[None]]()
+        for name, owner, priority in asked:
+            tasks += await requests.begin(owner, cost=3, priority=priority, name=name)
+        await asyncio.gather(*tasks)
+        return requests.answered
+
+    own = [("first", "a", 9), ("late", "a", 5), ("early", "a", -5)]
+    assert await order(*own) == ["first", "early", "late"]
+    others = [("b", "b", 9), ("c", "c", 7), ("a", "a", -99)]
+    assert await order(*others) == ["b", "c", "a"]  # in the order in which they came
+
+
+async def test_the_last_by_priority_is_pushed_out() -> None:
+    requests = Requests(1)
+    asked = [requests.ask("a", priority=one, name=str(one)) for one in (0, 1, 7, 2)]
+    await asyncio.gather(*asked)
+    assert (requests.answered, requests.refused_owners) == (["0", "1"], ["7", "2"])
+
+
+async def test_one_that_is_gone_when_another_comes_is_not_the_one_to_push_out() -> None:
+    requests = Requests(1)
+    async with requests.admission.place("a"):
+        (gone,) = await requests.begin("a", priority=5)
+        comes = asyncio.create_task(requests.ask("a"))
+        gone.cancel()  # and the other comes before it is told of it
+        await asyncio.wait({gone})
+    await comes
+    assert (requests.answered, requests.refused) == (["a"], [])
+    async with requests.admission.place("b"):
+        assert requests.admission.live == 1
 
 
 async def test_wide_requests_that_do_not_fit_leave_others_their_places() -> None:
-    admission = Admission(8, wait_s=60)
+    requests = Requests(8, wait_s=60)
     async with AsyncExitStack() as narrow:
         for _ in range(6):
-            await narrow.enter_async_context(admission.place("narrow"))
-        wide = [asyncio.create_task(flood(admission, {"wide": 1}, cost=8)) for _ in range(2)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+            await narrow.enter_async_context(requests.admission.place("narrow"))
+        wide = await requests.begin("wide", "wide", cost=8)
         for _ in range(2):
-            async with admission.place("narrow"):
-                assert admission.live == 7
-    for answered, _ in await asyncio.gather(*wide):
-        assert answered["wide"] == 1
+            async with requests.admission.place("narrow"):
+                assert requests.admission.live == 7
+    await asyncio.gather(*wide)
+    assert requests.answered == ["wide", "wide"]
 
 
 async def test_who_would_find_no_place_in_time_is_refused_at_once() -> None:
-    admission = await used(4, took_s=4)
-    async with admission.place("a", 4):
-        line = [asyncio.create_task(flood(admission, {"a": 1})) for _ in range(5)]
-        for _ in range(4):
-            await asyncio.sleep(0)
-        refused = [one.result()[1] for one in line if one.done()]
-    assert refused == [{"a": 1}] * 3  # four seconds for the other two
+    clock = Clock()
+    requests = Requests(4, clock=clock)
+    await clock.use(requests.admission, 4)
+    async with requests.admission.place("a", 4):
+        line = await requests.begin(*["a"] * 5)
+        await asyncio.sleep(0)
+        assert len(requests.refused) == 3  # four seconds for the other two
     await asyncio.gather(*line)
 
 
 async def test_a_refusal_holds_until_most_of_those_that_wait_have_their_places() -> None:
-    admission = await used(4, took_s=2)
-    told = list[str]()
-
-    async def ask(owner: str) -> None:
-        try:
-            async with admission.place(owner):
-                await asyncio.sleep(60)
-        except HttpError as error:
-            told.append(error.headers[RESET])
-
-    asking = [asyncio.create_task(ask("loud")) for _ in range(9)]
+    clock = Clock()
+    requests = Requests(4, took_s=60, clock=clock)
+    await clock.use(requests.admission, 2)
+    asking = await requests.begin(*["loud"] * 9)
     await asyncio.sleep(0.01)
-    assert told == ["2997ms"]  # of four that wait for four places, about a second for each
-    asking.append(asyncio.create_task(ask("quiet")))
+    # Four wait for four places, about a second for each.
+    assert [one.headers[RESET] for one in requests.refused] == ["2997ms"]
+    asking += await requests.begin("quiet")
     await asyncio.sleep(0.01)
-    assert told[1:] == ["2248ms"]  # of three: what it holds beyond its share becomes free, too
+    # Three wait: what it holds beyond its share becomes free, too.
+    assert [one.headers[RESET] for one in requests.refused[1:]] == ["2248ms"]
     for one in asking:
         one.cancel()
 
 
-async def test_a_refusal_holds_for_nobody_where_no_other_waits() -> None:
+async def test_a_refusal_holds_for_no_other_if_no_other_waits() -> None:
     admission = Admission(1, wait_s=0.01)
     async with admission.place("loud"):
-        with pytest.raises(HttpError) as refused:
-            async with admission.place("loud"):
-                pass
-    assert refused.value.headers == {"retry-after": "1", LIMIT: "60"}
+        refused = await refusal(admission, "loud")
+    assert refused.headers == {"retry-after": "1", LIMIT: "60"}

@@ -28,7 +28,6 @@ from orchestrator.worker import Delta
 from tests.orchestrator.serving import (
     HTTP,
     STORY,
-    Say,
     asking,
     client,
     post,
@@ -37,7 +36,7 @@ from tests.orchestrator.serving import (
     serving,
     until,
 )
-from tests.workers.scripted import Scripted
+from tests.workers.scripted import Say, Scripted
 from workers.remote.errors import Absent, Declined
 
 FORM = {"message", "type", "param", "code"}
@@ -552,7 +551,7 @@ def test_a_prompt_that_one_worker_does_not_read_counts_as_the_other_reads_it() -
         one = {"authorization": "Bearer one"}
         with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body, headers=one):
             until(lambda: made.live.admission.live == 1)
-            (live,) = made.live.admission._prompts.values()
+            (live,) = made.live.admission._requests.values()
             until(lambda: live[0].prompt != 666)
             assert live[0].prompt > 0
         until(lambda: made.live.admission.live == 0)
@@ -614,7 +613,7 @@ def test_a_key_with_too_many_prompt_tokens_live_is_refused_and_another_is_not() 
         with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body, headers=one) as reply:
             assert reply.status_code == 200  # alone it may be too long
             until(lambda: made.live.admission.live == 1)
-            (live,) = made.live.admission._prompts.values()
+            (live,) = made.live.admission._requests.values()
             read = live[0].prompt
             assert read > 0
             assert read != 666  # what the worker counted
