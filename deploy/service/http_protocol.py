@@ -24,10 +24,8 @@ class BoundedProtocol(HttpToolsProtocol):
     that were checked before. If they are larger than headers may be, the connection is closed.
     """
 
-    _head_bytes = 0
-    """Bytes of the headers so far; if none are awaited, those since the last piece of a body."""
-    _deadline: asyncio.TimerHandle | None = None
-    """Set while headers are awaited or arriving."""
+    _head_bytes = 0  # of awaited headers; else those since the last piece of a body
+    _deadline: asyncio.TimerHandle | None = None  # set while headers are awaited or arriving
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -46,11 +44,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
         else:
             text = f"the headers have more than {MAX_HEAD_BYTES} bytes"
-            self._refuse(HttpError(431, text, code="headers_too_large"))
+            self._refuse(431, text, "headers_too_large")
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what uvicorn's parser cannot read, in the same form as everything else."""
-        self._refuse(HttpError(400, "expected an HTTP/1.1 request", code="invalid_http"))
+        self._refuse(400, "expected an HTTP/1.1 request", "invalid_http")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -82,17 +79,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def _too_late(self) -> None:
         if self._head_bytes:
             text = f"the headers did not arrive within {HEAD_S:g} s"
-            self._refuse(HttpError(408, text, code="request_timeout"))
+            self._refuse(408, text, "request_timeout")
         else:
             self.transport.close()
 
-    def _refuse(self, error: HttpError) -> None:
+    def _refuse(self, status: int, message: str, code: str) -> None:
         self._head_arrived()
-        response = error.response()
+        body = HttpError(status, message, code=code).response().body
         if not self.transport.is_closing():
             self.transport.write(
                 b"HTTP/1.1 %d Refused\r\ncontent-type: application/json\r\n"
-                b"content-length: %d\r\nconnection: close\r\n\r\n%s"
-                % (error.status, len(response.body), response.body)
+                b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (status, len(body), body)
             )
             self.transport.close()

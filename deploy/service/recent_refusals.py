@@ -21,13 +21,15 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
-from cachetools import LRUCache, TLRUCache
+from cachetools import LRUCache
 from starlette.datastructures import Headers
-from starlette.types import Message, Scope
+from starlette.types import Scope
 
+from deploy.service.bodies import Body
 from orchestrator.http.api import APIS, credentials
 from orchestrator.http.errors import (
     LIMIT,
@@ -40,7 +42,6 @@ from orchestrator.http.errors import (
 
 MOST_S: Final = 1.0  # the longest that a refusal is repeated, whatever it says
 TURNS_S: Final = 30.0  # how far ahead turns are given
-UNKNOWN_S: Final = 0.1  # from one turn to the next, if no orchestrator has said it yet
 KEYS: Final = 1024  # the most that are remembered
 _ASKING: Final = tuple(path for api in APIS for path in api.paths)  # a request there takes places
 _DIFFERENT: Final = re.compile(rb'"n"|"priority"|"prompt"\s*:\s*\[\s*["[]')
@@ -49,10 +50,14 @@ _MILLISECONDS: Final = re.compile(r"(\d{1,9})ms", re.ASCII)
 _NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
 
 
-class _Refusal(NamedTuple):
-    after_s: int  # until the next request should find a place
-    until: float  # by the clock: when the refusal no longer holds
-    turn_s: float  # between two requests that find a place
+@dataclass(slots=True)
+class _Line:
+    """The refused requests of one key; times in seconds of the clock."""
+
+    turn_s: float = 0.1  # from one turn to the next; a guess, until an orchestrator has said it
+    turn: float = -math.inf  # the last that was given
+    until: float = -math.inf  # how long the latest refusal holds
+    after_s: int = RETRY_AFTER_S  # that refusal's Retry-After
 
 
 class RecentRefusals:
@@ -64,16 +69,9 @@ class RecentRefusals:
     ) -> None:
         self._salt, self._clock = secrets.token_bytes(16), clock
         self._chance = chance or random.Random()
-        self._refusals: TLRUCache[bytes, _Refusal] = TLRUCache(
-            KEYS, lambda _, refusal, __: refusal.until, clock
-        )
-        self._paces: LRUCache[bytes, float] = LRUCache(KEYS)  # seconds from one turn to the next
-        self._turns: TLRUCache[bytes, float] = TLRUCache(KEYS, lambda _, turn, __: turn, clock)
-        """By key: the last turn that was given."""
+        self._lines: LRUCache[bytes, _Line] = LRUCache(KEYS)
 
-    def note(
-        self, scope: Scope, body: Sequence[Message], status: int, answered: Headers
-    ) -> int | None:
+    def note(self, scope: Scope, body: Body, status: int, answered: Headers) -> int | None:
         """Remember an answer if it is a refusal for want of a place.
 
         Returns:
@@ -82,44 +80,44 @@ class RecentRefusals:
         if status != 429:
             return None
         # During an upgrade an orchestrator of another release may lack these headers.
-        after, limit = (_number(answered.get(name)) for name in ("retry-after", LIMIT))
-        if not after or not limit:
+        after_s, limit = (_number(answered.get(name)) for name in ("retry-after", LIMIT))
+        if not after_s or not limit:
             return None
-        key, said = self._key(scope), _MILLISECONDS.fullmatch(answered.get(RESET, ""))
-        holds_s = min(MOST_S, int(said[1]) / 1000) if said else 0.0
-        self._paces[key] = turn_s = 60 / limit
-        refusal = _Refusal(min(after, MOST_RETRY_AFTER_S), self._clock() + holds_s, turn_s)
-        if answered.get(NO_PLACE[0]) == NO_PLACE[1] and holds_s and _is_like_others(body):
-            self._refusals[key] = refusal
-        return self._turn(key, refusal)
+        line, after_s = self._line(scope), min(after_s, MOST_RETRY_AFTER_S)
+        line.turn_s = 60 / limit
+        said = _MILLISECONDS.fullmatch(answered.get(RESET, ""))
+        if said and answered.get(NO_PLACE[0]) == NO_PLACE[1] and _is_like_others(body):
+            line.until = self._clock() + min(MOST_S, int(said[1]) / 1000)
+            line.after_s = after_s
+        return self._turn(line, after_s)
 
-    def check(self, scope: Scope, body: Sequence[Message]) -> None:
+    def check(self, scope: Scope, body: Body) -> None:
         """Raise HttpError (429) if a request's key was refused a moment ago."""
-        if not self._refusals or not _asks(scope) or not _is_like_others(body):
+        if not self._lines or not _asks(scope):
             return
-        key = self._key(scope)
-        if (refusal := self._refusals.get(key)) is not None:
-            holds_s = max(0.0, refusal.until - self._clock())
-            raise no_place(self._turn(key, refusal), holds_s, refusal.turn_s)
+        line = self._lines.get(self._key(scope))
+        holds_s = 0.0 if line is None else line.until - self._clock()
+        if line is not None and holds_s > 0 and _is_like_others(body):
+            raise no_place(self._turn(line, line.after_s), holds_s, line.turn_s)
 
     def to_turn_s(self, scope: Scope) -> int:
         """Return the seconds until the turn of a request that Serve itself refused."""
-        if not _asks(scope):
-            return RETRY_AFTER_S
-        key = self._key(scope)
-        turn_s = self._paces.get(key, UNKNOWN_S)
-        return self._turn(key, _Refusal(RETRY_AFTER_S, self._clock(), turn_s))
+        return self._turn(self._line(scope), RETRY_AFTER_S) if _asks(scope) else RETRY_AFTER_S
 
-    def _turn(self, key: bytes, refusal: _Refusal) -> int:
+    def _turn(self, line: _Line, after_s: int) -> int:
         """Return the seconds until the next free turn."""
-        now, last = self._clock(), self._turns.get(key, -math.inf)
-        turn = max(now + refusal.after_s, last + refusal.turn_s)
-        latest_s = min(refusal.after_s + TURNS_S, MOST_RETRY_AFTER_S)
+        now = self._clock()
+        turn = max(now + after_s, line.turn + line.turn_s)
+        latest_s = min(after_s + TURNS_S, MOST_RETRY_AFTER_S)
         if turn <= now + latest_s:
-            self._turns[key] = turn
+            line.turn = turn
         else:
-            turn = now + self._chance.uniform((refusal.after_s + latest_s) / 2, latest_s)
+            turn = now + self._chance.uniform((after_s + latest_s) / 2, latest_s)
         return max(1, round(turn - now))
+
+    def _line(self, scope: Scope) -> _Line:
+        line: _Line = self._lines.setdefault(self._key(scope), _Line())
+        return line
 
     def _key(self, scope: Scope) -> bytes:
         given = credentials(Headers(scope=scope)) or ""
@@ -136,9 +134,7 @@ def _asks(scope: Scope) -> bool:
     return scope["method"] == "POST" and path.endswith(_ASKING)
 
 
-def _is_like_others(body: Sequence[Message]) -> bool:
+def _is_like_others(body: Body) -> bool:
     """Return whether a request takes one place, like others of its key."""
-    if body[-1]["more_body"]:
-        return False
-    text = b"".join(message.get("body", b"") for message in body)
-    return _DIFFERENT.search(text) is None  # quotes inside a string are escaped
+    text = b"".join(message.get("body", b"") for message in body.messages)
+    return body.is_whole and _DIFFERENT.search(text) is None  # quotes in a string are escaped

@@ -27,10 +27,9 @@ STARTING: Final = HttpError(
 def is_starting(app: ASGIApp) -> bool:
     """Return whether Serve's proxy, at the end of a chain of middleware, never had a replica."""
     inner: Any = app
-    while inner is not None and not hasattr(inner, "proxy_router"):
-        inner = getattr(inner, "_app", None)
-    if inner is None:
-        return False
+    while not hasattr(inner, "proxy_router"):
+        if (inner := getattr(inner, "_app", None)) is None:
+            return False
     return not any(one.running_replicas_populated() for one in inner.proxy_router.handles.values())
 
 

@@ -20,17 +20,10 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from deploy.service import http_protocol, proxy, recent_refusals
-from deploy.service.body_room import BodyRoom
+from deploy.service import bodies, http_protocol, proxy, recent_refusals
+from deploy.service.bodies import LARGE_BYTES, Body, BodyRoom
 from deploy.service.http_protocol import BoundedProtocol
-from deploy.service.proxy import (
-    ALLOWED,
-    MAX_HEAD_BYTES,
-    ORIGINS,
-    AllowedOrigins,
-    ProxyMiddleware,
-    middlewares,
-)
+from deploy.service.proxy import MAX_HEAD_BYTES, ProxyMiddleware, middlewares
 from deploy.service.recent_refusals import RecentRefusals
 from orchestrator.http.errors import (
     LIMIT,
@@ -173,24 +166,10 @@ def test_what_serve_refuses_is_told_in_openais_form(status: int, told: int, code
         reply = httpx.post(f"{url}{CHAT}", content=b"{}")
     assert (reply.status_code, reply.json()["error"]["code"], app.calls) == (told, code, 1)
     assert "retry-after" in reply.headers
+    assert reply.headers["access-control-allow-origin"] == "*"  # a page may read it
+    assert "retry-after" in reply.headers["access-control-expose-headers"]
     with serving(Serve(says(404))) as url:
         assert httpx.get(f"{url}/nowhere").json()["error"]["code"] == "not_found"
-
-
-def test_those_that_serve_refuses_have_turns_too() -> None:
-    app = Serve(*[says(503)] * 3)
-    with serving(app, clock=lambda: 0.0) as url:
-        told = [httpx.post(f"{url}{CHAT}", content=b"{}") for _ in range(3)]
-    assert [reply.headers["retry-after"] for reply in told] == ["1"] * 3
-    refusals = RecentRefusals(lambda: 0.0)
-    scope = {"method": "POST", "path": CHAT, "headers": []}
-    later = [refusals.to_turn_s(scope) for _ in range(41)]
-    assert later == sorted(later)
-    assert (later[0], later[-1]) == (1, 5)  # a tenth of a second each
-    refusals = RecentRefusals(lambda: 0.0)
-    refusals.note(scope, PLAIN, 429, Headers(no_place(2, 0.0, 5.0).headers))
-    assert [refusals.to_turn_s(scope) for _ in range(3)] == [7, 12, 17]
-    assert refusals.to_turn_s({**scope, "path": "/v1/feedback"}) == 1
 
 
 def test_what_only_reads_is_asked_again_where_there_is_no_room(
@@ -205,65 +184,13 @@ def test_what_only_reads_is_asked_again_where_there_is_no_room(
         assert (httpx.get(f"{url}/health").status_code, app.calls) == (503, 3)
 
 
-PAGE = "https://page.example"
-
-
-async def lets_the_page_read(scope: Scope, receive: Receive, send: Send) -> None:
-    given = dict(scope["headers"]).get(b"origin")
-    told = {"access-control-allow-origin": PAGE} if given == PAGE.encode() else None
-    await JSONResponse({}, headers=told)(scope, receive, send)
-
-
-@pytest.mark.parametrize(("status", "headers"), [(503, {}), (429, {}), (400, {"x-odd": b"\xff"})])
-def test_a_page_that_may_read_answers_may_read_refusals(
-    status: int, headers: dict[str, Any]
-) -> None:
-    def ask(origin: str, **more: Any) -> httpx.Headers:
-        sent = {b"origin": origin.encode(), **{k.encode(): v for k, v in more.items()}}
-        return httpx.post(f"{url}{CHAT}", content=b"{}", headers=sent).headers
-
-    before = [] if headers else [says(status)]
-    after = [] if headers else [says(status), says(status)]
-    app = Serve(*before, lets_the_page_read, lets_the_page_read, *after)
-    with serving(app) as url:
-        assert "access-control-allow-origin" not in ask(PAGE, **headers)  # nothing is known of it
-        ask(PAGE), ask("https://other.example")
-        told = ask(PAGE, **headers)
-        assert told["access-control-allow-origin"] == PAGE
-        assert "retry-after" in told["access-control-expose-headers"]
-        assert told["vary"] == "Origin"
-        assert "access-control-allow-origin" not in ask("https://other.example", **headers)
-
-
-def test_origins_are_forgotten_when_the_application_refuses_them_and_are_few() -> None:
-    origins, error = AllowedOrigins(), HttpError(503, "no")
-
-    def scope(origin: str) -> Scope:
-        return {"headers": [(b"origin", origin.encode())]}
-
-    allowed = Headers({"access-control-allow-origin": "*"})
-    for number in range(ORIGINS + 1):
-        origins.note(scope(f"https://{number}.example"), allowed)
-    assert origins.readable(error, scope("https://0.example")) == error
-    assert origins.readable(error, scope("https://1.example")).headers[ALLOWED] == "*"
-    origins.note(scope("https://1.example"), Headers())
-    assert origins.readable(error, scope("https://1.example")) == error
-    origins.note(scope("x" * 9999), allowed)
-    assert origins.readable(error, scope("x" * 9999)) == error
-    assert origins.readable(error, {"headers": []}) == error
-
-
-def test_a_refusal_of_the_applications_own_passes_as_it_is() -> None:
-    refused = PlainTextResponse("Disallowed CORS origin", 400)  # of a page's preflight
-    with serving(Serve(refused)) as url:
-        reply = httpx.request("OPTIONS", f"{url}{CHAT}")
-    assert (reply.status_code, reply.text) == (400, "Disallowed CORS origin")
-
-
 def test_an_answer_of_the_application_passes_as_it_is() -> None:
-    refused = JSONResponse({"error": {"code": "its own"}}, 500)
-    with serving(Serve(refused, PlainTextResponse("metrics"))) as url:
+    own = JSONResponse({"error": {"code": "its own"}}, 500)
+    cors = PlainTextResponse("Disallowed CORS origin", 400)  # to a page's preflight
+    with serving(Serve(own, cors, PlainTextResponse("metrics"))) as url:
         assert httpx.post(f"{url}{CHAT}").json() == {"error": {"code": "its own"}}
+        refused = httpx.request("OPTIONS", f"{url}{CHAT}")
+        assert (refused.status_code, refused.text) == (400, "Disallowed CORS origin")
         assert httpx.get(f"{url}/metrics").text == "metrics"
 
 
@@ -355,7 +282,7 @@ def test_headers_and_bodies_arrive_in_time(monkeypatch: pytest.MonkeyPatch) -> N
         made.append(self)
 
     monkeypatch.setattr(BoundedProtocol, "connection_made", record)
-    monkeypatch.setattr(proxy, "BODY_S", 0.2)
+    monkeypatch.setattr(bodies, "BODY_S", 0.2)
     app = Serve()
     with serving(app) as url:
         with _connection(url) as body:
@@ -415,46 +342,61 @@ def test_a_body_that_did_not_reach_the_replica_is_sent_again() -> None:
         assert httpx.post(f"{url}{CHAT}", content=b"x" * (3 << 20)).status_code == 408
 
 
+async def _ask(app: Any, path: str, size: int, rest: asyncio.Event | None = None) -> int | None:
+    """Send a body of this size, and again after `rest`; return the status."""
+    came, status = 0, list[int]()
+
+    async def receive() -> Message:
+        nonlocal came
+        came += 1
+        if came == 2 and rest is not None:
+            await rest.wait()
+        more = rest is not None and came == 1
+        return {"type": "http.request", "body": b"x" * size, "more_body": more}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            status.append(message["status"])
+
+    await app({"type": "http", "method": "POST", "path": path, "headers": []}, receive, send)
+    return status[0]
+
+
 async def test_large_bodies_have_room_for_so_much_and_the_slowest_gives_way() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         held.append(scope["path"])
         await answered.wait()
         await JSONResponse({})(scope, receive, send)
 
-    async def ask(path: str, size: int, rest: asyncio.Event | None = None) -> int:
-        scope = {"type": "http", "method": "POST", "path": path, "headers": []}
-        came, status = 0, list[int]()
+    def ask(path: str, size: int, rest: asyncio.Event | None = None) -> asyncio.Task[int | None]:
+        return asyncio.create_task(_ask(middleware, path, size, rest))
 
-        async def receive() -> Message:
-            nonlocal came
-            came += 1
-            if came == 2 and rest is not None:
-                await rest.wait()
-            more = rest is not None and came == 1
-            return {"type": "http.request", "body": b"x" * size, "more_body": more}
-
-        async def send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                status.append(message["status"])
-
-        await middleware(scope, receive, send)
-        return status[0]
-
-    middleware, held, large = ProxyMiddleware(app), list[str](), proxy.LARGE_BYTES + 1
+    middleware, held, large = ProxyMiddleware(app), list[str](), LARGE_BYTES + 1
     answered, never = asyncio.Event(), asyncio.Event()
-    middleware._room = BodyRoom(4 * large)
-    slow = [asyncio.create_task(ask(f"/slow{n}", large, never)) for n in range(4)]
+    middleware.room = BodyRoom(4 * large)
+    slow = [ask(f"/slow{n}", large, never) for n in range(4)]
     await asyncio.sleep(0)
-    whole = [asyncio.create_task(ask("/whole", large)) for _ in range(3)]
+    whole = [ask("/whole", large) for _ in range(3)]
     assert await asyncio.gather(*slow[:3]) == [503] * 3  # those that came first
-    small = asyncio.create_task(ask("/small", proxy.LARGE_BYTES))
+    small = ask("/small", LARGE_BYTES)
     while held.count("/small") < 1 or held.count("/whole") < 1:
         await asyncio.sleep(0)
-    more = [asyncio.create_task(ask("/more", large)) for _ in range(2)]
+    more = [ask("/more", large) for _ in range(2)]
     assert (await slow[3], await more[1]) == (503, 503)  # nothing that arrives is left but itself
     answered.set()
     assert await asyncio.gather(*whole, small, more[0]) == [200] * 5
     assert await asyncio.gather(*(ask("/later", large) for _ in range(4))) == [200] * 4
+
+
+async def test_a_body_that_gives_way_when_its_time_is_up_breaks_none() -> None:
+    room = BodyRoom(1)
+    late, other = Body(room), Body(room)
+    async with asyncio.timeout(60) as late._wait:
+        pass  # its time cannot change any more
+    late.size = other.size = 1
+    room.grow(late)
+    room.grow(other)
+    assert (late.held, other.held) == (0, 1)
 
 
 async def test_large_bodies_have_their_turns_and_small_ones_pass(
@@ -473,33 +415,21 @@ async def test_large_bodies_have_their_turns_and_small_ones_pass(
         order.append(name)
         await JSONResponse({})(scope, receive, send)
 
-    def ask(name: str, size: int) -> asyncio.Task[None]:
-        scope = {"type": "http", "method": "POST", "path": name, "headers": []}
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": b"x" * size, "more_body": False}
-
-        async def send(message: Message) -> None:
-            pass
-
-        return asyncio.create_task(middleware(scope, receive, send))
-
-    async def until_live(*names: str) -> None:
-        while sorted(live) != sorted(names):
-            await asyncio.sleep(0)
+    def ask(name: str, size: int = LARGE_BYTES + 1) -> asyncio.Task[int | None]:
+        return asyncio.create_task(_ask(middleware, name, size))
 
     middleware = ProxyMiddleware(app)
-    large = [ask("large", proxy.LARGE_BYTES + 1) for _ in range(5)]
-    small = ask("small", 100)
-    await until_live("large", "small")
+    large, small = [ask("large") for _ in range(5)], ask("small", 100)
+    while sorted(live) != ["large", "small"]:
+        await asyncio.sleep(0)
     answered["small"].set()
     await small
     answered["large"].set()
     await asyncio.gather(*large)
     assert order == ["small", *["large"] * 5]
     monkeypatch.setattr(proxy, "TURN_S", 0.0)
-    slow = ask("slow", proxy.LARGE_BYTES + 1)
-    await ask("large", proxy.LARGE_BYTES + 1)  # the other's turn ends before its answer
+    slow = ask("slow")
+    await ask("large")  # the other's turn ends before its answer
     answered["slow"].set()
     await slow
     assert order[-2:] == ["large", "slow"]
@@ -532,99 +462,106 @@ def test_what_a_key_was_just_told_it_is_told_again_at_no_cost() -> None:
         assert ask("loud").status_code == 200
 
 
-PLAIN = [{"type": "http.request", "body": b"{}", "more_body": False}]
+def body(parameters: dict[str, Any]) -> Body:
+    made, text = Body(BodyRoom()), json.dumps(parameters).encode()
+    half = len(text) // 2
+    made.messages = [
+        {"type": "http.request", "body": text[:half], "more_body": True},
+        {"type": "http.request", "body": text[half:], "more_body": False},
+    ]
+    return made
+
+
+PLAIN = body({"messages": [{"role": "user", "content": 'the words "n" and "priority"'}]})
+
+
+def scope(key: int = 0, path: str = CHAT) -> dict[str, Any]:
+    header = (b"authorization", b"Bearer %d" % key)
+    return {"method": "POST", "path": path, "headers": [header]}
+
+
+class Refusals(RecentRefusals):
+    """By a clock that a test moves; `again` is the Retry-After of a repeated refusal."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: self.now, random.Random(1))
+        self.now = 0.0
+
+    def noted(
+        self, headers: dict[str, str], key: int = 0, *, sent: Body = PLAIN, status: int = 429
+    ) -> int | None:
+        return self.note(scope(key), sent, status, Headers(headers))
+
+    def again(self, key: int = 0) -> int:
+        with pytest.raises(HttpError, match="too many requests") as told:
+            self.check(scope(key), PLAIN)
+        return int(told.value.headers["retry-after"])
 
 
 def test_only_a_refusal_for_want_of_a_place_is_told_again() -> None:
-    now = [0.0]
-    refusals = RecentRefusals(lambda: now[0], random.Random(1))
-
-    def scope(key: int) -> dict[str, Any]:
-        header = (b"authorization", b"Bearer %d" % key)
-        return {"method": "POST", "path": CHAT, "headers": [header]}
-
-    refusals.note(scope(0), PLAIN, 200, Headers(dict([NO_PLACE])))
-    refusals.note(scope(0), PLAIN, 429, Headers({"retry-after": "1"}))  # of another kind
-    known = no_place(1, 0.6, 10.0).headers
+    refusals, known = Refusals(), no_place(1, 0.6, 10.0).headers
+    refusals.noted(dict([NO_PLACE]), status=200)
+    refusals.noted({"retry-after": "1"})  # of another kind
     for other in ({"retry-after": "soon"}, {LIMIT: "0"}, {LIMIT: "many"}):
-        assert refusals.note(scope(0), PLAIN, 429, Headers({**known, **other})) is None
+        assert refusals.noted({**known, **other}) is None
     for missing in ("retry-after", LIMIT):  # another release may say less
-        less = {key: value for key, value in known.items() if key != missing}
-        assert refusals.note(scope(0), PLAIN, 429, Headers(less)) is None
-    for other in ({RESET: "1s"}, {RESET: "-5ms"}, {NO_PLACE[0]: "1"}):  # it holds for nobody else
-        assert refusals.note(scope(0), PLAIN, 429, Headers({**known, **other})) is not None
+        assert refusals.noted({k: v for k, v in known.items() if k != missing}) is None
+    for other in ({RESET: "1s"}, {RESET: "-5ms"}, {NO_PLACE[0]: "1"}):  # it holds for no other
+        assert refusals.noted({**known, **other}) is not None
     refusals.check(scope(0), PLAIN)
     for key in range(recent_refusals.KEYS + 1):
-        refusals.note(scope(key), PLAIN, 429, Headers(known))
+        refusals.noted(known, key)
     refusals.check(scope(0), PLAIN)  # the oldest of too many
-    with pytest.raises(HttpError, match="too many requests"):
-        refusals.check(scope(1), PLAIN)
-    now[0] = 0.25
+    assert refusals.again(1) == 11
+    refusals.now = 0.25
     with pytest.raises(HttpError) as told:
         refusals.check(scope(1), PLAIN)
     assert told.value.headers == no_place(21, 0.35, 10.0).headers  # the third turn
-    now[0] = 0.6
+    refusals.now = 0.6
     refusals.check(scope(1), PLAIN)
-    refusals.note(scope(1), PLAIN, 429, Headers(no_place(1, 60, 1.0).headers))
-    now[0] += 0.9 * recent_refusals.MOST_S
-    with pytest.raises(HttpError):
-        refusals.check(scope(1), PLAIN)
-    now[0] += 0.1 * recent_refusals.MOST_S
+    refusals.noted(no_place(1, 60, 1.0).headers, 1)
+    refusals.now += 0.9 * recent_refusals.MOST_S
+    refusals.again(1)
+    refusals.now += 0.1 * recent_refusals.MOST_S
     refusals.check(scope(1), PLAIN)  # however long it says that it holds
 
 
 def test_each_that_is_refused_has_a_turn_of_its_own() -> None:
-    now = [0.0]
-    refusals = RecentRefusals(lambda: now[0], random.Random(1))
-    scope = {"method": "POST", "path": CHAT, "headers": []}
-    refused = Headers(no_place(4, 0.5, 1.5).headers)
-
-    def again() -> int:
-        with pytest.raises(HttpError) as told:
-            refusals.check(scope, PLAIN)
-        return int(told.value.headers["retry-after"])
-
-    assert refusals.note(scope, PLAIN, 429, refused) == 4
-    assert [again() for _ in range(4)] == [6, 7, 8, 10]
-    now[0] = 2.0  # the turns of others are kept, whatever holds
-    assert refusals.note(scope, PLAIN, 429, Headers(no_place(4, 0.0, 1.5).headers)) == 10
-    refusals.check(scope, PLAIN)  # which said that it holds for nobody else
-    assert refusals.note(scope, PLAIN, 429, refused) == 11
-    turns = [again() for _ in range(15)]
+    refusals, refused = Refusals(), no_place(4, 0.5, 1.5).headers
+    assert refusals.noted(refused) == 4
+    assert [refusals.again() for _ in range(4)] == [6, 7, 8, 10]
+    refusals.now = 2.0  # the turns of others are kept, whatever holds
+    assert refusals.noted(no_place(4, 0.0, 1.5).headers) == 10
+    refusals.check(scope(), PLAIN)  # which said that it holds for no other
+    assert refusals.noted(refused) == 11
+    turns = [refusals.again() for _ in range(15)]
     assert turns == [12, 14, 16, 17, 18, 20, 22, 23, 24, 26, 28, 29, 30, 32, 34]
-    later = [again() for _ in range(60)]
-    assert {*later} == {*range(19, 35)}
-    now[0] = 36.0  # the last turn is in 35.5 s
-    assert refusals.note(scope, PLAIN, 429, refused) == 4
-    now[0] = 100.0
-    assert refusals.note(scope, PLAIN, 429, refused) == 4
-    other = {**scope, "headers": [(b"authorization", b"Bearer other")]}
-    assert refusals.note(other, PLAIN, 429, refused) == 4
-    slow = Headers(no_place(59, 0.5, 60.0).headers)
-    now[0] = 200.0
-    assert [refusals.note(scope, PLAIN, 429, slow) for _ in range(3)] == [MOST_RETRY_AFTER_S] * 3
+    assert {refusals.again() for _ in range(60)} == {*range(19, 35)}
+    refusals.now = 36.0  # the last turn is in 35.5 s
+    assert refusals.noted(refused) == 4
+    assert refusals.noted(refused, 1) == 4
+    refusals.now = 200.0
+    slow = no_place(59, 0.5, 60.0).headers
+    assert [refusals.noted(slow) for _ in range(3)] == [MOST_RETRY_AFTER_S] * 3
+
+
+def test_those_that_serve_refuses_have_turns_too() -> None:
+    refusals = Refusals()
+    later = [refusals.to_turn_s(scope()) for _ in range(41)]
+    assert later == sorted(later)
+    assert (later[0], later[-1]) == (1, 5)  # a tenth of a second each
+    refusals.noted(no_place(2, 0.0, 5.0).headers, 1)
+    assert [refusals.to_turn_s(scope(1)) for _ in range(3)] == [7, 12, 17]
+    assert refusals.to_turn_s(scope(1, "/v1/feedback")) == 1
 
 
 @pytest.mark.parametrize(
     "own", [{"priority": -1}, {"n": 1}, {"prompt": ["a", "b"]}, {"prompt": [[1], [2]]}]
 )
 def test_who_says_when_it_is_their_turn_is_asked_about(own: dict[str, Any]) -> None:
-    refusals = RecentRefusals(lambda: 0.0)
-    scope = {"method": "POST", "path": CHAT, "headers": []}
-    refused = Headers(no_place(1, 0.6, 1.0).headers)
-    words = {"messages": [{"role": "user", "content": 'the words "n" and "priority"'}]}
-    assert refusals.note(scope, body(words | own), 429, refused) == 1  # it has a turn, too
-    refusals.check(scope, body(words))  # what it was told holds for no other
-    refusals.note(scope, body(words), 429, refused)
-    refusals.check(scope, body(words | own))
-    with pytest.raises(HttpError):
-        refusals.check(scope, body(words))
-
-
-def body(parameters: dict[str, Any]) -> list[dict[str, Any]]:
-    text = json.dumps(parameters).encode()
-    half = len(text) // 2
-    return [
-        {"type": "http.request", "body": text[:half], "more_body": True},
-        {"type": "http.request", "body": text[half:], "more_body": False},
-    ]
+    refusals, refused = Refusals(), no_place(1, 0.6, 1.0).headers
+    assert refusals.noted(refused, sent=body(own)) == 1  # it has a turn, too
+    refusals.check(scope(), PLAIN)  # what it was told holds for no other
+    refusals.noted(refused)
+    refusals.check(scope(), body(own))
+    refusals.again()
