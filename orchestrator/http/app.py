@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,9 +24,8 @@ from starlette.routing import Match, Route
 from typing_extensions import TypedDict
 
 from orchestrator.http.answering import AnswerResponse
-from orchestrator.http.api import CHAT, MESSAGES, RESPONSES, TEXT_COMPLETION, Api, error_response
+from orchestrator.http.api import CHAT, MESSAGES, RESPONSES, TEXT_COMPLETION, error_response
 from orchestrator.http.apis import chat, completions, messages, responses
-from orchestrator.http.apis.parameters import AnswerRequest
 from orchestrator.http.ask import Ask, Incoming
 from orchestrator.http.body import Given, json_body, read_body
 from orchestrator.http.errors import HttpError, http_error
@@ -42,12 +41,30 @@ from orchestrator.http.routes.policies import add_policy_routes
 from orchestrator.http.routes.traces import add_trace_routes, read_record
 from orchestrator.http.service import Service
 from orchestrator.http.settings import HttpSettings
-from orchestrator.loop.actions import WorkerName
 from orchestrator.validation import body_path, first_error
 
 log = logging.getLogger(__name__)
 
 READY_S: Final = 5.0  # seconds after which a pool that does not answer counts as not ready
+TEXTS: Final[tuple[Any, ...]] = (
+    (CHAT, chat.parse, chat.ChatRequest, chat.ChatCompletion, "A chat completion"),
+    (
+        TEXT_COMPLETION,
+        completions.parse,
+        completions.CompletionRequest,
+        completions.TextCompletion,
+        "A continuation of a text or token ids",
+    ),
+    (
+        RESPONSES,
+        responses.parse,
+        responses.ResponsesRequest,
+        responses.ResponseObject,
+        "A response",
+    ),
+    (MESSAGES, messages.parse, messages.MessagesRequest, messages.MessageObject, "A message"),
+)
+"""Each API with its parser, the types of a request and an answer, and its summary."""
 
 
 class Model(TypedDict):
@@ -101,90 +118,13 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(RequestMiddleware, service=service)
     app.add_exception_handler(HTTPException, _routing_error)
     app.add_exception_handler(RequestValidationError, _query_error)
-    started = int(time.time())
-
-    def card(model: str, contexts: Mapping[WorkerName, int | None]) -> dict[str, object]:
-        return {
-            "id": model,
-            "object": "model",
-            "type": "model",
-            "display_name": model,
-            "created": started,
-            "created_at": datetime.fromtimestamp(started, UTC).isoformat(),
-            "owned_by": "baton",
-            "max_model_len": service.planner.context_of(model, contexts),
-            "speculation": dict(service.planner.catalog.speculation),
-            "methods": [
-                {"name": name, "lossy": label != name}
-                for name, label in service.planner.catalog.methods.items()
-            ],
-        }
-
-    def text_route(
-        api: Api,
-        kind: type[AnswerRequest],
-        parse: Callable[[bytes, HttpSettings], Ask],
-        about: str,
-        answer: Any,
-    ) -> None:
-        async def respond(request: Request) -> Response:
-            given = await json_body(request, service.settings)
-            # In a thread: the grammars of many schemas may take a second.
-            ask = await asyncio.to_thread(parse, given, service.settings)
-            state = request.state
-            return AnswerResponse(
-                service, ask, Incoming(state.request_id, state.key, request.headers)
-            )
-
-        name = parse.__module__.rpartition(".")[2]
+    for api, parse, kind, answer, about in TEXTS:
+        about = f"{about}, streamed or not"
         shown = described(about, kind, answer, errors=TEXT_ERRORS, form=api.errors, streams=True)
-        app.post(api.path, name=name, **shown)(respond)
-
-    text_route(
-        CHAT,
-        chat.ChatRequest,
-        chat.parse,
-        "A chat completion, streamed or not",
-        chat.ChatCompletion,
-    )
-    text_route(
-        TEXT_COMPLETION,
-        completions.CompletionRequest,
-        completions.parse,
-        "A text or token ids, continued",
-        completions.TextCompletion,
-    )
-    text_route(
-        RESPONSES,
-        responses.ResponsesRequest,
-        responses.parse,
-        "A response, streamed or not",
-        responses.ResponseObject,
-    )
-    text_route(
-        MESSAGES,
-        messages.MessagesRequest,
-        messages.parse,
-        "A message, streamed or not",
-        messages.MessageObject,
-    )
+        name = parse.__module__.rpartition(".")[2]
+        app.post(api.path, name=name, **shown)(_text_route(service, parse))
     add_count_route(app, service)
-
-    @app.get("/v1/models", **described("Every policy is a model", answer=ModelList))
-    async def models() -> Response:
-        contexts = await service.pools.contexts()
-        cards = [card(name, contexts) for name in service.planner.models]
-        notes = list(service.settings.notes)
-        ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
-        return JSONResponse(
-            {"object": "list", "data": cards, "notes": notes, "has_more": False, **ends}
-        )
-
-    @app.get("/v1/models/{model:path}", **described("One model", answer=Model, errors=(404, 503)))
-    async def model(model: str) -> Response:
-        if not await service.planner.knows(model):
-            raise no_model(model)
-        return JSONResponse(card(model, await service.pools.contexts()))
+    _add_model_routes(app, service)
 
     @app.post(
         "/v1/feedback",
@@ -212,7 +152,7 @@ def create_app(service: Service) -> FastAPI:
     )
     async def answer_now(request: Request, request_id: str) -> Response:
         await read_body(request, service.settings, AnswerNow)
-        count = await service.answer_now(request_id, request.state.key)
+        count = await service.hurry(request_id, request.state.key)
         if not count:
             raise HttpError(
                 404, "this key has no running request of this id", code="request_not_found"
@@ -243,6 +183,61 @@ def create_app(service: Service) -> FastAPI:
     if service.settings.cors_origins:
         app.add_middleware(CrossOrigin, service=service)
     return app
+
+
+def _text_route(
+    service: Service, parse: Callable[[bytes, HttpSettings], Ask]
+) -> Callable[[Request], Awaitable[Response]]:
+    async def respond(request: Request) -> Response:
+        given = await json_body(request, service.settings)
+        # In a thread: the grammars of many schemas may take a second.
+        ask = await asyncio.to_thread(parse, given, service.settings)
+        return AnswerResponse(
+            service, ask, Incoming(request.state.request_id, request.state.key, request.headers)
+        )
+
+    return respond
+
+
+def _add_model_routes(app: FastAPI, service: Service) -> None:
+    planner, started = service.planner, int(time.time())
+    common = {
+        "object": "model",
+        "type": "model",
+        "created": started,
+        "created_at": datetime.fromtimestamp(started, UTC).isoformat(),
+        "owned_by": "baton",
+        "speculation": dict(planner.catalog.speculation),
+        "methods": [
+            {"name": name, "lossy": label != name}
+            for name, label in planner.catalog.methods.items()
+        ],
+    }
+
+    async def cards(*names: str) -> list[dict[str, Any]]:
+        facts = await service.pools.facts(("small", "large"))
+        return [
+            {
+                "id": name,
+                "display_name": name,
+                "max_model_len": planner.context_of(name, facts),
+                **common,
+            }
+            for name in names
+        ]
+
+    @app.get("/v1/models", **described("Every policy is a model", answer=ModelList))
+    async def models() -> Response:
+        data = await cards(*planner.models)
+        listed = {"object": "list", "data": data, "notes": list(service.settings.notes)}
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        return JSONResponse({**listed, "has_more": False, **ends})
+
+    @app.get("/v1/models/{model:path}", **described("One model", answer=Model, errors=(404, 503)))
+    async def model(model: str) -> Response:
+        if not await planner.knows(model):
+            raise no_model(model)
+        return JSONResponse((await cards(model))[0])
 
 
 async def _readiness(service: Service) -> Response:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from orchestrator.efforts import TemplateEfforts, thought_cap
-from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy, WorkerUnavailable
-from orchestrator.experiments.assignment import AssignmentFacts, Enrollment, enroll
+from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy
+from orchestrator.experiments.assignment import AssignmentFacts, enroll
 from orchestrator.http.ask import MAX_SEED, Ask, AskedPolicy, Incoming, RequestPlan
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.policy import Policy
 from orchestrator.state.versions import PolicyVersions, PublishedPolicy, build
 from orchestrator.state.watcher import ConfigWatcher
-from orchestrator.types import GREEDY, Sampling
+from orchestrator.types import GREEDY, PartialSampling, Sampling
 from orchestrator.validation import invalid_request
-from orchestrator.worker import check_method
+from orchestrator.worker import Worker, check_method
 
+LARGE: Final[tuple[WorkerName, ...]] = ("large",)
 DEFAULT_MODEL: Final = "baton"
 """The model name of the active version, or of the deployment file's default policy."""
 
@@ -39,43 +40,62 @@ class Catalog:
     methods: Mapping[str, str] = field(default_factory=dict)
     speculation: Mapping[str, str] = field(default_factory=dict)
 
-    def build(self, name: str, values: Mapping[str, Any]) -> Policy:
-        """Return a policy with these parameters.
 
-        Raises:
-            InvalidRequest: a parameter is unknown or has a wrong value.
-        """
-        try:
-            return build(self.policies, name, values)
-        except ValidationError as error:
-            raise invalid_request(error, "policy", self.policies[name]) from None
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a worker reports of its model: its context in tokens (None: unknown), the sampling of
+    its checkpoint, and the levels of effort that its template has."""
+
+    context: int | None = None
+    sampling: Sampling = GREEDY
+    efforts: TemplateEfforts | None = None
+
+
+Facts = Mapping[WorkerName, ModelFacts | None]
+
+
+async def _all_ready() -> Mapping[str, bool]:
+    return {}
+
+
+async def _no_facts(names: Collection[WorkerName]) -> Facts:
+    return dict.fromkeys(names, ModelFacts())
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The workers, and what is known of them.
+
+    `ready` returns whether each pool answers, cheaply, since clients without a key may call it.
+    `facts` returns what the named workers report; None: no answer since the start. `sampling` is
+    the default of requests, which the large model's checkpoint completes.
+    """
+
+    workers: Mapping[WorkerName, Worker]
+    ready: Callable[[], Awaitable[Mapping[str, bool]]] = _all_ready
+    facts: Callable[[Collection[WorkerName]], Awaitable[Facts]] = _no_facts
+    sampling: PartialSampling = field(default_factory=PartialSampling)
 
 
 class Planner:
     """Plans requests by the current configuration.
-
-    Args:
-        sampling: returns the default sampling.
-        efforts: returns the levels of effort that each worker's template has.
 
     Raises:
         ConfigError: the default or a name in `params` is no policy, or a parameter is wrong.
     """
 
     def __init__(
-        self,
-        catalog: Catalog,
-        versions: PolicyVersions,
-        watcher: ConfigWatcher,
-        sampling: Callable[[], Awaitable[Sampling]],
-        efforts: Callable[[], Awaitable[Mapping[WorkerName, TemplateEfforts | None]]],
+        self, catalog: Catalog, pools: Pools, versions: PolicyVersions, watcher: ConfigWatcher
     ) -> None:
-        self.catalog, self._versions, self._watcher = catalog, versions, watcher
-        self._sampling, self._efforts = sampling, efforts
+        self.catalog, self._pools = catalog, pools
+        self._versions, self._watcher = versions, watcher
         for name in (catalog.default, *catalog.params):
             if name not in catalog.policies:
                 raise ConfigError(f"no policy is named {name!r}")
-        self._defaults = {name: self._build_default(name) for name in catalog.policies}
+        try:
+            self._defaults = {name: self._build(name, {}) for name in catalog.policies}
+        except InvalidRequest as error:
+            raise ConfigError(f"the deployment file's {error.message}") from None
 
     @property
     def models(self) -> list[str]:
@@ -88,14 +108,14 @@ class Planner:
         """Return a policy with the deployment file's parameters."""
         return self._defaults[name]
 
-    def context_of(self, model: str, contexts: Mapping[WorkerName, int | None]) -> int | None:
+    def context_of(self, model: str, facts: Facts) -> int | None:
         """Return a model's context in tokens: the smallest known one of its policy's workers."""
         name, active = model.partition("@")[0], self._watcher.current.active
         if name == DEFAULT_MODEL and active is not None:
             policy = active.policy
         else:
             policy = self.default(name if name in self.catalog.policies else self.catalog.default)
-        known = [contexts.get(worker) for worker in policy.called]
+        known = [fact.context for worker in policy.called if (fact := facts[worker]) is not None]
         return min((context for context in known if context is not None), default=None)
 
     async def knows(self, model: str) -> bool:
@@ -116,45 +136,24 @@ class Planner:
                 value; its speculation method is not offered; or a parameter needs a policy of one
                 model.
             StoreError: a pinned version cannot be read.
-            WorkerUnavailable: the large model's default sampling is needed and not known yet.
         """
-        wanted, active = ask.policy, self._watcher.current.active
-        check_method(wanted.speculation, self.catalog.methods)
-        enrollment = self._enroll(ask, incoming)
-        if enrollment is not None:
-            built = enrollment.built
-            name, version, policy = built.name, built.version, built.policy
-            speculation, overrides = built.speculation, tuple[str, ...]()
-        else:
-            name, version, policy, overrides = await self._requested(wanted, active)
-            speculation = wanted.speculation
-        if wanted.alone is not None and len(policy.called) != 1:
+        check_method(ask.policy.speculation, self.catalog.methods)
+        plan = self._enrolled(ask, incoming) or await self._requested(ask.policy)
+        policy, alone = plan.policy, ask.policy.alone
+        if alone is not None and len(policy.called) != 1:
             raise InvalidRequest(
-                f"{wanted.alone}: only a policy of one model can do this, and {name} is none; ask "
+                f"{alone}: only a policy of one model can do this, and {plan.name} is none; ask "
                 "the model large-only or small-only",
-                param=wanted.alone,
+                param=alone,
                 code="unsupported_parameter",
             )
         cap = await self._thought_cap(ask, policy)
         if cap is not None and (policy.budget is None or policy.budget > cap):
             policy = policy.model_copy(update={"budget": cap})
-        asked = ask.sampling
-        needs_default = asked.temperature != 0 and not asked.is_complete
-        default = await self._default_sampling(policy) if needs_default else GREEDY
-        seed = None if ask.seed is None else ask.seed & MAX_SEED
         decoding = self.catalog.speculation
-        if speculation is not None:
-            decoding = {**decoding, "large": self.catalog.methods[speculation]}
-        return RequestPlan(
-            name,
-            policy,
-            replace(asked.over(default), seed=seed),
-            version,
-            overrides,
-            enrollment,
-            speculation,
-            decoding,
-        )
+        if plan.speculation is not None:
+            decoding = {**decoding, "large": self.catalog.methods[plan.speculation]}
+        return replace(plan, policy=policy, sampling=await self._sampling(ask), decoding=decoding)
 
     async def _thought_cap(self, ask: Ask, policy: Policy) -> int | None:
         """Return the request's cap on a thought. An effort is one if no model of the policy has
@@ -162,47 +161,66 @@ class Planner:
         cap, effort = ask.policy.thought_cap, ask.limits.effort
         if not effort:
             return cap
-        known = await self._efforts()
-        levels = [known.get(worker) for worker in policy.called]
-        if any(one is not None and one.nearest(effort) for one in levels):
-            return cap
+        for known in (await self._pools.facts(policy.called)).values():
+            if known is not None and known.efforts is not None and known.efforts.nearest(effort):
+                return cap
         share = thought_cap(effort, ask.limits.max_tokens)
         return min((one for one in (cap, share) if one is not None), default=None)
 
-    def _enroll(self, ask: Ask, incoming: Incoming) -> Enrollment | None:
-        """Return the request's part in an experiment, if any.
+    async def _sampling(self, ask: Ask) -> Sampling:
+        asked, own, default = ask.sampling, self._pools.sampling, GREEDY
+        if asked.temperature != 0 and not asked.is_complete:
+            # A large model that still loads has not reported its own; a policy that calls it is
+            # refused until then.
+            known = None if own.is_complete else (await self._pools.facts(LARGE))["large"]
+            default = own.over(GREEDY if known is None else known.sampling)
+        seed = None if ask.seed is None else ask.seed & MAX_SEED
+        return replace(asked.over(default), seed=seed)
+
+    def _enrolled(self, ask: Ask, incoming: Incoming) -> RequestPlan | None:
+        """Return the plan of a request that takes part in an experiment.
 
         Only a request for one answer by the model `baton` that names no policy or method takes
         part: several answers to one question would be one observation.
         """
-        wanted, experiments = ask.policy, self._watcher.current.experiments
-        plain = wanted.model == DEFAULT_MODEL and not wanted.parameters
-        if plain and wanted.speculation is None and ask.choices == 1:
-            if not experiments and incoming.forced_arm is None:
+        wanted, forced = ask.policy, incoming.forced_arm
+        own = wanted.model != DEFAULT_MODEL or wanted.parameters or wanted.speculation is not None
+        if own or ask.choices > 1:
+            if forced is None:
                 return None
-            facts = AssignmentFacts(
-                request=incoming.trace_id,
-                key=incoming.key,
-                user=incoming.unit(ask.labels.user),
-                session=incoming.unit(incoming.session),
-                forced=incoming.forced_arm,
-            )
-            return enroll(experiments, facts)
-        if incoming.forced_arm is not None:
             raise InvalidRequest(
                 f"x-baton-arm: goes with the model {DEFAULT_MODEL}, one answer (n), and no policy "
                 "or speculation of one's own",
                 param="x-baton-arm",
             )
-        return None
+        experiments = self._watcher.current.experiments
+        if not experiments and forced is None:
+            return None
+        facts = AssignmentFacts(
+            request=incoming.trace_id,
+            key=incoming.key,
+            user=incoming.unit(ask.labels.user),
+            session=incoming.unit(incoming.session),
+            forced=forced,
+        )
+        enrollment = enroll(experiments, facts)
+        if enrollment is None:
+            return None
+        arm = enrollment.built
+        return RequestPlan(
+            arm.name,
+            arm.policy,
+            GREEDY,
+            arm.version,
+            enrollment=enrollment,
+            speculation=arm.speculation,
+        )
 
-    async def _requested(
-        self, wanted: AskedPolicy, active: PublishedPolicy | None
-    ) -> tuple[str, int, Policy, tuple[str, ...]]:
-        """Return the name, version, policy and overrides that the request asks for."""
+    async def _requested(self, wanted: AskedPolicy) -> RequestPlan:
+        """Return the plan of a request that is in no experiment."""
         policies, published = self.catalog.policies, None
         if wanted.model == DEFAULT_MODEL:
-            name, published = self.catalog.default, active
+            name, published = self.catalog.default, self._watcher.current.active
         elif "@" in wanted.model:
             name, published = wanted.model, await self._pinned(wanted.model)
         elif wanted.model in policies:
@@ -211,22 +229,23 @@ class Planner:
             raise no_model(wanted.model)
         if published is not None:
             name = published.document.policy
-        if (named := wanted.parameters.get("name")) is not None and named != name:
+        own = dict(wanted.parameters)
+        named = own.pop("name", None)
+        if named is not None and named != name:
             if not isinstance(named, str) or named not in policies:
                 raise InvalidRequest("policy.name: no such policy", param="policy.name")
             if wanted.model != DEFAULT_MODEL:
                 raise InvalidRequest("policy.name: contradicts model", param="policy.name")
             name, published = named, None
-        own = {key: value for key, value in wanted.parameters.items() if key != "name"}
         if published is not None:
             policy, version = published.policy, published.document.version
-            params: Mapping[str, Any] = published.document.params
         else:
-            policy, version, params = self.default(name), 0, self.catalog.params.get(name, {})
+            policy, version = self.default(name), 0
         if own:
-            policy = self.catalog.build(name, {**params, **own})
+            policy = self._build(name, own, published)
         by_speculation = () if wanted.speculation is None else ("speculation",)
-        return name, version, policy, (*sorted(own), *by_speculation)
+        overrides = (*sorted(own), *by_speculation)
+        return RequestPlan(name, policy, GREEDY, version, overrides, speculation=wanted.speculation)
 
     async def _pinned(self, model: str) -> PublishedPolicy:
         identity = self._watcher.current.identity
@@ -235,19 +254,22 @@ class Planner:
         except UnknownPolicy:
             raise no_model(model) from None
 
-    async def _default_sampling(self, policy: Policy) -> Sampling:
-        try:
-            return await self._sampling()
-        except WorkerUnavailable:
-            if "large" in policy.called:
-                raise
-            return GREEDY  # the policy does not call the large model
+    def _build(
+        self, name: str, own: Mapping[str, Any], published: PublishedPolicy | None = None
+    ) -> Policy:
+        """Return a policy with a request's `own` parameters over those of a published version or
+        the deployment file.
 
-    def _build_default(self, name: str) -> Policy:
+        Raises:
+            InvalidRequest: a parameter is unknown or has a wrong value.
+        """
+        params = (
+            self.catalog.params.get(name, {}) if published is None else published.document.params
+        )
         try:
-            return self.catalog.build(name, self.catalog.params.get(name, {}))
-        except InvalidRequest as error:
-            raise ConfigError(f"the defaults of {name}: {error.message}") from None
+            return build(self.catalog.policies, name, {**params, **own})
+        except ValidationError as error:
+            raise invalid_request(error, "policy", self.catalog.policies[name]) from None
 
 
 def no_model(name: str) -> UnknownPolicy:

@@ -11,27 +11,24 @@ from collections.abc import (
     Collection,
     Coroutine,
     Iterator,
-    Mapping,
 )
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from orchestrator.efforts import TemplateEfforts
 from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.http.admission import Admission, Place
 from orchestrator.http.api import credentials
 from orchestrator.http.ask import Ask, Choice, Incoming
 from orchestrator.http.auth import Access
 from orchestrator.http.errors import HttpError, shutting_down, still_loading
-from orchestrator.http.planning import Catalog, Planner
+from orchestrator.http.planning import Catalog, Planner, Pools
 from orchestrator.http.settings import HttpSettings, ServiceLimits
 from orchestrator.http.shared import Shared
-from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Hurry
@@ -39,41 +36,9 @@ from orchestrator.loop.solve import solve
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.store import Store
 from orchestrator.telemetry.metrics import ServiceMetrics
-from orchestrator.types import GREEDY, Sampling
-from orchestrator.worker import Worker
 
 if TYPE_CHECKING:  # most services make no spans and load no tracing
     from orchestrator.telemetry.spans import Spans
-
-
-async def _nothing() -> Mapping[Any, Any]:
-    return {}
-
-
-async def _none(_: Collection[WorkerName]) -> Collection[WorkerName]:
-    return ()
-
-
-async def _greedy() -> Sampling:
-    return GREEDY
-
-
-@dataclass(frozen=True, slots=True)
-class Pools:
-    """The workers, and facts about them.
-
-    `ready` returns whether each pool answers, cheaply, since clients without a key may call it.
-    `loading` returns those of the named workers whose model has not answered since the start.
-    `contexts` returns each worker's context in tokens, None if it is unknown. `sampling` returns
-    the default of requests that name none, `efforts` the levels that each worker's template has.
-    """
-
-    workers: Mapping[WorkerName, Worker]
-    ready: Callable[[], Awaitable[Mapping[str, bool]]] = _nothing
-    loading: Callable[[Collection[WorkerName]], Awaitable[Collection[WorkerName]]] = _none
-    contexts: Callable[[], Awaitable[Mapping[WorkerName, int | None]]] = _nothing
-    sampling: Callable[[], Awaitable[Sampling]] = _greedy
-    efforts: Callable[[], Awaitable[Mapping[WorkerName, TemplateEfforts | None]]] = _nothing
 
 
 class LiveRequests:
@@ -170,7 +135,7 @@ class Service:
     Attributes:
         spans: makes OpenTelemetry spans of requests, if set.
         scrape: returns the Prometheus text of all replicas; None: only this process is shown.
-        hurry: does `LiveRequests.answer_now` in all replicas; None: only in this process.
+        hurry: does `LiveRequests.answer_now`, in all replicas if there are several.
 
     Raises:
         ConfigError: `catalog` names no policy, or a parameter is wrong.
@@ -191,9 +156,7 @@ class Service:
         self.shared = Shared(
             store or MemoryStore(), catalog, self.registry, self.live.quiet, self._solve_shadow
         )
-        self.planner = Planner(
-            catalog, self.shared.versions, self.shared.watcher, pools.sampling, pools.efforts
-        )
+        self.planner = Planner(catalog, pools, self.shared.versions, self.shared.watcher)
         self.metrics = ServiceMetrics(self.registry)
         self.responses = Counter(
             "baton_http_responses",
@@ -203,7 +166,7 @@ class Service:
         )
         self.spans: Spans | None = None
         self.scrape: Callable[[], Coroutine[Any, Any, bytes]] | None = None
-        self.hurry: Callable[[str, str | None], Awaitable[int]] | None = None
+        self.hurry: Callable[[str, str | None], Awaitable[int]] = self._hurry_here
         self._scraping: asyncio.Task[bytes] | None = None
 
     @asynccontextmanager
@@ -221,27 +184,21 @@ class Service:
             raise shutting_down()
         self._check_may_force(incoming)
         plan = await self.planner.plan(ask, incoming)  # first: a wrong request must not get 429
-        if names := await self.pools.loading(sorted(plan.policy.called)):
-            raise still_loading(names)
+        facts = await self.pools.facts(sorted(plan.policy.called))
+        if loading := [name for name, known in facts.items() if known is None]:
+            raise still_loading(loading)
         async with self.live.place(ask, incoming) as (place, affinity):
             yield [Choice(ask, incoming, plan, affinity, i) for i in range(ask.choices)], place
 
     def _check_may_force(self, incoming: Incoming) -> None:
         """Refuse an arm to keys that may not read experiments, before other errors show names."""
-        if incoming.forced_arm is None:
+        if incoming.forced_arm is None or self.access.sees_all(credentials(incoming.headers)):
             return
-        if not self.access.sees_all(credentials(incoming.headers)):
-            raise HttpError(
-                403,
-                "x-baton-arm: this needs an admin key, or an API key that is an observer's too",
-                code="admin_key_required",
-            )
-
-    async def answer_now(self, name: str, key: str | None) -> int:
-        """End the thoughts of a key's requests of this name; return how many requests."""
-        if self.hurry is None:
-            return self.live.answer_now(name, key)
-        return await self.hurry(name, key)
+        raise HttpError(
+            403,
+            "x-baton-arm: this needs an admin key, or an API key that is an observer's too",
+            code="admin_key_required",
+        )
 
     async def metrics_text(self) -> bytes:
         """Return the metrics as Prometheus text; concurrent requests share one scrape."""
@@ -251,6 +208,9 @@ class Service:
             # Without this request's context: Ray cancels what a request started with the request.
             self._scraping = asyncio.create_task(self.scrape(), context=Context())
         return await asyncio.shield(self._scraping)
+
+    async def _hurry_here(self, name: str, key: str | None) -> int:
+        return self.live.answer_now(name, key)
 
     def _solve_shadow(self, policy: Policy, shadow: ShadowRequest) -> AsyncGenerator[Event, None]:
         asked = replace(shadow.asked, id=f"{shadow.asked.id}-shadow")

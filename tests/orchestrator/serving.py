@@ -17,13 +17,13 @@ from openai import OpenAI
 from orchestrator.http.apis import chat, completions, responses
 from orchestrator.http.app import create_app
 from orchestrator.http.ask import Ask, Incoming, RequestPlan
-from orchestrator.http.planning import Catalog
-from orchestrator.http.service import Pools, Service
+from orchestrator.http.planning import Catalog, Facts, ModelFacts, Pools
+from orchestrator.http.service import Service
 from orchestrator.http.settings import HttpSettings
 from orchestrator.types import Generation, Provenance
 from orchestrator.worker import Delta
 from policies import POLICIES
-from tests.workers.scripted import Say, Scripted, words
+from tests.workers.scripted import Scripted, words
 
 HTTP = httpx.Client(verify=False, timeout=120)
 """Shared: making one takes longer than a request does."""
@@ -58,29 +58,27 @@ class Speculating(Scripted):
             yield item
 
 
-_CATALOG = {"policies", "methods", "speculation"}
-_POOLS = {"ready", "loading", "contexts", "sampling", "efforts"}
-_OWN = {"access", "store"}
+def service(small: Any = None, large: Any = None, *, spans: Any = None, **settings: Any) -> Service:
+    """A service over two workers; each setting goes where it belongs.
 
+    `facts` has what is known of a model, by worker; None: it still loads.
+    """
 
-def service(small: Any = None, large: Any = None, **settings: Any) -> Service:
-    """A service over two workers; each setting goes where it belongs."""
-    spans, renamed = (
-        settings.pop("spans", None),
-        {"default_policy": "default", "defaults": "params"},
-    )
-    settings = {renamed.get(name, name): value for name, value in settings.items()}
-    groups: dict[str, dict[str, Any]] = {"catalog": {}, "pools": {}, "own": {}, "http": {}}
-    for name, value in settings.items():
-        catalog = name in _CATALOG | {"default", "params"}
-        group = "catalog" if catalog else "pools" if name in _POOLS else "http"
-        groups["own" if name in _OWN else group][name] = value
+    def taken(*names: str) -> dict[str, Any]:
+        return {name: settings.pop(name) for name in names if name in settings}
+
+    async def facts(names: Any) -> Facts:
+        return {name: known.get(name, ModelFacts()) for name in names}
+
+    known = settings.pop("facts", {})
+    catalog = taken("policies", "default", "params", "methods", "speculation")
+    own = taken("access", "store")
     workers: Any = {"small": small or scripted(), "large": large or scripted()}
     made = Service(
-        Catalog(**{"policies": POLICIES, "default": "specreason", **groups["catalog"]}),
-        Pools(workers, **groups["pools"]),
-        HttpSettings(**groups["http"]),
-        **groups["own"],
+        Catalog(**{"policies": POLICIES, "default": "specreason", **catalog}),
+        Pools(workers, facts=facts, **taken("ready", "sampling")),
+        HttpSettings(**settings),
+        **own,
     )
     made.spans = spans
     return made
@@ -151,20 +149,3 @@ def until(true: Callable[[], object], seconds: float = 60.0) -> float:
         assert waited < seconds, "it never came true"
         time.sleep(0.005)
     return time.perf_counter() - began
-
-
-__all__ = [
-    "HTTP",
-    "STORY",
-    "Say",
-    "Speculating",
-    "asked",
-    "asking",
-    "client",
-    "planned",
-    "post",
-    "scripted",
-    "service",
-    "serving",
-    "until",
-]

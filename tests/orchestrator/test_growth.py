@@ -18,8 +18,8 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.http.app import create_app
-from orchestrator.http.planning import Catalog
-from orchestrator.http.service import Pools, Service
+from orchestrator.http.planning import Catalog, Pools
+from orchestrator.http.service import Service
 from orchestrator.http.settings import HttpSettings, ServiceLimits
 from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve

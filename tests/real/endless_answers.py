@@ -119,7 +119,7 @@ def main() -> None:
             server = Server(f"http://127.0.0.1:{port}/{place}/v1", retries=0)
             worker = ModelWorker(RemoteBackend(server, "m", tokenizer, context=1024))
             worker.backend._capabilities = ServerCapabilities("ids", VLLM, top=20)
-            with serving(service(worker, worker, default_policy="large-only")) as url:
+            with serving(service(worker, worker, default="large-only")) as url:
                 HTTP.get(f"{url}/health")
                 before = memory()
                 with watched(url) as seen:

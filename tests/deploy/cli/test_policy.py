@@ -19,7 +19,7 @@ NO_SERVICE = "http://127.0.0.1:9"
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.delenv("BATON_API_KEY", raising=False)
     monkeypatch.delenv("BATON_ADMIN_KEY", raising=False)
-    with serving(service(defaults={"specreason": {"step_tokens": 40}})) as address:
+    with serving(service(params={"specreason": {"step_tokens": 40}})) as address:
         yield address
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from orchestrator.efforts import TemplateEfforts
 from orchestrator.errors import ConfigError, WorkerUnavailable
 from orchestrator.http.apis.parameters import HINTS
+from orchestrator.http.planning import ModelFacts
 from orchestrator.http.routes.feedback import Feedback, reward
 from orchestrator.http.settings import Patience
 from orchestrator.state.memory import MemoryStore
@@ -20,7 +20,6 @@ from orchestrator.types import StopCriteria, TokenPrices, Transcript
 from tests.orchestrator.serving import (
     HTTP,
     STORY,
-    asking,
     client,
     post,
     scripted,
@@ -28,7 +27,7 @@ from tests.orchestrator.serving import (
     serving,
     until,
 )
-from tests.workers.scripted import Say, Scripted, words
+from tests.workers.scripted import Say, Scripted
 
 ASKED: list[Any] = [{"role": "user", "content": "Twice 2+2?"}]
 
@@ -66,20 +65,17 @@ def test_a_lossy_method_is_marked_wherever_a_model_is() -> None:
 
 def test_a_request_may_name_the_large_workers_method() -> None:
     methods = {"vanilla": "vanilla", "reflective": "reflective (lossy)"}
-    large = scripted()
-    made = service(large=large, methods=methods, speculation={"small": "x", "large": "vanilla"})
-    with serving(made) as url, client(url) as api:
-        for card in api.models.list():
-            assert (card.model_extra or {})["methods"] == [
+    small, large = scripted(), scripted()
+    made = service(small, large, methods=methods, speculation={"small": "x", "large": "vanilla"})
+    with serving(made) as url:
+        for card in HTTP.get(f"{url}/v1/models").json()["data"]:
+            assert card["methods"] == [
                 {"name": "vanilla", "lossy": False},
                 {"name": "reflective", "lossy": True},
             ]
         for asked, used in ((None, "vanilla"), ("vanilla", "vanilla"), ("reflective", None)):
             body = {} if asked is None else {"speculation": asked}
-            reply: Any = api.chat.completions.create(
-                model="specreason", messages=ASKED, extra_body=body
-            )
-            extra = reply.model_extra["baton"]
+            extra = post(url, {"model": "specreason", **body}).json()["baton"]
             assert extra["speculation"] == {"small": "x", "large": used or "reflective (lossy)"}
             heard = [h.call for h in large.calls if h.call.request == extra["trace_id"]]
             assert {call.speculation for call in heard} == {asked}
@@ -89,90 +85,40 @@ def test_a_request_may_name_the_large_workers_method() -> None:
             ("chain", "offers vanilla, reflective"),
             (3, "must be a string, not 3"),
         ):
-            with pytest.raises(openai.BadRequestError, match=said) as caught:
-                api.chat.completions.create(
-                    model="baton", messages=ASKED, extra_body={"speculation": wrong}
-                )
-            assert caught.value.param == "speculation"
-    assert not any(call.speculation for call in (h.call for h in made.pools.workers["small"].calls))  # type: ignore[attr-defined]
+            refused = post(url, {"speculation": wrong}).json()["error"]
+            assert said in refused["message"]
+            assert refused["param"] == "speculation"
+    assert not any(heard.call.speculation for heard in small.calls)
 
 
 def test_completion(url: str) -> None:
     with client(url) as api:
         reply: Any = api.chat.completions.create(model="baton", messages=ASKED)
-    choice, extra = reply.choices[0], reply.model_extra["baton"]
-    assert choice.message.content == "The answer is 8."
-    assert choice.message.reasoning_content == STORY[0]
-    assert not hasattr(choice.message, "reasoning")  # clients that read both would show it twice
-    assert choice.finish_reason == "stop"
-    assert (extra["policy"], extra["version"], extra["experiment"]) == ("specreason", 0, None)
-    lines = [(step["author"], step["accepted"], step["score"]) for step in extra["steps"]]
-    assert lines == [("small", True, 9), ("small", False, 2), ("large", True, None)]
+    message, extra = reply.choices[0].message, reply.model_extra["baton"]
+    assert (message.content, message.reasoning_content) == ("The answer is 8.", STORY[0])
+    assert not hasattr(message, "reasoning")  # clients that read both would show it twice
     assert "".join(step["text"] for step in extra["steps"] if step["accepted"]) == STORY[0]
-    assert [step["author"] for step in extra["answer_steps"]] == ["large"]
-    assert extra["forced"] is False
-    metrics = extra["metrics"]
-    assert metrics["acceptance_rate"] == 0.5
-    assert metrics["discarded_tokens"] == 5
-    assert {"large_tokens", "small_tokens", "large_passes"} < metrics.keys()
-    assert {"small", "large", "classify", "total"} == metrics["ms"].keys()
     usage = reply.usage
-    assert usage.prompt_tokens == 2
-    assert usage.prompt_tokens_details.cached_tokens == 0
     assert usage.completion_tokens_details.reasoning_tokens == 9  # the rejected draft's 5: never
     answered = sum(step["tokens"] for step in extra["answer_steps"])
     assert usage.completion_tokens == 9 + 1 + answered + 1  # both ends are tokens, as with OpenAI
-    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
 def test_stream_says_the_same_in_pieces(url: str) -> None:
+    asked: Any = {"model": "baton", "messages": ASKED}
+    options = {"include_usage": True}
     with client(url) as api:
-        whole: Any = api.chat.completions.create(model="baton", messages=ASKED)
-        chunks: list[Any] = list(
-            api.chat.completions.create(
-                model="baton", messages=ASKED, stream=True, stream_options={"include_usage": True}
-            )
-        )
-    *said, last, usage = chunks
+        whole: Any = api.chat.completions.create(**asked)
+        stream = api.chat.completions.create(**asked, stream=True, stream_options=options)
+        *said, last, usage = list[Any](stream)
     deltas = [chunk.choices[0].delta for chunk in said]
-    assert deltas[0].role == "assistant"
     assert "".join(delta.content or "" for delta in deltas) == "The answer is 8."
     thought = [(d.model_extra or {}).get("reasoning_content", "") for d in deltas]
     assert "".join(thought) == STORY[0]
-    assert all(chunk.choices[0].finish_reason is None for chunk in said)
+    assert [chunk.choices[0].finish_reason for chunk in said] == [None] * len(said)
     assert last.choices[0].finish_reason == "stop"
-    assert last.model_extra["baton"]["steps"][0]["author"] == "small"
     assert last.model_extra["baton"].keys() == whole.model_extra["baton"].keys()
-    assert usage.choices == []
-    assert usage.usage == whole.usage
-    assert len({chunk.id for chunk in chunks}) == 1
-
-
-async def _ask_async(url: str) -> str:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as api:
-        stream = await api.chat.completions.create(model="baton", messages=ASKED, stream=True)
-        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-
-
-async def test_async_client(url: str) -> None:
-    assert await _ask_async(url) == "The answer is 8."
-
-
-def test_stream_on_the_wire(url: str) -> None:
-    body = asking(stream=True)
-    with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
-        text = reply.read().decode()
-    assert reply.headers["content-type"].startswith("text/event-stream")
-    assert reply.headers["cache-control"] == "no-cache"
-    assert reply.headers["x-accel-buffering"] == "no"
-    events = text.split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""]
-    assert text.count("[DONE]") == 1
-    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
-    finishes = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
-    assert finishes == [None] * (len(chunks) - 1) + ["stop"]
-    assert ["baton" in chunk for chunk in chunks] == [bool(finish) for finish in finishes]
-    assert not any("usage" in chunk for chunk in chunks)
+    assert (usage.choices, usage.usage) == ([], whole.usage)
 
 
 def test_a_reply_can_be_sent_back(url: str) -> None:
@@ -242,12 +188,9 @@ def test_thinking_budgets(url: str, body: dict[str, Any]) -> None:
 def test_an_effort_that_a_template_reads_is_no_budget(
     reader: str | None, asked: dict[str, Any]
 ) -> None:
-    async def efforts() -> dict[str, Any]:
-        known = TemplateEfforts("reasoning_effort", ("low", "high"))
-        return {name: known if name == reader else None for name in ("small", "large")}
-
+    known = ModelFacts(efforts=TemplateEfforts("reasoning_effort", ("low", "high")))
     small, large = scripted(), scripted()
-    with serving(service(small, large, efforts=efforts)) as url:
+    with serving(service(small, large, facts={reader: known})) as url:
         reply = post(url, {**asked, "model": "specreason", "max_tokens": 16}).json()
     assert {call.call.transcript.effort for one in (small, large) for call in one.calls} == {"low"}
     assert reply["baton"]["forced"] == (reader is None)
@@ -371,19 +314,9 @@ def test_usage_with_every_chunk(url: str) -> None:
 
 
 def test_models_say_how_long_a_prompt_may_be_and_follow_the_active_version() -> None:
-    asked = 0
-
-    async def contexts() -> dict[Any, Any]:
-        nonlocal asked
-        asked += 1
-        return {"small": 512, "large": 1024}
-
-    async def unknown() -> dict[Any, Any]:
-        return {"small": None}
-
-    with serving(service(contexts=contexts)) as url, client(url) as api:
+    contexts = {"small": ModelFacts(512), "large": ModelFacts(1024)}
+    with serving(service(facts=contexts)) as url, client(url) as api:
         lengths = {card.id: (card.model_extra or {})["max_model_len"] for card in api.models.list()}
-        assert asked == 1  # for all of them
         known = {"large-only": 1024, "small-only": 512, "specreason": 512, "baton": 512}
         assert lengths == lengths | known
         one: Any = api.models.retrieve("large-only")
@@ -391,7 +324,7 @@ def test_models_say_how_long_a_prompt_may_be_and_follow_the_active_version() -> 
         HTTP.post(f"{url}/v1/policies", json={"policy": "large-only", "params": {}})
         HTTP.put(f"{url}/v1/policies/active", json={"version": "large-only@1"})
         until(lambda: HTTP.get(f"{url}/v1/models/baton").json()["max_model_len"] == 1024)
-    with serving(service(contexts=unknown)) as url:
+    with serving(service(facts={"small": None})) as url:
         assert HTTP.get(f"{url}/v1/models/baton").json()["max_model_len"] is None
 
 
@@ -402,13 +335,10 @@ def test_models_say_what_is_to_know_of_the_deployment() -> None:
 
 
 def test_a_model_that_still_loads_is_named_at_once() -> None:
-    async def loading(names: Any) -> list[str]:
-        return [name for name in names if name == "large"]
-
     async def ready() -> dict[str, bool]:
         return {"small": True, "large": False}
 
-    with serving(service(loading=loading, ready=ready)) as url:
+    with serving(service(facts={"large": None}, ready=ready)) as url:
         refused = post(url, {"model": "specreason"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "loading")
         assert "still load: large;" in refused.json()["error"]["message"]
@@ -473,12 +403,6 @@ def test_an_answer_that_is_begun_goes_on(model: str, stop: list[str]) -> None:
         assert kept["question"] == ASKED[0]["content"]
 
 
-def test_stop_and_harmless_parameters(url: str) -> None:
-    body = {"stop": "8", "n": 1, "presence_penalty": 0.0, "response_format": {"type": "text"}}
-    reply = post(url, {**body, "temperature": None, "tools": [], "user": "u", "seed": -1}).json()
-    assert reply["choices"][0]["message"]["content"] == "The answer is"
-
-
 def test_trace(url: str) -> None:
     body = {"user": "ann", "metadata": {"run": "7"}, "seed": 5}
     reply = post(url, body, headers={"x-request-id": "mine-1"})
@@ -534,9 +458,13 @@ def test_metrics(url: str) -> None:
 def test_a_silent_stream_pings() -> None:
     slow = service(scripted(delay=0.03), patience=Patience(ping_s=0.01))
     with serving(slow) as url:
-        text = post(url, {"stream": True}).text
-        assert ": ping\n\n" in text
-        assert text.endswith("data: [DONE]\n\n")
+        reply = post(url, {"stream": True})
+        assert (reply.headers["cache-control"], reply.headers["x-accel-buffering"]) == (
+            "no-cache",
+            "no",
+        )
+        assert ": ping\n\n" in reply.text
+        assert reply.text.endswith("data: [DONE]\n\n")
         with client(url) as api:
             stream = api.chat.completions.create(model="baton", messages=ASKED, stream=True)
             assert "".join(c.choices[0].delta.content or "" for c in stream) == "The answer is 8."
@@ -552,18 +480,13 @@ def test_readiness() -> None:
 
     with serving(service(ready=ready)) as url:
         reply = HTTP.get(f"{url}/ready")
-        assert reply.status_code == 503
+        assert (reply.status_code, reply.json()["workers"]) == (503, pools)
         assert reply.headers["retry-after"]
-        assert reply.json()["workers"] == pools
         assert reply.json()["error"]["code"] == "not_ready"
         assert HTTP.get(f"{url}/health").status_code == 200
         pools["large"] = True
-        assert HTTP.get(f"{url}/ready").json() == {
-            "ready": True,
-            "workers": pools,
-            "store": True,
-            "degraded": False,
-        }
+        state = {"workers": pools, "store": True, "degraded": False}
+        assert HTTP.get(f"{url}/ready").json() == {"ready": True, **state}
         pools.clear()
         reply = HTTP.get(f"{url}/ready")
         assert reply.status_code == 503
@@ -587,45 +510,29 @@ def test_a_trace_that_is_not_there(url: str, trace_id: str) -> None:
 
 
 def test_deployment_defaults() -> None:
-    made = service(defaults={"specreason": {"threshold": 0}}, default_policy="large-only")
+    made = service(params={"specreason": {"threshold": 0}}, default="large-only")
     with serving(made) as url:
         assert post(url).json()["baton"]["policy"] == "large-only"
         steps = post(url, {"model": "specreason"}).json()["baton"]["steps"]
-        assert all(step["author"] == "small" for step in steps)
-        record = post(url, {"model": "specreason", "policy": {"threshold": 10}}).json()
-        assert any(step["author"] == "large" for step in record["baton"]["steps"])
-    mistakes: list[dict[str, Any]] = [
-        {"default_policy": "nonesuch"},
-        {"defaults": {"nonesuch": {}}},
-        {"defaults": {"specreason": {"threshold": 11}}},
-    ]
-    for wrong in mistakes:
-        with pytest.raises(ConfigError):
-            service(**wrong)
+        assert {step["author"] for step in steps} == {"small"}
+        steps = post(url, {"model": "specreason", "policy": {"threshold": 10}}).json()["baton"]
+        assert "large" in {step["author"] for step in steps["steps"]}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"default": "nonesuch"},
+        {"params": {"nonesuch": {}}},
+        {"params": {"specreason": {"threshold": 11}}},
+    ],
+)
+def test_wrong_defaults_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        service(**wrong)
 
 
 PLAIN = "First, 2+2 is 4.\n\nSo twice that is 8."
-
-
-@pytest.mark.parametrize("model", ["specreason", "large-only"])
-def test_without_a_thought_the_steps_are_the_content(model: str) -> None:
-    pair = [Scripted(story=("", PLAIN), thinks=False) for _ in range(2)]
-    with serving(service(*pair)) as url, client(url) as api:
-        reply: Any = api.chat.completions.create(model=model, messages=ASKED)
-        message, extra = reply.choices[0].message, reply.model_extra["baton"]
-        assert (message.content, message.reasoning_content) == (PLAIN, "")
-        assert (reply.choices[0].finish_reason, extra["forced"]) == ("stop", False)
-        assert reply.usage.completion_tokens_details.reasoning_tokens == 0
-        assert reply.usage.completion_tokens == len(words(PLAIN)) + 1  # and the end
-        assert "".join(step["text"] for step in extra["steps"]) == PLAIN
-        assert extra["answer_steps"] == []
-        chunks = list(api.chat.completions.create(model=model, messages=ASKED, stream=True))
-        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
-        assert "".join(delta.content or "" for delta in deltas) == PLAIN
-        assert len([delta for delta in deltas if delta.content]) > 1
-        assert not any(getattr(delta, "reasoning_content", None) for delta in deltas)
-        kept = HTTP.get(f"{url}/v1/traces/{extra['trace_id']}").json()
-        assert (kept["answer"], kept["reasoning_content"]) == (PLAIN, "")
 
 
 @pytest.mark.virtual_time

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -41,32 +41,40 @@ PHASES: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-def busy(made: Service, phase: str) -> bool:
-    small, large = made.pools.workers["small"], made.pools.workers["large"]
-    assert isinstance(small, Scripted)
-    assert isinstance(large, Scripted)
-    return bool(small.live if phase == "drafting" else large.live)
+def live(made: Service, name: str) -> int:
+    worker = made.pools.workers[name]  # type: ignore[index]
+    return worker.live if isinstance(worker, Scripted) else 0
 
 
 def idle(made: Service) -> bool:
-    workers = [
-        worker.live for worker in made.pools.workers.values() if isinstance(worker, Scripted)
-    ]
-    return made.live.admission.live == 0 and not any(workers) and _gauge(made) == 0
+    running = made.registry.get_sample_value("baton_live_requests")
+    return not (made.live.admission.live or live(made, "small") or live(made, "large") or running)
 
 
-def _gauge(made: Service) -> float | None:
-    return made.registry.get_sample_value("baton_live_requests")
+@contextmanager
+def asked(*args: Any, **more: Any) -> Iterator[list[httpx.Response]]:
+    """Ask by a thread; the reply is there after the block."""
+    replies: list[httpx.Response] = []
+
+    def ask() -> None:
+        with suppress(httpx.HTTPError):
+            replies.append(post(*args, **more))
+
+    asker = threading.Thread(target=ask, daemon=True)
+    asker.start()
+    yield replies
+    asker.join()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("phase", PHASES)
 def test_hang_up(phase: str, stream: bool) -> None:
     small, large, model = PHASES[phase]
+    worker = "small" if phase == "drafting" else "large"
     made = service(small, large, patience=Patience(ping_s=0.1))
     with serving(made) as url:
         connections = [_ask(url, model=model, stream=stream) for _ in range(20)]
-        until(lambda: made.live.admission.live == 20 and busy(made, phase))
+        until(lambda: made.live.admission.live == 20 and live(made, worker))
         pace = made.live.admission.retry_after_s(64)
         for connection in connections:
             connection.close()
@@ -150,61 +158,43 @@ def test_a_reader_that_stopped_reading() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_server_that_stops_says_so(stream: bool) -> None:
     made = service(large=scripted(delay=FOREVER))
-    replies: list[httpx.Response] = []
-
-    def ask(url: str) -> None:
-        with suppress(httpx.HTTPError):
-            replies.append(post(url, {"model": "large-only", "stream": stream}, timeout=120))
-
-    with serving(made, grace_s=0) as url:
-        asker = threading.Thread(target=ask, args=(url,), daemon=True)
-        asker.start()
-        until(lambda: busy(made, "writing"))
-    asker.join()
+    body = {"model": "large-only", "stream": stream}
+    with ExitStack() as stopped:
+        url = stopped.enter_context(serving(made, grace_s=0))
+        with asked(url, body, timeout=120) as replies:
+            until(lambda: live(made, "large"))
+            stopped.close()
     assert idle(made)
     assert "shutting_down" in replies[0].text
     assert replies[0].status_code == (200 if stream else 503)
 
 
 def test_a_service_that_drains_finishes_what_it_has_and_takes_no_more() -> None:
-    made, replies = service(large=scripted(delay=0.5)), list[httpx.Response]()
+    made = service(large=scripted(delay=0.5))
     with serving(made) as url:
-        body = {"model": "large-only", "stream": True}
-        asker = threading.Thread(target=lambda: replies.append(post(url, body)), daemon=True)
-        asker.start()
-        until(lambda: busy(made, "writing"))
-        assert HTTP.get(f"{url}/ready").status_code == 200
-        assert made.live.drain() == 1
-        refused = post(url)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
-        assert int(refused.headers["retry-after"]) >= 1
-        assert HTTP.get(f"{url}/ready").status_code == 503
-        assert HTTP.get(f"{url}/health").status_code == 200
-        asker.join()
+        with asked(url, {"model": "large-only", "stream": True}) as replies:
+            until(lambda: live(made, "large"))
+            assert HTTP.get(f"{url}/ready").status_code == 200
+            assert made.live.drain() == 1
+            refused = post(url)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+            assert int(refused.headers["retry-after"]) >= 1
+            assert HTTP.get(f"{url}/ready").status_code == 503
+            assert HTTP.get(f"{url}/health").status_code == 200
         until(lambda: made.live.drain() == 0)  # a request counts until its last byte was sent
     assert replies[0].text.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_answers_that_are_cut_say_so_and_are_on_record(stream: bool) -> None:
-    patience = Patience(headers_s=0.05)
-    made, replies = (
-        service(large=scripted(delay=FOREVER), patience=patience),
-        list[httpx.Response](),
-    )
-
-    def ask() -> None:
-        body = asking(model="large-only", stream=stream)
-        with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
-            replies.append(reply)
-            reply.read()
-
+    made = service(large=scripted(delay=FOREVER), patience=Patience(headers_s=0.05))
     with serving(made) as url:
-        asker = threading.Thread(target=ask, daemon=True)
-        asker.start()
-        until(lambda: busy(made, "writing") and (replies or not stream))
-        made.shared.watcher._task.get_loop().call_soon_threadsafe(made.live.cut)  # type: ignore[union-attr]
-        asker.join()
+        with asked(url, {"model": "large-only", "stream": stream}) as replies:
+            # A stream has begun as soon as its first response is counted.
+            began = made.registry.get_sample_value
+            name, labels = "baton_http_responses_total", {"code": "200"}
+            until(lambda: live(made, "large") and (began(name, labels) or not stream))
+            made.shared.watcher._task.get_loop().call_soon_threadsafe(made.live.cut)  # type: ignore[union-attr]
         until(lambda: idle(made))
         (outcome,) = HTTP.get(f"{url}/v1/traces").json()["data"]
     assert "shutting_down" in replies[0].text

@@ -7,24 +7,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import WorkerUnavailable
-from orchestrator.types import Sampling
+from orchestrator.http.planning import ModelFacts
+from orchestrator.types import PartialSampling, Sampling
 from tests.orchestrator.serving import HTTP, post, service, serving
 
 OWN = Sampling(0.6, 0.95, 20)
 
 
-async def own() -> Sampling:
-    return OWN
-
-
-async def unknown() -> Sampling:
-    raise WorkerUnavailable("no replica answered")
-
-
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving(service(sampling=own)) as url:
+    with serving(service(facts={"large": ModelFacts(sampling=OWN)})) as url:
         yield url
 
 
@@ -58,9 +50,16 @@ def test_a_response_says_what_it_was_drawn_with(url: str) -> None:
     assert (told["temperature"], told["top_p"]) == (0.6, 0.5)
 
 
-def test_what_is_not_known_is_not_guessed() -> None:
-    with serving(service(sampling=unknown)) as url:
+def test_a_file_with_all_of_it_goes_before_the_checkpoint() -> None:
+    whole = PartialSampling(0.1, 0.2, 3)
+    known = {"large": ModelFacts(sampling=OWN)}
+    with serving(service(facts=known, sampling=whole)) as url:
+        assert sampling(url, {}) == Sampling(0.1, 0.2, 3)
+    with serving(service(facts=known, sampling=PartialSampling(top_p=0.5))) as url:
+        assert sampling(url, {}) == Sampling(0.6, 0.5, 20)
+
+
+def test_a_policy_without_the_large_model_does_not_wait_for_its_sampling() -> None:
+    with serving(service(facts={"large": None})) as url:
         assert post(url).status_code == 503
-        assert sampling(url, {"model": "small-only"}).is_greedy  # it does without the large one
-        assert post(url, {"temperature": 0}).status_code == 200
-        assert post(url, {"temperature": 1, "top_p": 1, "top_k": 0}).status_code == 200
+        assert sampling(url, {"model": "small-only"}).is_greedy

@@ -54,7 +54,7 @@ def pair() -> Iterator[dict[str, EngineWorker]]:
 
 @pytest.fixture(scope="module")
 def url(pair: dict[str, EngineWorker]) -> Iterator[str]:
-    made = service(pair["small"], pair["large"], defaults=ARGS.policy.params)
+    made = service(pair["small"], pair["large"], params=ARGS.policy.params)
     with serving(made) as url:
         yield url
 

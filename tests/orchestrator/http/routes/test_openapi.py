@@ -28,7 +28,7 @@ HIDDEN = {"/docs", "/openapi.json", "/", "/ui", "/ui/{file:path}"}
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving(service(defaults={"specreason": {"threshold": 3}})) as url:
+    with serving(service(params={"specreason": {"threshold": 3}})) as url:
         yield url
 
 

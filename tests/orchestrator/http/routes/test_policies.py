@@ -17,7 +17,7 @@ from tests.orchestrator.serving import HTTP, client, post, service, serving, unt
 
 @pytest.fixture
 def made() -> Service:
-    return service(defaults={"specreason": {"step_tokens": 40}})
+    return service(params={"specreason": {"step_tokens": 40}})
 
 
 @pytest.fixture
