@@ -20,11 +20,12 @@ from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from deploy.service.config import Args, WorkerSpec
+from deploy.service.config import Args
 from deploy.service.notes import notes
 from deploy.service.pools import TIMEOUT_S, WorkerViews
-from deploy.service.scaling import by_load
+from deploy.service.scaling import scaling
 from deploy.service.stores import open_store, store_deployment
+from deploy.service.worker_spec import WorkerSpec
 from deploy.service.workers import connect_worker, load_worker
 from deploy.telemetry.logs import join_serve
 from deploy.telemetry.metrics import RayExporter, count_replicas, scrape, worker_exporter
@@ -32,8 +33,8 @@ from deploy.telemetry.tracing import headers, open_spans
 from orchestrator.errors import ConfigError
 from orchestrator.http.app import create_app
 from orchestrator.http.errors import HttpError
-from orchestrator.http.planning import Catalog
-from orchestrator.http.service import LiveRequests, Pools, Service
+from orchestrator.http.planning import Catalog, Pools
+from orchestrator.http.service import LiveRequests, Service
 from orchestrator.http.settings import HttpSettings
 from orchestrator.loop.actions import WorkerName
 from policies import POLICIES
@@ -74,7 +75,7 @@ class Orchestrator:
             name: connect_worker(spec) for name, spec in specs.items() if spec.url is not None
         }
         workers: dict[WorkerName, Any] = {**replicas, **remote}
-        views = WorkerViews(workers, args.sampling)
+        views = WorkerViews(workers)
         orchestrator = args.orchestrator
         self._service = Service(
             Catalog(
@@ -84,14 +85,7 @@ class Orchestrator:
                 methods=args.workers.methods(),
                 speculation=args.workers.speculation(),
             ),
-            Pools(
-                workers,
-                ready=views.ready,
-                loading=views.loading,
-                contexts=views.contexts,
-                sampling=views.sampling,
-                efforts=views.efforts,
-            ),
+            Pools(workers, views.ready, views.facts, args.sampling),
             HttpSettings(
                 args.limits,
                 orchestrator.reasoning_field,
@@ -185,7 +179,7 @@ def build(args: Args) -> Application:
         name: deployment(
             f"{name.capitalize()}Worker",
             partial(_load, spec),
-            scaling=by_load(spec.replicas, spec.rows),
+            scaling=scaling(spec.replicas),
             nodes=spec.nodes,
             size=ReplicaSize(
                 spec.rows,
@@ -206,7 +200,7 @@ def build(args: Args) -> Application:
     orchestrator = serve.deployment(
         Orchestrator,
         name="Orchestrator",
-        **args.orchestrator.replicas.scaling(args.limits.concurrent),
+        **scaling(args.orchestrator.replicas, args.limits.concurrent),
         # Admission is ours, with an OpenAI error; Serve's own limit answers in plain text and is
         # the outer fuse only: once it has blown, Serve's router hands on four requests a second.
         max_ongoing_requests=2 * args.limits.concurrent + BESIDE,

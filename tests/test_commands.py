@@ -17,7 +17,8 @@ from pydantic import TypeAdapter
 from typer.core import TyperGroup
 
 from deploy.cli.main import app
-from deploy.service.config import Args, WorkerSpec
+from deploy.service.config import Args
+from deploy.service.worker_spec import WorkerSpec
 from orchestrator.experiments.documents import Experiment
 from policies import POLICIES
 from tests.test_imports import ROOT

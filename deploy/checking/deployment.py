@@ -21,8 +21,9 @@ from ray.serve.schema import RayActorOptionsSchema, ServeDeploySchema
 from deploy.checking.documents import Document, Finding, Path
 from deploy.launch.deployment_file import Deployment, unknown_keys
 from deploy.launch.workers import without_engine
-from deploy.service.config import Args, MethodSpec, WorkerSpec
+from deploy.service.config import Args
 from deploy.service.notes import uncalibrated
+from deploy.service.worker_spec import MethodSpec, WorkerSpec
 from deploy.service.workers import WITH_VLLM
 from orchestrator.errors import ConfigError
 from orchestrator.validation import error_text, unknown

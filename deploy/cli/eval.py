@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from deploy.evaluation.clients import RequestOptions
     from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Problem, Turn
     from deploy.evaluation.evaluation_log import EvaluationLog
-    from deploy.service.config import Speculation
+    from deploy.service.worker_spec import Speculation
 
 
 class Unanswered(BatonError):

@@ -14,7 +14,7 @@ from orchestrator.errors import ConfigError, InvalidRequest
 if TYPE_CHECKING:
     from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.clients import Client, RequestOptions
-    from deploy.service.config import Speculation, Workers
+    from deploy.service.worker_spec import Speculation, Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def large_speculation(
         ConfigError, InvalidRequest: no such method or parameter, or no model that drafts.
     """
     from deploy.evaluation.candidates import Candidate
-    from deploy.service.config import Speculation
+    from deploy.service.worker_spec import Speculation
 
     if workers.large.url is not None:
         if text is not None:

@@ -156,7 +156,8 @@ async def _plan(sources: dict[WorkerName, Source]) -> DeploymentPlan:
     """A plan, whose workers have been checked."""
     from deploy.launch.plan import look, plan
     from deploy.launch.sizes import Machine
-    from deploy.service.config import Workers, explain
+    from deploy.service.config import explain
+    from deploy.service.worker_spec import Workers
     from orchestrator.errors import ConfigError
 
     here = any(source.url is None for source in sources.values())

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from deploy.evaluation.call_log import CallLog
 from deploy.launch.workers import close, open_worker
-from deploy.service.config import Workers
+from deploy.service.worker_spec import Workers
 from orchestrator.loop.actions import WorkerName
 from orchestrator.types import (
     ENDED,

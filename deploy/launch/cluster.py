@@ -18,8 +18,8 @@ from deploy.launch.deployment_file import Deployment
 from deploy.launch.meanwhile import answering
 from deploy.launch.ray_node import NotServing, descendants, is_daemon, logs, own_ray, runs
 from deploy.launch.watch import Watch
-from deploy.service.config import Workers
 from deploy.service.scaling import gpus_for
+from deploy.service.worker_spec import Workers
 from orchestrator.errors import BatonError
 
 READY_S = 300.0  # to answer, once Serve says that everything runs

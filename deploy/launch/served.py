@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from deploy.launch.source import Source
-from deploy.service.config import WorkerSpec, explain
+from deploy.service.config import explain
+from deploy.service.worker_spec import WorkerSpec
 from deploy.service.workers import connect, connect_worker
 from orchestrator.errors import BatonError, ConfigError, Unsupported
 from workers.remote.capabilities import ServerCapabilities

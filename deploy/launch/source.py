@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from deploy.service.config import WorkerSpec
+from deploy.service.worker_spec import WorkerSpec
 from orchestrator.errors import ConfigError
 from orchestrator.validation import unknown
 

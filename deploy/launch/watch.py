@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from deploy.service.config import Workers
+from deploy.service.worker_spec import Workers
 from workers.remote.address import checked
 
 ASK_EVERY_S = 5.0  # between two looks at servers, by the service's own /ready

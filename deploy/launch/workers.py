@@ -7,8 +7,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from deploy.service.config import Workers, WorkerSpec
 from deploy.service.extras import want
+from deploy.service.worker_spec import Workers, WorkerSpec
 from deploy.service.workers import WITH_VLLM, connect_worker, load_worker
 from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName

@@ -3,6 +3,7 @@
 In reading order:
 
 - `config`: the deployment file's `args`, typed: every key, its default and its checks.
+- `worker_spec`: the file's `workers`.
 - `calibration`: thresholds that were measured on a pair of models, and the pair's name.
 - `overrides`: the environment's settings in place of a file's.
 - `store_spec`: the file's `store`, which replicas of the orchestrator share.
@@ -14,7 +15,7 @@ In reading order:
 - `scaling`: how many replicas a worker's pool should have.
 - `proxy`: middleware before Serve's own HTTP handling: retries, errors in OpenAI's form, bodies.
 - `starting`: what the proxy answers before a replica of the orchestrator does.
-- `body_room`: bounds the memory for large bodies in the proxy.
+- `bodies`: gathers bodies in the proxy, in bounded memory.
 - `recent_refusals`: API keys whose last request got 429: the proxy gives the next ones the same.
 - `http_protocol`: connections of the proxy, with limits on the size and time of headers.
 """

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel
 
 from orchestrator.errors import ConfigError
 from workers.text.gguf_tokenizer import is_gguf
@@ -21,10 +21,6 @@ PLACES = 64  # parts read of a GGUF file, since tuning may change neither of its
 
 
 class CalibratedPolicy(BaseModel):
-    """One policy's calibrated parameters."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
     params: dict[str, Any]
 
 
@@ -35,9 +31,7 @@ class Calibration(BaseModel):
     the target.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    baton_calibration: int = Field(ge=1, le=1)
+    baton_calibration: Literal[1]
     pair: dict[str, str]
     policies: dict[str, CalibratedPolicy]
     unmet: dict[str, Any] = {}
@@ -57,7 +51,7 @@ def read(path: Path) -> Calibration:
         return Calibration.model_validate(json.loads(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, ValidationError):
+    except ValueError:
         raise ConfigError(
             f"{path}: expected a file that `baton calibrate` or `baton learn` wrote"
         ) from None

@@ -10,7 +10,8 @@ from policies.coin import Coin
 from workers.embedded.remarks import TOY
 
 if TYPE_CHECKING:
-    from deploy.service.config import Args, Workers
+    from deploy.service.config import Args
+    from deploy.service.worker_spec import Workers
 
 
 def notes(args: Args) -> list[str]:

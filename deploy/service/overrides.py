@@ -11,25 +11,23 @@ import yaml
 PREFIX, INSIDE = "BATON_", "__"
 
 
-def overridden(given: Mapping[str, Any], fields: Collection[str]) -> dict[str, Any]:
+def overridden(given: Mapping[str, Any], fields: Collection[str]) -> Mapping[str, Any]:
     """Return settings with those of the environment in their place.
 
-    Args:
-        fields: the names at the top; variables of other names are not ours to read.
-            A blank variable does not count; the text `null` removes a setting.
+    Variables whose first name is not in `fields` are not ours to read. A blank one does not count;
+    the text `null` removes a setting.
 
     Raises:
         ValueError: a variable names a field inside of what is no object in the file.
     """
-    found = dict(given)
     for name, text in sorted(os.environ.items()):
-        top, *inner = name.removeprefix(PREFIX).lower().split(INSIDE)
-        if name.startswith(PREFIX) and top in fields and text.strip():
-            found = _put(found, [top, *inner], _value(text), name)
-    return found
+        path = name.removeprefix(PREFIX).lower().split(INSIDE)
+        if name.startswith(PREFIX) and path[0] in fields and text.strip():
+            given = _put(given, path, _value(text), name)
+    return given
 
 
-def _put(settings: Any, path: list[str], value: Any, name: str) -> dict[str, Any]:
+def _put(settings: Any, path: list[str], value: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(settings, Mapping):
         raise ValueError(f"${name}: expected an object in the file to hold {path[0]}, got a value")
     first, *rest = path

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.service.config import Replicas
+from deploy.service.worker_spec import Replicas
 
 LOOK_BACK_S = 15.0
 """Seconds over which a replica's load is averaged; fewer if the delays are shorter."""
@@ -28,17 +28,26 @@ def gpus_for(shares: list[float]) -> int:
     return len(free)
 
 
-def by_load(replicas: Replicas, rows: int) -> dict[str, Any]:
-    """Return options of `serve.deployment` for replicas of `rows` sequences each."""
-    options = replicas.scaling(rows)
-    if (config := options.get("autoscaling_config")) is not None:
-        del config["target_ongoing_requests"]
+def scaling(replicas: Replicas, calls: int | None = None) -> dict[str, Any]:
+    """Return options of `serve.deployment`. A replica is full at `calls` calls, or by its load
+    (`PoolLoad`) if None."""
+    if replicas.min == replicas.max:
+        return {"num_replicas": replicas.min}
+    config: dict[str, Any] = {
+        "min_replicas": replicas.min,
+        "max_replicas": replicas.max,
+        "upscale_delay_s": replicas.up_after_s,
+        "downscale_delay_s": replicas.down_after_s,
+    }
+    if calls is not None:
+        config["target_ongoing_requests"] = replicas.full_at * calls
+    else:
         config["look_back_period_s"] = max(2.0, min(LOOK_BACK_S, replicas.down_after_s))
         config["policy"] = {
             "policy_function": "deploy.service.scaling.PoolLoad",
             "policy_kwargs": {"full_at": replicas.full_at},
         }
-    return options
+    return {"autoscaling_config": config}
 
 
 class PoolLoad:

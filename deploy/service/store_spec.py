@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
+from deploy.service.worker_spec import refusing
 from orchestrator.errors import ConfigError
 from orchestrator.validation import StrictModel
 from workers.remote.address import checked
@@ -21,17 +22,11 @@ PASSWORD = "BATON_REDIS_PASSWORD"  # noqa: S105 (a name, no password)
 class StoreSpec(StrictModel):
     """The store that replicas share; a deployment file may give the url alone."""
 
-    url: str = Field(default="memory", description="memory, redis://... or rediss://...")
-    password_env: str | None = Field(
-        default=None,
-        description=f"with redis: the environment's variable with its password; {PASSWORD} if set",
-    )
-    prefix: str = Field(
-        default="baton:",
-        pattern=r"^[A-Za-z0-9._:{}-]{1,64}$",
-        description="with redis: how every key begins",
-    )
-    trace_ttl_s: float = Field(default=86_400.0, gt=0, description="seconds that traces are kept")
+    url: str = "memory"  # memory, redis://... or rediss://...
+    password_env: str | None = None  # with redis: the variable with its password; None: `PASSWORD`
+    # With redis: how every key begins.
+    prefix: str = Field(default="baton:", pattern=r"^[A-Za-z0-9._:{}-]{1,64}$")
+    trace_ttl_s: float = Field(default=86_400.0, gt=0)  # how long traces are kept
 
     @model_validator(mode="after")
     def _known(self) -> StoreSpec:
@@ -42,11 +37,9 @@ class StoreSpec(StrictModel):
         scheme = self.url.partition("://")[0]
         if scheme not in ("redis", "rediss"):
             raise ValueError(f"must be `memory` or redis://..., not {scheme!r}")
-        self.redis("")
-        try:
+        with refusing():
+            self.redis("")
             path = checked(self.url).path.strip("/")
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
         if path and not re.fullmatch(r"[0-9]+", path):
             raise ValueError("url: expected redis://HOST:PORT/DATABASE, the database a number")
         return self
@@ -55,10 +48,7 @@ class StoreSpec(StrictModel):
         """Return a client of the server, not connected yet."""
         from orchestrator.state.redis import RedisStore  # slow, and not needed for a memory store
 
-        try:
-            return RedisStore(self.url, password=password, prefix=self.prefix)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
+        return RedisStore(self.url, password=password, prefix=self.prefix)
 
     def password(self) -> str | None:
         """Return the server's password; None if the environment has none.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deploy.service.config import WorkerSpec
 from deploy.service.extras import want
+from deploy.service.worker_spec import WorkerSpec
 from orchestrator.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,12 +14,11 @@ if TYPE_CHECKING:
     from workers.remote.server import Server
     from workers.worker import EngineWorker, ModelWorker
 
-
+# What to do if vLLM is not installed.
 WITH_VLLM = (
     "`make setup GPU=1` makes an environment that has it (.venv-gpu/bin/baton), or say "
     "engine: builtin"
 )
-"""What to do if vLLM is not installed."""
 
 
 def load_worker(spec: WorkerSpec, share: float | None = None) -> EngineWorker[LocalBackend]:
@@ -33,7 +32,10 @@ def load_worker(spec: WorkerSpec, share: float | None = None) -> EngineWorker[Lo
     # Here, not above: the orchestrator and the command line need no torch (seconds, and memory).
     from workers.text.thinking import parse_thinking
 
+    assert spec.model is not None
+    method, *also = [{"method": one.method, **one.params} for one in spec.speculation.offered]
     settings: dict[str, Any] = {
+        "speculation": method,
         "device": spec.device,
         "dtype": None if spec.dtype == "auto" else spec.dtype,
         "rows": spec.rows,
@@ -43,38 +45,29 @@ def load_worker(spec: WorkerSpec, share: float | None = None) -> EngineWorker[Lo
         "share": spec.gpu if share is None else share,
         "thinking": parse_thinking(spec.thinking),
     }
-    assert spec.model is not None
-    if spec.runs_vllm:
-        return _load_vllm(spec, spec.model, settings)
-    want("engine", spec.model, "torch", "transformers")
-    from transformers.utils.logging import disable_progress_bar
+    if not spec.runs_vllm:
+        want("engine", spec.model, "torch", "transformers")
+        from transformers.utils.logging import disable_progress_bar
 
-    from workers.engine.loading import load
+        from workers.engine.loading import load
 
-    disable_progress_bar()
-    method, *also = [{"method": one.method, **one.params} for one in spec.speculation.offered]
-    return load(spec.model, speculation=method, also=also, **settings)
+        disable_progress_bar()
+        return load(spec.model, also=also, **settings)
 
-
-def _load_vllm(
-    spec: WorkerSpec, model: str, settings: dict[str, Any]
-) -> EngineWorker[LocalBackend]:
     from workers.embedded.checkpoints import resolve
 
     try:
-        from workers.vllm.loading import load
+        from workers.vllm.loading import load as load_vllm
     except ImportError as error:
         raise ConfigError(
             f"the engine vllm (auto on cuda) cannot be imported: {error}; {WITH_VLLM}"
         ) from error
-    method = {"method": spec.speculation.method, **spec.speculation.params}
     if spec.lacks_draft_model:
         raise ConfigError("speculation.params.model: is missing; name a draft model")
     if spec.speculation.method == "draft_model":
         method["model"] = str(resolve(method["model"]))
-    return load(
-        model,
-        speculation=method,
+    return load_vllm(
+        spec.model,
         tensor_parallel=spec.tensor_parallel,
         pipeline_parallel=spec.pipeline_parallel,
         engine_args=spec.engine_args,

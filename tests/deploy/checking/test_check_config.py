@@ -12,7 +12,7 @@ import pytest
 
 from deploy.checking.files import check, rendering_tool
 from deploy.launch import workers
-from deploy.service.config import WorkerSpec
+from deploy.service.worker_spec import WorkerSpec
 from deploy.service.workers import connect_worker
 from orchestrator.errors import ConfigError
 from tests.deploy.conftest import ROOT

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deploy.evaluation.cached_worker import CachedWorker, cached_pair, opened_pair
-from deploy.service.config import Workers
+from deploy.service.worker_spec import Workers
 from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event, RequestCompleted, TextDelta

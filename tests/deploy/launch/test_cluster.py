@@ -14,7 +14,7 @@ from ray import serve
 from deploy.launch import cluster
 from deploy.launch.cluster import NodeDied, NotServing, RunningService, _gist, _want_gpus
 from deploy.launch.meanwhile import answering
-from deploy.service.config import Workers
+from deploy.service.worker_spec import Workers
 from tests.deploy.conftest import free_port
 
 CPU = {"model": "embedded:small"}

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from deploy.launch import watch
 from deploy.launch.watch import Watch
-from deploy.service.config import Workers
+from deploy.service.worker_spec import Workers
 from tests.workers.remote.vllm_like import serving
 
 HERE = {"model": "embedded:small"}

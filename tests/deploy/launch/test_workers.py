@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,7 @@ from deploy.cli.pair import large_speculation
 from deploy.launch import workers
 from deploy.launch.deployment_file import load
 from deploy.service import extras
-from deploy.service import workers as service_workers
-from deploy.service.config import Workers, WorkerSpec
+from deploy.service.worker_spec import Workers, WorkerSpec
 from orchestrator.errors import ConfigError, InvalidRequest
 from tests.deploy.conftest import ROOT
 from workers.engine import loading
@@ -27,10 +27,12 @@ def spec(**more: Any) -> WorkerSpec:
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Of the GPU, as engines are given them; none is loaded."""
     given: list[float] = []
-    monkeypatch.setattr(
-        service_workers, "_load_vllm", lambda _, __, settings: given.append(settings["share"])
-    )
-    monkeypatch.setattr(loading, "load", lambda model, **options: given.append(options["share"]))
+
+    def load(model: str, **options: Any) -> None:
+        given.append(options["share"])
+
+    monkeypatch.setitem(sys.modules, "workers.vllm.loading", SimpleNamespace(load=load))
+    monkeypatch.setattr(loading, "load", load)
     return given
 
 

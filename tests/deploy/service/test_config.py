@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from ray.serve.config import AutoscalingConfig
 
 from deploy.launch.deployment_file import DEFAULT_FILE, load
-from deploy.service.config import LOSSY, Args, Auth, MethodSpec, Replicas, Workers, WorkerSpec
+from deploy.service.config import Args, Auth
+from deploy.service.worker_spec import LOSSY, MethodSpec, Workers, WorkerSpec
 from orchestrator.errors import ConfigError
 from orchestrator.http.auth import Access, Keys
 from orchestrator.types import TokenPrices
@@ -193,16 +193,6 @@ def test_a_worker_may_be_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("K", " secret ")
     assert spec.key() == "secret"
     assert "secret" not in repr(spec)
-
-
-def test_replicas_are_a_number_or_a_range() -> None:
-    workers = load(DEFAULT_FILE).args.workers
-    assert workers.large.replicas.scaling(8) == {"num_replicas": 1}
-    options = Replicas.model_validate({"min": 1, "max": 4, "full_at": 0.5}).scaling(8)
-    config = AutoscalingConfig(**options["autoscaling_config"])
-    assert (config.min_replicas, config.max_replicas) == (1, 4)
-    assert config.target_ongoing_requests == 4
-    assert Replicas.model_validate({"min": 2, "max": 2}).scaling(8) == {"num_replicas": 2}
 
 
 def test_without_keys_only_loopback(tmp_path: Path) -> None:

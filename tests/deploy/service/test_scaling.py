@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ray.serve.config import AutoscalingConfig
 
-from deploy.service.config import Replicas
-from deploy.service.scaling import LOOK_BACK_S, PoolLoad, by_load
+from deploy.service.scaling import LOOK_BACK_S, PoolLoad, scaling
+from deploy.service.worker_spec import Replicas
 
 
 def context(*loads: float, target: int = 3) -> Any:
@@ -34,14 +34,16 @@ def test_replicas_that_have_said_nothing_yet_change_nothing(metrics: Any) -> Non
 
 
 def test_a_fixed_number_is_not_scaled() -> None:
-    assert by_load(Replicas(min=2, max=2), rows=8) == {"num_replicas": 2}
+    assert scaling(Replicas.model_validate(2)) == {"num_replicas": 2}
 
 
 def test_what_serve_makes_of_it() -> None:
     given = Replicas(min=1, max=4, full_at=0.5, up_after_s=7, down_after_s=90)
-    config = AutoscalingConfig(**by_load(given, rows=8)["autoscaling_config"])
+    config = AutoscalingConfig(**scaling(given)["autoscaling_config"])
     assert (config.min_replicas, config.max_replicas) == (1, 4)
     assert (config.upscale_delay_s, config.downscale_delay_s) == (7, 90)
     assert config.look_back_period_s == LOOK_BACK_S
     policy = config.policy.get_policy()(**config.policy.policy_kwargs)
     assert policy(context(1.0)) == (2.0, {})
+    by_calls = AutoscalingConfig(**scaling(given, 8)["autoscaling_config"])
+    assert by_calls.target_ongoing_requests == 4

@@ -221,82 +221,67 @@ def test_promtool_finds_nothing(text: bytes) -> None:
     assert done.returncode == 0, done.stderr
 
 
-SERIES = {  # one that makes each alert fire, as promtool writes series
+SERIES = {  # one that makes each alert fire, as promtool writes series, without `ray_baton_`
     "BatonDown": [],
-    "BatonPoolEmpty": ['ray_baton_worker_replicas{worker="large"} 0x90'],
+    "BatonPoolEmpty": ['worker_replicas{worker="large"} 0x90'],
     "BatonRequestsFail": [
-        'ray_baton_requests_total{outcome="unavailable"} 0+1x90',
-        'ray_baton_requests_total{outcome="stop"} 0+20x90',
+        'requests_total{outcome="unavailable"} 0+1x90',
+        'requests_total{outcome="stop"} 0+20x90',
     ],
     "BatonRefuses": [
-        'ray_baton_http_responses_total{code="429"} 0+1x90',
-        'ray_baton_http_responses_total{code="200"} 0+10x90',
+        'http_responses_total{code="429"} 0+1x90',
+        'http_responses_total{code="200"} 0+10x90',
     ],
     "BatonOrchestratorBusy": [
-        "ray_baton_orchestrator_replicas 2x90",
-        "ray_baton_orchestrator_cpu_seconds_total 0+114x90",
+        "orchestrator_replicas 2x90",
+        "orchestrator_cpu_seconds_total 0+114x90",
     ],
     "BatonPoolFull": [
-        'ray_baton_worker_queued{worker="small"} 64x90',  # no more wait in a replica
-        'ray_baton_worker_rows{worker="small"} 256x90',
+        'worker_queued{worker="small"} 64x90',  # no more wait in a replica
+        'worker_rows{worker="small"} 256x90',
     ],
     "BatonPrefixesLost": [
-        'ray_baton_worker_affine_calls_total{worker="large"} 0+80x90',
-        'ray_baton_worker_later_calls_total{worker="large"} 0+100x90',
+        'worker_affine_calls_total{worker="large"} 0+80x90',
+        'worker_later_calls_total{worker="large"} 0+100x90',
     ],
     "BatonCacheTooSmall": [
-        'ray_baton_worker_prefixes{worker="large"} 30x90',
-        'ray_baton_worker_slots{worker="large"} 16x90',
+        'worker_prefixes{worker="large"} 30x90',
+        'worker_slots{worker="large"} 16x90',
     ],
-    "BatonCallsLost": ['ray_baton_lost_calls_total{worker="large"} 0+3x90'],
+    "BatonCallsLost": ['lost_calls_total{worker="large"} 0+3x90'],
     "BatonSharingDoesNotPay": [
-        'ray_baton_steps_total{author="small",accepted="true"} 0+10x90',
-        'ray_baton_steps_total{author="small",accepted="false"} 0+90x90',
+        'steps_total{author="small",accepted="true"} 0+10x90',
+        'steps_total{author="small",accepted="false"} 0+90x90',
     ],
-    "BatonConfigurationOld": ["ray_baton_config_age_seconds 0+60x90"],
-    "BatonNotInEffect": ["ray_baton_config_set_aside 0x70 1x20"],
-    "BatonOutcomesLost": ['ray_baton_store_lost_total{kind="event"} 0x70 1x20'],
-    "BatonArmStopped": ['ray_baton_experiment_arms_stopped_total{experiment="trial"} 0x70 1x20'],
+    "BatonConfigurationOld": ["config_age_seconds 0+60x90"],
+    "BatonNotInEffect": ["config_set_aside 0x70 1x20"],
+    "BatonOutcomesLost": ['store_lost_total{kind="event"} 0x70 1x20'],
+    "BatonArmStopped": ['experiment_arms_stopped_total{experiment="trial"} 0x70 1x20'],
 }
 
 
 @promtool
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_every_alert_fires_when_it_should(rule: dict[str, Any], tmp_path: Path) -> None:
-    def series(lines: list[str]) -> list[dict[str, str]]:
-        pairs = (line.rpartition(" ") for line in lines)
-        return [{"series": name, "values": values} for name, _, values in pairs]
-
     lines = SERIES[rule["alert"]]
-    if rule["alert"] != "BatonDown" and "ray_baton_orchestrator_replicas" not in str(lines):
-        lines = ["ray_baton_orchestrator_replicas 1x90", *lines]
+    if rule["alert"] != "BatonDown" and "orchestrator_replicas" not in str(lines):
+        lines = ["orchestrator_replicas 1x90", *lines]
+    pairs = [line.partition(" ") for line in lines]
+    series = [{"series": f"ray_baton_{name}", "values": values} for name, _, values in pairs]
     labels = rule["labels"] | dict(re.findall(r'(worker|kind|experiment)="(\w+)"', str(lines)))
-    quiet = tmp_path / "rules.yaml"  # without annotations, which would have to be spelled out here
-    groups = {"groups": [{"name": "x", "rules": [
-        {key: value for key, value in one.items() if key != "annotations"} for one in RULES
-    ]}]}  # fmt: skip
-    quiet.write_text(yaml.safe_dump(groups))
+    quiet = [{key: one[key] for key in one if key != "annotations"} for one in RULES]
+    rules = tmp_path / "rules.yaml"  # annotations would have to be spelled out below
+    rules.write_text(yaml.safe_dump({"groups": [{"name": "x", "rules": quiet}]}))
+    expected = [
+        {
+            "eval_time": "80m",
+            "alertname": other["alert"],
+            "exp_alerts": [{"exp_labels": labels}] if other is rule else [],
+        }
+        for other in RULES
+    ]
+    test = {"interval": "1m", "input_series": series, "alert_rule_test": expected}
     file = tmp_path / "test.yaml"
-    file.write_text(
-        yaml.safe_dump(
-            {
-                "rule_files": [str(quiet)],
-                "tests": [
-                    {
-                        "interval": "1m",
-                        "input_series": series(lines),
-                        "alert_rule_test": [
-                            {
-                                "eval_time": "80m",
-                                "alertname": other["alert"],
-                                "exp_alerts": [{"exp_labels": labels}] if other is rule else [],
-                            }
-                            for other in RULES
-                        ],
-                    }
-                ],
-            }
-        )
-    )
+    file.write_text(yaml.safe_dump({"rule_files": [str(rules)], "tests": [test]}))
     done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

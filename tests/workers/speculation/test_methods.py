@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from deploy.lab.pair.generation import generate
-from deploy.service.config import LOSSY
+from deploy.service.worker_spec import LOSSY
 from orchestrator.errors import WorkerError
 from orchestrator.types import Sampling, StopCriteria
 from tests.workers.conftest import head_folder, make_adapter, save_head
