@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import yaml
 from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _SERIES: Final = Path(__file__).with_name("worker_metrics.yaml").read_text(encoding="utf-8")
 COUNTERS, GAUGES, BY_POSITION = yaml.safe_load(_SERIES).values()
+EMPTY: Final = "baton_worker_replicas"
 ORCHESTRATORS: Final = "1 for each HTTP replica; the sum is how many there are."
 TIMEOUT_S: Final = 1.0  # seconds for a replica to answer, or /metrics lacks it
 LEAST: Final = sys.float_info.min  # makes a counter's series, and changes no sum
@@ -63,8 +65,7 @@ def worker_families(worker: WorkerName, stats: Mapping[str, int]) -> list[Metric
 def count_replicas(registry: CollectorRegistry, pools: Iterable[WorkerName]) -> None:
     """Register the series that counts an HTTP replica, and a 0 for each pool that may be empty."""
     Gauge("baton_orchestrator_replicas", ORCHESTRATORS, registry=registry).set(1)
-    text = GAUGES["replicas"]
-    replicas = Gauge("baton_worker_replicas", text, ("worker",), registry=registry)
+    replicas = Gauge(EMPTY, GAUGES["replicas"], ("worker",), registry=registry)
     for worker in pools:
         replicas.labels(worker).set(0)
 
@@ -85,51 +86,44 @@ class RayExporter:
         A failure is only logged: a replica that cannot export its metrics still serves.
         """
         try:
-            self._export(families)
+            for family in families:
+                if family.samples:
+                    self._export(family)
         except Exception:
             log.exception("the metrics of this replica could not be exported")
 
-    def _export(self, families: Iterable[Metric]) -> None:
-        for family in families:
-            if not family.samples:
-                continue
-            if family.name not in self._metrics:
-                self._metrics[family.name] = _ray_metric(family)
-            metric = self._metrics[family.name]
-            if family.type == "histogram":
-                self._observe(metric, family)
-            elif family.type == "gauge":
-                for sample in family.samples:
-                    metric.set(sample.value, sample.labels)
-            else:
-                self._count(metric, family)
-
-    def _count(self, metric: Any, family: Metric) -> None:
+    def _export(self, family: Metric) -> None:
+        metric = self._metrics.get(family.name)
+        if metric is None:
+            metric = self._metrics[family.name] = _ray_metric(family)
+        below = 0.0  # of a histogram's buckets, which are cumulative
         for sample in family.samples:
-            if sample.name.endswith("_total"):
+            if family.type == "gauge":
+                metric.set(sample.value, sample.labels)
+            elif family.type == "histogram":
+                below = self._observe(metric, sample, below)
+            elif sample.name.endswith("_total"):
                 is_new, more = self._increase(sample)
                 # Ray accepts no 0. A new counter is exported all the same, so that `increase`
                 # sees its first count.
                 if more > 0 or is_new:
                     metric.inc(max(more, LEAST), sample.labels)
 
-    def _observe(self, metric: Any, family: Metric) -> None:
-        """Repeat new observations, each with the upper bound of its bucket.
+    def _observe(self, metric: Any, sample: Sample, below: float) -> float:
+        """Repeat a bucket's new observations, each with the bucket's upper bound; return how many
+        there are in this bucket and those below.
 
         Ray keeps only the bucket of an observation, so buckets and counts are exact, and `_sum` is
         computed from the buckets' middles.
         """
-        below = 0.0
-        for sample in family.samples:
-            if not sample.name.endswith("_bucket"):
-                below = 0.0
-                continue
-            _, more = self._increase(sample)  # buckets are cumulative
-            labels = dict(sample.labels)
-            bound = float(labels.pop("le"))
-            for _ in range(round(more - below)):
-                metric.observe(min(bound, sys.float_info.max), labels)
-            below = more
+        if not sample.name.endswith("_bucket"):
+            return 0.0
+        _, more = self._increase(sample)
+        labels = dict(sample.labels)
+        bound = float(labels.pop("le"))
+        for _ in range(round(more - below)):
+            metric.observe(min(bound, sys.float_info.max), labels)
+        return more
 
     def _increase(self, sample: Sample) -> tuple[bool, float]:
         """Return whether a sample is new, and its increase since the last call."""
@@ -165,36 +159,31 @@ async def _series(replicas: DeploymentHandle) -> list[Any]:
     return [one async for one in answers if not isinstance(one, BaseException)]
 
 
+async def _statuses(pool: ReplicaWorker) -> list[ReplicaStatus]:
+    try:
+        return await pool.statuses()
+    except WorkerUnavailable:
+        return []
+
+
 def metrics_text(
     replicas: Iterable[tuple[str, Iterable[Metric]]], answering: Collection[str] = ()
 ) -> bytes:
     """Return several replicas' series as Prometheus text, each with the label `replica`.
 
-    The 0 that stands for an empty pool is left out for pools that are `answering`.
+    The 0 of an empty pool is left out for pools that are `answering`.
     """
     merged: dict[str, Metric] = {}
     for replica, families in replicas:
         for family in families:
-            if family.name not in merged:
-                merged[family.name] = Metric(family.name, family.documentation, family.type)
+            one = Metric(family.name, family.documentation, family.type)
+            one = merged.setdefault(family.name, one)
             for sample in family.samples:
-                is_placeholder = (
-                    sample.name == "baton_worker_replicas"
-                    and sample.value == 0
-                    and sample.labels["worker"] in answering
-                )
-                if not sample.name.endswith("_created") and not is_placeholder:
-                    labels = {**sample.labels, "replica": replica}
-                    merged[family.name].add_sample(sample.name, labels, sample.value)
-    return generate_latest(_Families(merged.values()))
-
-
-class _Families(Collector):
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._families
+                name, labels, value = sample.name, sample.labels, sample.value
+                of_empty = name == EMPTY and value == 0 and labels["worker"] in answering
+                if not name.endswith("_created") and not of_empty:
+                    one.add_sample(name, {**labels, "replica": replica}, value)
+    return generate_latest(cast("Collector", SimpleNamespace(collect=merged.values)))
 
 
 def _ray_metric(family: Metric) -> Any:
@@ -208,10 +197,3 @@ def _ray_metric(family: Metric) -> Any:
         )
     kind = metrics.Gauge if family.type == "gauge" else metrics.Counter
     return kind(family.name, family.documentation, labels)  # Ray adds `_total` to counters
-
-
-async def _statuses(pool: ReplicaWorker) -> list[ReplicaStatus]:
-    try:
-        return await pool.statuses()
-    except WorkerUnavailable:
-        return []

@@ -219,12 +219,9 @@ class AnswerResponse(Response):
                 raise _ClientGone from None
 
         incoming, live = self._incoming, self._service.live
-        names = {
-            incoming.request_id,
-            incoming.trace_id,
-            self._ask.api.id_prefix + incoming.trace_id,
-        }
-        with about(trace_id=incoming.trace_id), live.hurry(names, incoming.key) as hurry:
+        trace_id = incoming.trace_id
+        names = {incoming.request_id, trace_id, self._ask.api.id_prefix + trace_id}
+        with about(trace_id=trace_id), live.hurry(names, incoming.key) as hurry:
             async with self._service.admit(self._ask, incoming) as (choices, place):
                 self._answers = [Answer(self._service, one, place, hurry) for one in choices]
                 writer = asyncio.create_task(self._write(bounded, place))
@@ -234,7 +231,7 @@ class AnswerResponse(Response):
                     self._cut = True
                     watch.cancel()
 
-                self._service.live.cuts.add(cut)
+                live.cuts.add(cut)
                 try:
                     await asyncio.wait({writer, watch}, return_when=asyncio.FIRST_COMPLETED)
                 except asyncio.CancelledError:
@@ -242,7 +239,7 @@ class AnswerResponse(Response):
                     await self._report_shutdown(scope, receive, send)
                     raise
                 finally:
-                    self._service.live.cuts.remove(cut)
+                    live.cuts.remove(cut)
                     await stop(watch, writer)
                 if not writer.cancelled():
                     writer.result()
@@ -279,7 +276,7 @@ class AnswerResponse(Response):
             failed = shown.body["error"]
             if isinstance(error, WorkerError) and error.worker is not None:
                 failed = failed | {"worker": error.worker}  # for the record only
-            self._record_failure(failed, events.failed)
+            self._record("failed", failed, events.failed)
             if not self._started:
                 raise
             log.error("trace %s broke off: %s", self._incoming.trace_id, describe(error))
@@ -336,15 +333,11 @@ class AnswerResponse(Response):
         self._ended, self._sent_at = not more, perf_counter()
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
-    def _record(self, status: str, error: Json | None = None) -> None:
-        for answer in self._answers:
-            answer.record(status, error)
-
-    def _record_failure(self, error: Json, failed: int | None) -> None:
-        """Record that answer `failed` (None: all) failed, and cancelled the unfinished others."""
+    def _record(self, status: str, error: Json | None = None, failed: int | None = None) -> None:
+        """Record how the answers ended. If one `failed`, the unfinished others were cancelled."""
         for index, answer in enumerate(self._answers):
             if failed in (None, index):
-                answer.record("failed", error)
+                answer.record(status, error)
             else:
                 answer.record("cancelled" if answer.response.completed is None else "finished")
 

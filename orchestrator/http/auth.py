@@ -12,36 +12,30 @@ import hmac
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Final
 
 from orchestrator.errors import ConfigError
 from orchestrator.http.api import APIS, KEY_HEADERS
 from orchestrator.http.errors import HttpError
 
+# Probes, and the console, a page without data. Not /metrics: it shows load and names of policies,
+# and Prometheus can send a bearer token.
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/", "/ui", "/docs"})
-"""Paths without a key: those of probes, and the console, a page without data. /metrics is not one:
-it shows load and policy names, and Prometheus can send a bearer token."""
-OPEN_FILES: Final = "/ui/"
-"""The path of the console's files."""
-
+OPEN_FILES: Final = "/ui/"  # the console's
 USER_PATHS: Final = frozenset({"/v1/feedback", *(path for api in APIS for path in api.paths)})
 """What an API key may post to; every other change needs the admin key."""
-_ANSWER_NOW: Final = re.compile(r"/v1/requests/[^/]+/answer")
-"""What an API key may post to as well: only its own requests are found there."""
+_ANSWER_NOW: Final = re.compile(r"/v1/requests/[^/]+/answer")  # a key finds its own requests there
+# What an API key may read, of the traces only its own. The rest shows what others do: policies,
+# experiments with their salts, the audit log.
 USER_READS: Final = ("/v1/models", "/v1/traces")
-"""Paths under `/v1/` that an API key may read, of the traces only its own. The rest shows what
-others do: policies, experiments with their salts, the audit log."""
 READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-
 _KEY: Final = re.compile(r"[!-~]+")
-_AT_REST: Final = re.compile(r"sha256:([0-9a-f]{64})")
-"""A key's digest, which a file may hold instead of the key."""
+_AT_REST: Final = re.compile(r"sha256:([0-9a-f]{64})")  # a digest in place of the key
 
 
 class Keys:
-    """Valid keys, given as they are or as `sha256:` and the hex digits of the digest.
-
-    Only digests are kept.
+    """Valid keys, given as they are or as `sha256:` and the digest's hex digits; digests are kept.
 
     Raises:
         ConfigError: a key is empty or cannot be sent in an Authorization header, or two have the
@@ -52,8 +46,8 @@ class Keys:
         given = tuple(keys)
         if not all(_KEY.fullmatch(key) for key in given):
             raise ConfigError("an API key must be printable ASCII without spaces, and not empty")
-        self._digests = tuple({_stored(key): None for key in given})
-        if len({digest.hex()[:8] for digest in self._digests}) < len(self._digests):
+        self._digests = tuple(dict.fromkeys(map(_stored, given)))
+        if len({digest[:4] for digest in self._digests}) < len(self._digests):
             raise ConfigError("two API keys have one short name: make another in place of one")
 
     def __eq__(self, other: object) -> bool:
@@ -107,18 +101,18 @@ class Access:
         Raises:
             HttpError: 401, no valid key; 403, this key may not do that.
         """
-        open_path = path in OPEN_PATHS or (path.startswith(OPEN_FILES) and method in READ_METHODS)
+        asks, reads = is_for_users(path), method in READ_METHODS
+        open_path = path in OPEN_PATHS or (path.startswith(OPEN_FILES) and reads)
         if open_path or not (self.users or self.admins or self.observers):
             return None
         user, admin, observer = (
             keys.owner(authorization) for keys in (self.users, self.admins, self.observers)
         )
-        asks, reads = is_for_users(path), method in READ_METHODS
+        own = asks or (reads and not needs_observer(path))
         if admin is not None:
             return admin
         if observer is not None and reads:
             return observer
-        own = asks or (reads and not needs_observer(path))
         if (own and user is not None) or (not self.users and (own or reads)):
             return user
         if user is None and observer is None:
@@ -130,24 +124,16 @@ class Access:
                 headers={"www-authenticate": "Bearer"},
             )
         if reads:
-            raise HttpError(
-                403,
-                "this needs an observer's key or an admin key (auth: observer_keys_env)",
-                code="observer_key_required",
-            )
-        if asks:
-            raise HttpError(
-                403,
-                "this needs an API key or an admin key: an observer's key reads, and sends nothing",
-                code="api_key_required",
-            )
-        raise HttpError(
-            403,
-            "this needs an admin key"
-            if self.admins
-            else "this needs an admin key, and the deployment names none (auth: admin_key_env)",
-            code="admin_key_required",
-        )
+            code = "observer_key_required"
+            needs = "an observer's key or an admin key (auth: observer_keys_env)"
+        elif asks:
+            code = "api_key_required"
+            needs = "an API key or an admin key: an observer's key reads, and sends nothing"
+        else:
+            code, needs = "admin_key_required", "an admin key"
+            if not self.admins:
+                needs += ", and the deployment names none (auth: admin_key_env)"
+        raise HttpError(403, f"this needs {needs}", code=code)
 
 
 def is_for_users(path: str) -> bool:
@@ -157,7 +143,12 @@ def is_for_users(path: str) -> bool:
 
 def needs_observer(path: str) -> bool:
     """Return whether reading a path needs an observer's or an admin key."""
-    return path == "/metrics" or (
-        path.startswith("/v1/")
-        and not any(path == read or path.startswith(f"{read}/") for read in USER_READS)
-    )
+    own = any(path == read or path.startswith(f"{read}/") for read in USER_READS)
+    return path == "/metrics" or (path.startswith("/v1/") and not own)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from ipaddress import ip_address
 from time import perf_counter
 from typing import Final
 
@@ -20,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.errors import describe
 from orchestrator.http.api import api_at, credentials, error_response
-from orchestrator.http.auth import is_for_users
+from orchestrator.http.auth import is_for_users, is_loopback
 from orchestrator.http.errors import EXPOSED, HttpError, http_error
 from orchestrator.http.service import Service
 from orchestrator.telemetry.logs import about
@@ -68,7 +67,10 @@ class RequestMiddleware:
 
         key = None
         try:
-            if self._service.settings.loopback and not _names_loopback(headers.get("host", "")):
+            named = _HOST.fullmatch(headers.get("host", "").lower())
+            if self._service.settings.loopback and not (
+                named and is_loopback(named[1] or named[2])
+            ):
                 raise HttpError(
                     421,
                     "without API keys this service answers to localhost alone (Host header)",
@@ -117,13 +119,3 @@ class CrossOrigin:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         await (self._users if is_for_users(path) else self._others)(scope, receive, send)
-
-
-def _names_loopback(host: str) -> bool:
-    """Return whether a Host header, the name in a browser's address bar, is this machine's."""
-    named = _HOST.fullmatch(host.lower())
-    name = (named[1] or named[2]) if named else ""
-    try:
-        return name == "localhost" or ip_address(name).is_loopback
-    except ValueError:
-        return False

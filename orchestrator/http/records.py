@@ -14,18 +14,12 @@ from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.timeline import CallSpan
 from orchestrator.types import Message
 
-OUTCOMES: Final = "outcomes"
-"""The store's stream of outcomes."""
-OUTCOMES_OF: Final = "outcomes-of/"
-"""The stream of the outcomes of one API key's requests is this and the key's name."""
-OUTCOMES_OF_KEPT: Final = 2000
-"""Outcomes kept in that stream."""
-REWARDS: Final = "rewards"
-"""The stream of rewards, a separate one: many rewards of one answer displace no outcome."""
-BRIEF: Final = 2000
-"""Characters kept of a text that is shortened."""
-LAST: Final = 8
-"""Messages kept of a conversation that is shortened."""
+OUTCOMES: Final = "outcomes"  # the store's stream of outcomes
+OUTCOMES_OF: Final = "outcomes-of/"  # with a key's name: the stream of that key's requests
+OUTCOMES_OF_KEPT: Final = 2000  # entries of that stream
+REWARDS: Final = "rewards"  # a separate stream: many rewards of one answer displace no outcome
+BRIEF: Final = 2000  # characters kept of a text that is shortened
+LAST: Final = 8  # messages kept of a conversation that is shortened
 
 
 def record(
@@ -108,10 +102,9 @@ def outcome(
 ) -> Json:
     """Return a request's outcome, an event for experiments; times in ms, None if they never came.
 
-    `status` is finished, failed or cancelled. `refused`: the request itself was at fault.
-    `overrides` names the policy's parameters that the request set; such a request says little about
-    the version. `accepted` is the accepted share of judged drafts; `prompt_tokens` are those
-    computed, not cached. `speculation` is the large worker's method, marked if it is lossy.
+    `refused`: the request itself was at fault. `overrides` names the policy's parameters that the
+    request set; such a request says little about the version. `accepted` is the accepted share of
+    judged drafts; `prompt_tokens` are those computed, not cached.
     """
     metrics, plan = response.metrics, choice.plan
     return {

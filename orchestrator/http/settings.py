@@ -22,27 +22,18 @@ REASONING_FIELDS: Final[dict[ReasoningField, tuple[str, ...]]] = {
 class ServiceLimits(StrictModel):
     """The limits of one replica: `limits` of the deployment file."""
 
-    concurrent: int = Field(default=64, ge=1, description="answers at once; one more waits")
-    wait_s: float = Field(
-        default=1.0,
-        ge=0,
-        description="seconds a request waits for a place before it gets 429; up to ten times as "
-        "long for a key that has less than an equal share of the places",
-    )
-    prompt_tokens: int | None = Field(
-        default=None,
-        ge=1,
-        description="prompt tokens of one key's requests at once; more get 429. None: no limit",
-    )
-    max_tokens: int = Field(default=2048, ge=1, description="cap if a request names none")
-    max_tokens_cap: int = Field(default=32_768, ge=1, description="the most a request may name")
-    choices: int = Field(default=16, ge=1, description="the most answers (n) a request may want")
-    deadline_s: float = Field(default=600.0, gt=0, description="wall time of a request, seconds")
-    body_bytes: int = Field(default=1 << 20, ge=1024, description="a larger body gets 413")
-    complete: bool = Field(
-        default=False,
-        description="503 instead of an answer made without a worker that the policy asked for",
-    )
+    concurrent: int = Field(default=64, ge=1)  # answers at once; one more waits
+    # Seconds until a request that waits for a place gets 429; up to ten times as long for a key
+    # with less than an equal share of the places.
+    wait_s: float = Field(default=1.0, ge=0)
+    # Prompt tokens of one key's requests at once; more get 429. None: no limit.
+    prompt_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int = Field(default=2048, ge=1)  # if a request names no cap
+    max_tokens_cap: int = Field(default=32_768, ge=1)  # the most that a request may name
+    choices: int = Field(default=16, ge=1)  # the most answers (n) that a request may want
+    deadline_s: float = Field(default=600.0, gt=0)  # wall time of a request
+    body_bytes: int = Field(default=1 << 20, ge=1024)  # a larger body gets 413
+    complete: bool = False  # 503 instead of an answer made without a worker that the policy called
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +52,18 @@ class HttpSettings:
 
     `reasoning_field` names the fields of a message that hold the thought; by default one, since
     clients that read both show it twice. Unless `strict`, parameters that cannot be honoured are
-    left out with a warning. `cors_origins` are the origins of web pages that may use the service
-    from a browser; "*": all. `proxy_adds_request_id`: a proxy adds `x-request-id` to responses, as
-    Serve's does. `loopback`: the Host header must name this machine, so that no other site's page
-    can use the service. Traces stay in the store for `trace_ttl_s` seconds. A policy's `max_cost`
-    is counted at these `prices`. `remarks` is added to answers, by the answer (`Request`). `notes`
-    are sentences about the deployment, for users.
+    left out with a warning. `loopback`: the Host header must name this machine, so that no other
+    site's page can use the service.
     """
 
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     reasoning_field: ReasoningField = "reasoning_content"
     strict: bool = True
-    cors_origins: Sequence[str] = ()
-    proxy_adds_request_id: bool = False
+    cors_origins: Sequence[str] = ()  # of web pages that may use the service; "*": all
+    proxy_adds_request_id: bool = False  # to responses, as Serve's does
     loopback: bool = False
-    trace_ttl_s: float = 24 * 3600.0
-    prices: TokenPrices | None = None
-    remarks: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[str] = ()
+    trace_ttl_s: float = 24 * 3600.0  # how long traces stay in the store
+    prices: TokenPrices | None = None  # at which a policy's `max_cost` is counted
+    remarks: Mapping[str, str] = field(default_factory=dict)  # added to an answer, by the answer
+    notes: Sequence[str] = ()  # sentences about the deployment, for users
     patience: Patience = Patience()

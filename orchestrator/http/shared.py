@@ -50,17 +50,13 @@ class Shared:
 
     async def start(self) -> None:
         """Start to follow the store; one that does not answer delays this only shortly."""
-        await self.watcher.start()
-        await self.outbox.start()
-        await self.shadows.start()
-        await self.experimenter.start()
+        for part in (self.watcher, self.outbox, self.shadows, self.experimenter):
+            await part.start()
 
     async def stop(self) -> None:
         """Write what waits for the store, then close it."""
-        await self.experimenter.stop()
-        await self.shadows.stop()
-        await self.watcher.stop()
-        await self.outbox.stop()
+        for part in (self.experimenter, self.shadows, self.watcher, self.outbox):
+            await part.stop()
         await self.store.aclose()
 
     @property

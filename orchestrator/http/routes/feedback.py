@@ -34,7 +34,7 @@ async def record_if_first(
         Conflict: one is known, and it differs.
     """
     name = f"feedback/{trace_id_of(feedback.trace_id)}/{key or 'anybody'}"
-    value = str(feedback.reward)
+    value = str(feedback.reward).encode()
     try:
         before = await outbox.get(name)
     except StoreError:
@@ -42,9 +42,9 @@ async def record_if_first(
     # Another request may have rated it meanwhile.
     before = outbox.waiting(name) or before
     if before is None or not _is_reward(before):
-        outbox.put(name, value.encode(), ttl_s=ttl_s)
+        outbox.put(name, value, ttl_s=ttl_s)
         return True
-    if before != value.encode():
+    if before != value:
         raise Conflict("conflicting feedback exists; the first is kept")
     return False
 

@@ -41,8 +41,7 @@ def described(
     form: ErrorForm = OPENAI_ERRORS,
     streams: bool = False,
 ) -> Json:
-    """Return the arguments of a route's decorator; `errors` are those that only this route has
-    (`describe` adds the common ones)."""
+    """Return the arguments of a route's decorator; `describe` adds the errors common to routes."""
     responses: dict[int, Json] = {error: {"model": form.schema} for error in errors}
     if streams:
         responses[status] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}

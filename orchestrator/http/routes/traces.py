@@ -23,11 +23,8 @@ from orchestrator.http.routes.openapi import described
 from orchestrator.http.service import Service
 from orchestrator.state.foreign import json_object
 
-SEARCHED: Final = 2000
-"""How many of the latest outcomes a filter searches."""
-QUESTION: Final = 200
-"""Characters of a question that the list shows."""
-
+SEARCHED: Final = 2000  # of the latest outcomes, by a filter
+QUESTION: Final = 200  # characters of a question that the list shows
 _TRACE_ID: Final = r"[A-Za-z0-9._-]{1,128}"
 
 
@@ -95,43 +92,35 @@ async def read_record(service: Service, request: Request, trace_id: str) -> tupl
     Raises:
         HttpError: 404, there is none, it is no longer kept, or it is another key's.
     """
-    trace_id, found = trace_id_of(trace_id), None
-    if re.fullmatch(_TRACE_ID, trace_id):
-        found = await service.shared.outbox.get(trace_name(trace_id))
-    record = None if found is None else await _parsed(service, trace_id, found)
-    if found is None or record is None:
-        raise _no_trace()
-    if record.get("key") != request.state.key and not service.access.sees_all(
-        credentials(request.headers)
-    ):
-        raise _no_trace()
-    return found, record
-
-
-def _no_trace() -> HttpError:
-    return HttpError(404, "no such trace, or no longer kept", code="trace_not_found")
+    trace_id = trace_id_of(trace_id)
+    kept = await _kept(service, trace_id) if re.fullmatch(_TRACE_ID, trace_id) else None
+    if kept is not None:
+        own = kept[1].get("key") == request.state.key
+        if own or service.access.sees_all(credentials(request.headers)):
+            return kept
+    raise HttpError(404, "no such trace, or no longer kept", code="trace_not_found")
 
 
 async def _question(service: Service, trace_id: str) -> str | None:
     """Return the beginning of a request's question; None if its record is no longer kept."""
     try:
-        found = await service.shared.outbox.get(trace_name(trace_id))
+        kept = await _kept(service, trace_id)
     except StoreError:
         return None
+    return None if kept is None else kept[1]["question"][:QUESTION]
+
+
+async def _kept(service: Service, trace_id: str) -> tuple[bytes, Json] | None:
+    """Return a record; None if there is none, or Baton did not write it."""
+    found = await service.shared.outbox.get(trace_name(trace_id))
     if found is None:
         return None
-    record = await _parsed(service, trace_id, found)
-    return None if record is None else record["question"][:QUESTION]
-
-
-async def _parsed(service: Service, trace_id: str, found: bytes) -> Json | None:
-    """Return a record as JSON; None if Baton did not write it."""
     try:
         record = await asyncio.to_thread(json.loads, found)  # it may be long
     except (ValueError, RecursionError):
         record = None
     if isinstance(record, dict) and isinstance(record.get("question"), str):
-        return record
+        return found, record
     service.shared.foreign.skip(trace_name(trace_id))
     return None
 
