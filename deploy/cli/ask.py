@@ -17,7 +17,8 @@ from deploy.cli.pair import Pair
 
 if TYPE_CHECKING:
     from deploy.evaluation.candidates import Candidate
-    from deploy.evaluation.clients import CompletedAnswer, RequestOptions
+    from deploy.evaluation.clients import RequestOptions
+    from deploy.evaluation.evaluate import EvaluatedAnswer
 
 
 def ask(
@@ -59,7 +60,7 @@ async def _ask(
     options: RequestOptions,
     as_json: bool,
 ) -> None:
-    from deploy.evaluation.clients import CompletedAnswer
+    from deploy.evaluation.evaluate import EvaluatedAnswer
     from orchestrator.loop.events import StepCompleted, TextDelta
 
     console = Console(highlight=False, quiet=as_json, soft_wrap=True)
@@ -74,32 +75,31 @@ async def _ask(
         ):
             draft.truncate(0)
             async for item in items:
+                if isinstance(item, EvaluatedAnswer):
+                    answer = item
+                    continue
                 if isinstance(item, TextDelta) and pair.url is None:
                     continue  # its step follows
-                if isinstance(item, StepCompleted | TextDelta):
-                    phase = item.step.phase if isinstance(item, StepCompleted) else item.phase
-                    shown = "thought" if phase == "thought" else shown
-                    if phase not in (shown, "advice"):
-                        continue
+                phase = item.step.phase if isinstance(item, StepCompleted) else item.phase
+                shown = "thought" if phase == "thought" else shown
+                if phase not in (shown, "advice"):
+                    continue
                 if isinstance(item, StepCompleted):
                     draft.truncate(0)
                     live.console.print(format_step(item.step))
-                elif isinstance(item, TextDelta):
+                else:
                     draft.append(item.text)
-                elif isinstance(item, CompletedAnswer):
-                    completed = item
     if as_json:
-        steps = [asdict(step) for step in completed.answer.steps]
-        print_json({"answer": completed.answer.text, "steps": steps, "metrics": completed.summary})
+        steps = [asdict(step) for step in answer.steps]
+        print_json({"answer": answer.text, "steps": steps, "metrics": answer.summary})
     else:
-        _conclude(console, completed)
+        _conclude(console, answer)
 
 
-def _conclude(console: Console, completed: CompletedAnswer) -> None:
-    summary = completed.summary
-    rate = summary["acceptance_rate"]
+def _conclude(console: Console, answer: EvaluatedAnswer) -> None:
+    summary = answer.summary
     console.print()
-    console.print(completed.answer.text or "(no answer)", style="bold", markup=False)
+    console.print(answer.text or "(no answer)", style="bold", markup=False)
     console.print()
     small, large = summary["small_tokens"], summary["large_tokens"]
     parts = [
@@ -107,7 +107,7 @@ def _conclude(console: Console, completed: CompletedAnswer) -> None:
         f"{small} small and {large} large tokens",
         f"{summary['discarded_tokens']} of {small + large} discarded",
     ]
-    if rate is not None:
+    if (rate := summary["acceptance_rate"]) is not None:
         parts.append(f"{rate:.0%} of the drafts accepted")
     if summary["forced"]:
         parts.append("the thought was cut short")

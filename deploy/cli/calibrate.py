@@ -6,8 +6,9 @@ import asyncio
 import json
 from contextlib import AsyncExitStack, closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -15,7 +16,10 @@ from rich.console import Console
 from deploy.cli.common import (
     AsJson,
     Config,
+    Limit,
     MaxTokens,
+    Problems,
+    Seed,
     bar,
     print_json,
     print_table,
@@ -27,31 +31,14 @@ from orchestrator.errors import BatonError, InvalidRequest, Unsupported
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deploy.evaluation.calibrator import JudgeCalibration
     from deploy.evaluation.candidates import Candidate
-    from deploy.evaluation.evaluate import Problem
-    from deploy.evaluation.threshold_search import CalibrationTarget, Range
+    from deploy.evaluation.evaluate import Question
+    from deploy.evaluation.threshold_search import CalibrationTarget, Measure, Range
     from deploy.service.config import Args
 
-VERSION = 1
-DEFAULT_LIMIT = 50
 
-Share = Annotated[
-    float | None,
-    typer.Option(
-        min=0.0,
-        max=1.0,
-        help="At most this part of the tokens that the large model generates alone.",
-    ),
-]
-Agreement = Annotated[
-    float | None,
-    typer.Option(min=0.0, max=1.0, help="At least this part of answers as the large model alone."),
-]
-Accuracy = Annotated[
-    float | None,
-    typer.Option(min=0.0, max=1.0, help="At least this part of right answers, where known."),
-]
+def _share(text: str) -> Any:
+    return typer.Option(min=0.0, max=1.0, help=text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +63,30 @@ def calibrate(
             "policy with a threshold."
         ),
     ] = None,
-    target_large_share: Share = None,
-    target_agreement: Agreement = None,
-    target_accuracy: Accuracy = None,
-    problems: Annotated[
-        str, typer.Option(help="FILE.jsonl with a question a line, or builtin:dev.")
-    ] = "builtin:dev",
-    limit: Annotated[
-        int | None, typer.Option(min=1, help=f"How many questions; default {DEFAULT_LIMIT}.")
+    target_large_share: Annotated[
+        float | None,
+        _share("At most this part of the tokens that the large model generates alone."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Which problems a builtin set draws.")] = 0,
+    target_agreement: Annotated[
+        float | None, _share("At least this part of answers as the large model alone.")
+    ] = None,
+    target_accuracy: Annotated[
+        float | None, _share("At least this part of right answers, if they are known.")
+    ] = None,
+    problems: Problems = "builtin:dev",
+    limit: Limit = 50,
+    seed: Seed = 0,
     parameter: Annotated[
         str | None, typer.Option(help="Another parameter than the policy's own threshold.")
     ] = None,
     bounds: Annotated[
-        str | None, typer.Option("--range", help="LOW,HIGH to search, where the field has none.")
+        str | None, typer.Option("--range", help="LOW,HIGH to search, if the field has none.")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write the calibration file; the models' answers are kept beside it, so that a "
-            "run that is broken off goes on."
+            help="Write the calibration file; the models' answers are kept beside it, so that an "
+            "interrupted run continues."
         ),
     ] = None,
     max_tokens: MaxTokens = None,
@@ -121,24 +111,38 @@ def calibrate(
 
       baton calibrate --policy bild --parameter rollback --range 0.5,10 --target-accuracy 0.9
     """
-    from deploy.evaluation.grading import Scored
     from deploy.evaluation.problems import for_figures, load_problems
+    from deploy.evaluation.threshold_search import CalibrationTarget
     from deploy.launch.deployment_file import DEFAULT_FILE, load_args
 
-    target = _target(target_large_share, target_agreement, target_accuracy)
+    shares = {
+        "large_share": target_large_share,
+        "agreement": target_agreement,
+        "accuracy": target_accuracy,
+    }
+    targets = [
+        CalibrationTarget(cast("Measure", measure), value)
+        for measure, value in shares.items()
+        if value is not None
+    ]
+    if len(targets) != 1:
+        raise InvalidRequest(
+            "give one target: --target-large-share, --target-agreement or --target-accuracy"
+        )
+    (target,) = targets
     if for_figures(problems):
         raise InvalidRequest(f"{problems}: nothing is tuned on held-out problems: use builtin:dev")
     args = load_args(config or DEFAULT_FILE)
     searches = _searches(args, policy, parameter, bounds)
-    chosen = load_problems(problems, limit or DEFAULT_LIMIT, seed, answers=False)
-    known = [bool(problem.answer) or isinstance(problem, Scored) for problem in chosen]
-    if target.measure == "accuracy" and not all(known):
+    chosen = load_problems(problems, limit, seed, answers=False)
+    if target.measure == "accuracy" and not all(problem.known for problem in chosen):
         raise InvalidRequest(
             f"{problems}: --target-accuracy needs an answer to every question; "
             "--target-agreement needs none"
         )
     asked = {"problems": problems, "seed": seed, "n": len(chosen), "target": asdict(target)}
     asked["max_tokens"] = max_tokens
+
     options = CalibrationOptions(out, max_tokens, concurrency, skip=not policy)
     document = asyncio.run(_calibrate(args, searches, target, chosen, asked, options))
     if out is not None:
@@ -147,26 +151,12 @@ def calibrate(
         print_json(document)
     else:
         _show(document)
-    _want_met(document, searches, target, every=bool(policy))
-
-
-def _want_met(
-    document: dict[str, Any],
-    searches: Sequence[tuple[Candidate, Range]],
-    target: CalibrationTarget,
-    *,
-    every: bool,
-) -> None:
-    """Whether every policy of this run meets the target, or one at least.
-
-    Raises:
-        Unmet: it is not so.
-    """
-    if not document["searched"]:
+    searched = document["searched"]
+    if not searched:
         raise Unmet("no policy could be calibrated on this pair")
-    missed = [one for one in searches if one[0].policy in document["unmet"]]
-    missed = [one for one in missed if one[0].policy in document["searched"]]
-    if missed and (every or len(missed) == len(document["searched"])):
+    missed = [(one, where) for one, where in searches if one.policy in document["unmet"]]
+    missed = [(one, where) for one, where in missed if one.policy in searched]
+    if missed and (policy or len(missed) == len(searched)):
         candidate, where = missed[0]
         nearest = document["unmet"][candidate.policy][target.measure]
         raise Unmet(
@@ -175,30 +165,10 @@ def _want_met(
         )
 
 
-def _target(
-    large_share: float | None, agreement: float | None, accuracy: float | None
-) -> CalibrationTarget:
-    from deploy.evaluation.threshold_search import CalibrationTarget, Measure
-
-    measures: dict[Measure, float | None] = {
-        "large_share": large_share,
-        "agreement": agreement,
-        "accuracy": accuracy,
-    }
-    given = [
-        CalibrationTarget(name, value) for name, value in measures.items() if value is not None
-    ]
-    if len(given) != 1:
-        raise InvalidRequest(
-            "give one target: --target-large-share, --target-agreement or --target-accuracy"
-        )
-    return given[0]
-
-
 def _searches(
     args: Args, names: Sequence[str] | None, parameter: str | None, bounds: str | None
 ) -> list[tuple[Candidate, Range]]:
-    """The candidates with the range of each."""
+    """Return the candidates with the range of each."""
     from deploy.evaluation.candidates import Candidate, policy_of
     from deploy.evaluation.threshold_search import Range
     from policies import POLICIES
@@ -208,42 +178,50 @@ def _searches(
     if not names:
         names = [name for name, policy in POLICIES.items() if policy.calibrated is not None]
     candidates = [Candidate.parse(name) for name in names]
+    if len({candidate.policy for candidate in candidates}) < len(candidates):
+        raise InvalidRequest("--policy: name each policy once, its parameters after its name")
+    limits = _bounds(bounds)
+    searches = []
     for candidate in candidates:
         if candidate.policy not in POLICIES:
             raise InvalidRequest(f"no policy {candidate.policy!r}; there are {', '.join(POLICIES)}")
-    if len({candidate.policy for candidate in candidates}) < len(candidates):
-        raise InvalidRequest("--policy: each policy once; its parameters go behind its name")
-    limits = _bounds(bounds)
-    searches = []
-    for one in candidates:
-        built = policy_of(args, one)
-        searches.append((one, Range.of(type(built), parameter, limits, built.model_dump())))
-    for candidate, where in searches:
+        built = policy_of(args, candidate)
+        where = Range.of(type(built), parameter, limits, built.model_dump())
         if where.parameter in candidate.params:
             raise InvalidRequest(
                 f"{candidate.label}: {where.parameter} is what is searched for; leave it out, or "
                 "name another with --parameter"
             )
+        searches.append((candidate, where))
     return searches
+
+
+def _bounds(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidRequest(f"--range {text}: want LOW,HIGH such as 0.5,10") from None
+    return low, high
 
 
 async def _calibrate(
     args: Args,
     searches: Sequence[tuple[Candidate, Range]],
     target: CalibrationTarget,
-    problems: Sequence[Problem],
+    problems: Sequence[Question],
     asked: dict[str, Any],
     options: CalibrationOptions,
 ) -> dict[str, Any]:
-    """The calibration file's content."""
+    """Return the calibration file's content."""
     from deploy.evaluation.cached_worker import opened_pair
     from deploy.evaluation.calibration_file import document_of
-    from deploy.evaluation.calibrator import Calibrator, as_json
+    from deploy.evaluation.calibrator import Calibrator
     from deploy.evaluation.candidates import policy_of
     from deploy.evaluation.clients import LocalClient, RequestOptions, ask
     from deploy.evaluation.grading import Grader
     from deploy.service.notes import pair_of
-    from policies import POLICIES
     from policies.judge import Judging
 
     pair = pair_of(args.workers)
@@ -256,77 +234,56 @@ async def _calibrate(
     console = Console(stderr=True, highlight=False)
     log = options.out.with_suffix(".calls.jsonl") if options.out is not None else None
     async with opened_pair(args.workers, pair, log) as workers, AsyncExitStack() as stack:
-        grader = stack.enter_context(closing(Grader()))
         client = LocalClient(args, workers, RequestOptions(options.max_tokens, seed=0))
         shown = stack.enter_context(bar(console))
         calibrator = Calibrator(
             problems,
-            lambda question, which: ask(client, question, which),
-            grader,
+            partial(ask, client),
+            stack.enter_context(closing(Grader())),
             concurrency=options.concurrency,
             tell=console.print,
             progress=lambda label, done: shown.set_label(f"{label}: {done} of {len(problems)}"),
         )
-        ends = await calibrator.ends()
-        judges: dict[str, JudgeCalibration] = {}  # by the question that is asked
-        policies: dict[str, Any] = {}
-        unmet: dict[str, Any] = {}
+        await calibrator.begin()
+        found: dict[str, dict[str, Any]] = {}
         for candidate, where in searches:
-            judge = None
-            if issubclass(POLICIES[candidate.policy], Judging):
-                built = policy_of(args, candidate).model_dump(mode="json", include={"judge"})
-                question = json.dumps(built)
-                if question not in judges:
-                    judges[question] = await calibrator.judge(built)
-                judge = judges[question]
             try:
-                found = await calibrator.threshold(candidate, where, target, judge)
+                built = policy_of(args, candidate)
+                question = built.model_dump(mode="json", include={"judge"})
+                judge = await calibrator.judge(question) if isinstance(built, Judging) else None
+                row = await calibrator.threshold(candidate, where, target, judge)
             except Unsupported as error:
                 if not options.skip:
                     raise
                 console.print(f"{candidate.policy} is left out: {error}")
                 continue
-            row = as_json(found, ends, len(problems)) | asked | _learned(kept, candidate.policy)
-            (policies if found.found.met else unmet)[candidate.policy] = row
-        for name in unmet:  # what met another target does not meet this one
-            kept.pop(name, None)
-            if "learned" in unmet[name]:
-                gate = {"gate": unmet[name]["params"]["gate"]}
-                kept[name] = {"params": gate, "learned": unmet[name]["learned"]}
-        missed = {n: row for n, row in known.get("unmet", {}).items() if n not in policies}
-        return {
-            "baton_calibration": VERSION,
-            "pair": pair,
-            **asked,
-            "searched": [*policies, *unmet],
-            "small_only": asdict(ends[0]),
-            "large_only": asdict(ends[1]),
-            "judge": [
-                asdict(one) | {"tells": one.tells, "verdict": one.verdict()}
-                for judge in judges.values()
-                for one in judge.reports
-            ],
-            "policies": {**kept, **policies},
-            "unmet": {**missed, **unmet},
-            "replayed_calls": sum(worker.replayed for worker in workers.values()),
-            "live_calls": sum(worker.live for worker in workers.values()),
-        }
-
-
-def _learned(known: dict[str, Any], policy: str) -> dict[str, Any]:
-    """What `baton learn` left in the file of a policy's gate."""
-    learned = known.get(policy, {}).get("learned")
-    return {} if learned is None else {"learned": learned}
-
-
-def _bounds(text: str | None) -> tuple[float, float] | None:
-    if text is None:
-        return None
-    try:
-        low, high = (float(part) for part in text.split(","))
-    except ValueError:
-        raise InvalidRequest(f"--range {text}: want LOW,HIGH such as 0.5,10") from None
-    return low, high
+            learned = kept.get(candidate.policy, {}).get("learned")
+            found[candidate.policy] = row | asked | ({"learned": learned} if learned else {})
+    met = {name: row for name, row in found.items() if row["met"]}
+    unmet = {name: row for name, row in found.items() if not row["met"]}
+    for name, row in unmet.items():  # what met another target does not meet this one
+        kept.pop(name, None)
+        if "learned" in row:
+            kept[name] = {"params": {"gate": row["params"]["gate"]}, "learned": row["learned"]}
+    missed = {name: row for name, row in known.get("unmet", {}).items() if name not in met}
+    small, large = calibrator.ends
+    return {
+        "baton_calibration": 1,
+        "pair": pair,
+        **asked,
+        "searched": [*met, *unmet],
+        "small_only": asdict(small),
+        "large_only": asdict(large),
+        "judge": [
+            asdict(one) | {"tells": one.tells, "verdict": one.verdict()}
+            for judge in calibrator.judges.values()
+            for one in judge.reports
+        ],
+        "policies": {**kept, **met},
+        "unmet": {**missed, **unmet},
+        "replayed_calls": sum(worker.replayed for worker in workers.values()),
+        "live_calls": sum(worker.live for worker in workers.values()),
+    }
 
 
 def _show(document: dict[str, Any]) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack, closing
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,27 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deploy.evaluation.candidates import Candidate
-    from deploy.evaluation.clients import RequestOptions
-    from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Problem, Turn
+    from deploy.evaluation.clients import Client
+    from deploy.evaluation.evaluate import EvaluatedAnswer, Question, Turn
     from deploy.evaluation.evaluation_log import EvaluationLog
     from deploy.service.worker_spec import Speculation
 
 
 class Unanswered(BatonError):
     """Some requests of an evaluation failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """What is asked of whom."""
-
-    pair: Pair
-    problems: Sequence[Problem]
-    candidates: Sequence[Candidate]
-    options: RequestOptions
-    concurrency: int
-    recording: bool = False
-    feedback: bool = False
 
 
 def evaluate(
@@ -145,32 +131,26 @@ def evaluate(
     candidates = lineup(_named(policies), _budgets(budget))
     pair = Pair(url, config, speculation, "vanilla")
     method, served_by = _served_by(pair, candidates, max_tokens)
+    transport = "in-process" if url is None else "http"
     about: dict[str, Any] = {
         "problems": problems,
         "seed": seed,
         "concurrency": concurrency,
         "max_tokens": max_tokens,
         "speculation": method,
-        "transport": "in-process" if url is None else "http",
+        "transport": transport,
     }
     if temperature:
         about["temperature"] = temperature
-    settings = {**about, "pair": served_by}
-    file = recordings / "rows.jsonl" if recordings is not None else rows
-    evaluation = Evaluation(
-        pair,
-        chosen,
-        candidates,
-        RequestOptions(max_tokens, temperature, seed),
-        concurrency,
-        recording=recordings is not None,
-        feedback=feedback,
-    )
+    options = RequestOptions(max_tokens, temperature, seed)
+    kept = recordings is not None
+    client = pair.client(options, candidates, recording=kept)
     with TemporaryDirectory() as folder:
-        path = file or Path(folder, "rows.jsonl")
-        log = EvaluationLog(path, settings, candidates, recordings=evaluation.recording)
-        turns = asyncio.run(_run(evaluation, log))
-    table = summarise(candidates, turns, speculation=method, transport=about["transport"])
+        path = recordings / "rows.jsonl" if recordings else rows or Path(folder, "rows.jsonl")
+        settings = {**about, "pair": served_by}
+        with closing(EvaluationLog(path, settings, candidates, chosen, recordings=kept)) as log:
+            turns = asyncio.run(_run(client, chosen, candidates, concurrency, log, feedback))
+    table = summarise(candidates, turns, speculation=method, transport=transport)
     about["n"] = len(chosen)
     console = wide_console()
     show(table, MAIN, console)
@@ -187,65 +167,47 @@ def evaluate(
         raise Unanswered(f"{len(errors)} requests failed; the first: {errors[0]}")
 
 
-async def _run(evaluation: Evaluation, log: EvaluationLog) -> list[Turn]:
+async def _run(
+    opened: AbstractAsyncContextManager[Client],
+    problems: Sequence[Question],
+    candidates: Sequence[Candidate],
+    concurrency: int,
+    log: EvaluationLog,
+    feedback: bool,
+) -> list[Turn]:
     from deploy.evaluation.clients import HttpClient, ask
     from deploy.evaluation.evaluate import RunOptions, run
     from deploy.evaluation.grading import Grader
 
-    problems, candidates = evaluation.problems, evaluation.candidates
-    done = log.resume(problems)
-    lots = len(problems) * len(candidates)
-    past = min(len(done), len(problems)) * len(candidates)
+    if len(log.known) == len(problems) * len(candidates):  # no model need be loaded
+        return [[log.known[at, one] for one in candidates] for at in range(len(problems))]
     async with AsyncExitStack() as stack:
         grader = stack.enter_context(closing(Grader()))
-        stack.enter_context(closing(log))
-        if len(done) >= len(problems):
-            return list(done[: len(problems)])
-        opened = evaluation.pair.client(
-            evaluation.options, candidates, recording=evaluation.recording
-        )
         client = await stack.enter_async_context(opened)
         shown = stack.enter_context(bar(Console(stderr=True, highlight=False)))
-        shown.set_total(lots, past)
-        unsent: list[EvaluationResult] = []  # whose feedback the service does not have yet
+        shown.set_total(len(problems) * len(candidates))
 
-        def keep(index: int, turn: Sequence[EvaluationResult]) -> None:
-            log.add(index, problems[index], turn)
-            if evaluation.feedback:
-                # One that an earlier run has asked for has no trace that is known here.
-                unsent.extend(one for one in turn if one.error is None and one.answer.trace_id)
-
-        async def send_feedback() -> None:
-            assert isinstance(client, HttpClient)
-            sending, unsent[:] = unsent[:], []
-            await asyncio.gather(
-                *(client.send_feedback(one.answer.trace_id, float(one.correct)) for one in sending)
-            )
+        async def keep(index: int, turn: Turn) -> None:
+            log.add(index, turn)
+            if feedback:
+                assert isinstance(client, HttpClient)
+                # What an earlier run asked for has no trace that is known here.
+                sent = [one for one in turn if one.error is None and one.answer.trace_id]
+                await asyncio.gather(
+                    *(client.send_feedback(one.answer.trace_id, float(one.correct)) for one in sent)
+                )
 
         async def fairly(question: str, candidate: Candidate) -> EvaluatedAnswer:
             """Where times count, who comes second must not find the prompt in the prefix cache."""
-            if unsent:
-                await send_feedback()
-            if evaluation.concurrency == 1:
+            if concurrency == 1:
                 client.reset_prefix_cache()
             return await ask(client, question, candidate)
 
-        turns = await run(
-            problems,
-            candidates,
-            fairly,
-            grader.right,
-            RunOptions(
-                concurrency=evaluation.concurrency,
-                done=done,
-                known=log.known,
-                keep=keep,
-                progress=lambda candidate: shown.advance(candidate.label),
-            ),
-        )
-        if unsent:
-            await send_feedback()
-        return turns
+        def progress(candidate: Candidate) -> None:
+            shown.advance(candidate.label)
+
+        options = RunOptions(concurrency, log.known, keep, progress)
+        return await run(problems, candidates, fairly, grader.right, options)
 
 
 def _served_by(
@@ -275,16 +237,14 @@ def _served_by(
         "large": large.checkpoint(),
         "params": args.policy.params,
     }
-    if answering := args.workers.answering():
+    # Settings at their default are left out, as earlier versions did not have them.
+    if answering := workers.answering():
         found["answering"] = answering
-    # What else answers depend on is said only where it is not the default, as earlier versions did
-    # not say it.
     if any(candidate.policy == "baton" for candidate in candidates):
         found |= args.policy.model_dump(include={"default"}, exclude_defaults=True)
     if max_tokens is None:
         found |= args.limits.model_dump(include={"max_tokens"}, exclude_defaults=True)
-    drafting = own.speculation.model_dump(include={"method", "params"}, exclude_defaults=True)
-    if drafting:
+    if drafting := own.speculation.model_dump(include={"method", "params"}, exclude_defaults=True):
         found["small_speculation"] = drafting
     method = large_speculation(workers, pair.speculation, pair.default_speculation)
     return SERVER_METHOD if method is None else _written(method, own.model), found
@@ -301,14 +261,11 @@ def _written(method: Speculation, small: str | None) -> str:
 
 
 def _named(policies: str) -> list[str]:
-    """The policies of the option; `all` stands for every one there is."""
+    """The policies of the option; `all` means every one there is."""
     from policies import POLICIES
 
-    return [
-        name
-        for part in policies.split(",")
-        for name in (POLICIES if part.strip() == "all" else (part,))
-    ]
+    parts = [part.strip() for part in policies.split(",")]
+    return [name for part in parts for name in (POLICIES if part == "all" else (part,))]
 
 
 def _budgets(text: str | None) -> list[int | None]:

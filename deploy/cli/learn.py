@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,10 +17,9 @@ from orchestrator.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deploy.evaluation.cached_worker import CachedWorker
-    from deploy.evaluation.gate_learning import GateExamples, LearnedGateReport
+    from deploy.evaluation.gate_learning import FittedModel, GateExample
     from deploy.evaluation.recording import Recording
-    from orchestrator.loop.actions import WorkerName
+    from deploy.service.config import Workers
 
 learn = typer.Typer(help="Learn from a pair's recorded requests.")
 
@@ -66,73 +65,77 @@ def gate(
       baton calibrate --policy learned-gate --target-agreement 0.95 --problems my.jsonl \\
         --out pair.json
     """
-    from deploy.evaluation.cached_worker import opened_pair
-    from deploy.evaluation.gate_learning import fit, reliability
-    from deploy.service.extras import want
-
-    want("eval", "baton learn", "sklearn")
     from deploy.evaluation.calibration_file import document_of
+    from deploy.evaluation.gate_learning import fit
     from deploy.launch.deployment_file import DEFAULT_FILE, load_args
+    from deploy.service.extras import want
     from deploy.service.notes import pair_of
 
+    want("eval", "baton learn", "sklearn")
     args = load_args(config or DEFAULT_FILE)
     if notes := lossy(args.workers.speculation()):
         raise ConfigError(
             f"{notes[0]}: a gate is learned from the models' own text; name a lossless method"
         )
     pair = pair_of(args.workers)
-    document_of(out, pair)  # refuses a file of another pair before the work
+    known = document_of(out, pair)  # refuses a file of another pair before the work
     found = _recordings(recordings, pair, args.workers.answering())
-    opened = opened_pair(args.workers, pair, out.with_suffix(".calls.jsonl"))
-    examples = asyncio.run(_examples(found, limit, concurrency, opened))
-    report = fit(examples.found)
-    summary = {
+    log = out.with_suffix(".calls.jsonl")
+    examples, failures = asyncio.run(_examples(found, args.workers, log, limit, concurrency))
+    report = fit(examples)
+    models: dict[str, FittedModel[Any]] = {"draft": report.draft, "reading": report.reading}
+    learned: dict[str, Any] = {
         "requests": report.requests,
         "drafts": report.examples,
-        "failed": len(examples.failures),
+        "failed": len(failures),
         "helped": report.helps,
-        **{
-            name: {
-                "auc": round(model.auc, 4),
-                "brier": round(model.brier, 4),
-                "reliability": [
-                    [round(p, 4), round(share, 4), count]
-                    for p, share, count in reliability(model, report.outcomes)
-                ],
-            }
-            for name, model in (("draft", report.draft), ("reading", report.reading))
-        },
     }
-    known = document_of(out, pair)
+    for name, model in models.items():
+        learned[name] = {
+            "auc": round(model.auc, 4),
+            "brier": round(model.brier, 4),
+            "reliability": [[round(p, 4), round(s, 4), n] for p, s, n in model.reliability],
+        }
     known["policies"]["learned-gate"] = {
         "params": {"gate": report.gate.model_dump(mode="json")},
-        "learned": summary,
+        "learned": learned,
     }
     known.get("unmet", {}).pop("learned-gate", None)  # that was another gate
     write(out, json.dumps(known, indent=2) + "\n")
-    _show(report, examples.failures)
+    console = wide_console()
+    console.print(
+        f"{report.requests} questions, {report.examples} drafts; a rewrite would have helped "
+        f"{report.helps}"
+    )
+    if failures:
+        console.print(
+            f"{len(failures)} drafts are left out, the first because: {failures[0]}", markup=False
+        )
+    for name, model in models.items():
+        before = "before" if name == "draft" else "after"
+        console.print(f"{before} reading: AUC {model.auc:.3f}, Brier score {model.brier:.4f}")
+        rows = ((f"{100 * p:.1f}", f"{100 * s:.1f}", n) for p, s, n in model.reliability)
+        print_table(("said %", "helped %", "drafts"), rows)
 
 
 async def _examples(
-    found: Sequence[Recording],
-    limit: int | None,
-    concurrency: int,
-    pair: AbstractAsyncContextManager[dict[WorkerName, CachedWorker]],
-) -> GateExamples:
+    found: Sequence[Recording], workers: Workers, log: Path, limit: int | None, concurrency: int
+) -> tuple[list[GateExample], list[str]]:
+    from deploy.evaluation.cached_worker import opened_pair
     from deploy.evaluation.gate_learning import by_question, examples
     from deploy.evaluation.grading import Grader
+    from deploy.service.notes import pair_of
 
-    async with pair as workers, AsyncExitStack() as stack:
-        grader = stack.enter_context(closing(Grader()))
-        shown = stack.enter_context(bar(Console(stderr=True, highlight=False)))
-        questions = by_question(found)[:limit]
-        return await examples(
-            questions,
-            workers,
-            grader.same,
-            concurrency=concurrency,
-            progress=lambda done: shown.set_label(f"{done} of {len(questions)} questions"),
-        )
+    questions = by_question(found)[:limit]
+    async with opened_pair(workers, pair_of(workers), log) as pair:
+        with closing(Grader()) as grader, bar(Console(stderr=True, highlight=False)) as shown:
+            return await examples(
+                questions,
+                pair,
+                grader.same,
+                concurrency=concurrency,
+                progress=lambda done: shown.set_label(f"{done} of {len(questions)} questions"),
+            )
 
 
 def _recordings(place: Path, pair: dict[str, str], answering: dict[str, Any]) -> list[Recording]:
@@ -148,7 +151,8 @@ def _recordings(place: Path, pair: dict[str, str], answering: dict[str, Any]) ->
 
     logs = sorted(place.glob("**/rows.jsonl"))
     for log in logs:
-        if for_figures(problems := evaluation_log.read(log)[0].get("problems", "")):
+        problems = evaluation_log.read(log)[0].get("problems", "")
+        if for_figures(problems):
             raise ConfigError(
                 f"{log.parent}: expected recordings to learn from, found {problems}, on which "
                 "figures are measured: record builtin:train, or questions of your own"
@@ -171,24 +175,3 @@ def _recordings(place: Path, pair: dict[str, str], answering: dict[str, Any]) ->
                 "builtin:strangers, on which figures are measured: leave it out"
             )
     return loaded
-
-
-def _show(report: LearnedGateReport, failures: Sequence[str]) -> None:
-    from deploy.evaluation.gate_learning import reliability
-
-    console = wide_console()
-    console.print(
-        f"{report.requests} questions, {report.examples} drafts; a rewrite would have helped "
-        f"{report.helps}"
-    )
-    if failures:
-        console.print(
-            f"{len(failures)} drafts are left out, the first because: {failures[0]}", markup=False
-        )
-    for name, model in (("before reading", report.draft), ("after reading", report.reading)):
-        console.print(f"{name}: AUC {model.auc:.3f}, Brier score {model.brier:.4f}")
-        rows = (
-            (f"{100 * said:.1f}", f"{100 * helped:.1f}", count)
-            for said, helped, count in reliability(model, report.outcomes)
-        )
-        print_table(("said %", "helped %", "drafts"), rows)

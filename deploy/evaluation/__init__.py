@@ -17,7 +17,6 @@ In reading order:
 - `tables`: rows in the terminal.
 - `plots`: Pareto plots of accuracy over time and over tokens.
 - `recording`: a request's events as JSON lines, written and read.
-- `recorded_answers`: the workers' answers in a recording, found by their call.
 - `replay`: a recording through a policy's code, with no model and no clock.
 - `call_log`: answers by their call, in a file.
 - `cached_worker`: a worker that answers repeated calls from a cache.
@@ -27,5 +26,5 @@ In reading order:
 - `calibration_file`: the file of the results, and a check that it fits the pair that is served.
 - `gate_learning`: a gate learned from recordings: what a rewrite of each draft would have changed.
 - `concurrency`: a limited number of requests at once.
-- `service_client`: one call of a running service's administration.
+- `service_client`: one call of a running service; its keys and errors.
 """

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from deploy.evaluation.call_log import CallLog
 from deploy.launch.workers import close, open_worker
@@ -36,6 +36,7 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Delta, Worker
 
+AnyAnswer = TypeVar("AnyAnswer", Generation, Classification, Verification)
 PAIR: Final[tuple[WorkerName, ...]] = ("small", "large")
 
 
@@ -49,91 +50,75 @@ class CachedWorker:
     def __init__(
         self, worker: Callable[[], Worker], log: CallLog | None = None, name: str = ""
     ) -> None:
-        self._make, self._log, self._name = worker, log, name
-        self._worker: Worker | None = None
-        self._generations: dict[str, list[tuple[int, Generation]]] = {}
-        self._answers: dict[str, Any] = {}
+        self._model, self._log, self._name = cache(worker), log, name
+        self._known: dict[str | None, list[tuple[int, Any]]] = {}
         self.replayed = self.live = 0
         for key, cap, answer in log.known(name) if log is not None else ():
-            if isinstance(answer, Generation):
-                self._generations.setdefault(key, []).append((cap, answer))
-            else:
-                self._answers[key] = answer
+            self._known.setdefault(key, []).append((cap, answer))
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncIterator[Delta | Generation]:
         """Continue the transcript; a cached generation comes in one piece."""
+        cap, draws = criteria.max_tokens, _sampling_key(sampling)
         seen = _prefix(call.transcript, call.constraint)
-        key = _generation_key(seen, criteria, sampling, call.speculation)
-        known = self._known(key, criteria.max_tokens)
+        about = (seen, replace(criteria, max_tokens=0), draws, call.speculation)
+        key = None if draws is None else _digest("generate", *about)
+        known: Generation | None = self._answered(key, cap)
         if known is not None:
-            self.replayed += 1
             if stream and known.segment.text:
                 yield Delta(known.segment.text, known.segment.tokens, known.segment.logprobs)
             yield known
             return
-        self.live += 1
         items = self._model().generate(call, criteria, sampling, stream=stream)
         try:
             async for item in items:
                 if isinstance(item, Generation):
-                    self._store(key, criteria.max_tokens, item)
+                    self._keep(key, cap, item)
                 yield item
         finally:
             await items.aclose()  # type: ignore[attr-defined]
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
-        key = _query_key(call.transcript, query)
-        if key not in self._answers:
-            self.live += 1
-            self._keep(key, await self._model().classify(call, query))
-        else:
-            self.replayed += 1
-        answer: Classification = self._answers[key]
-        return answer
+        transcript = call.transcript
+        # How likely the last segment is includes an end of the chain that the model wrote.
+        finish = transcript.last.finish if query.nll and transcript.last is not None else None
+        ending = (finish,) if finish in ENDED else ()
+        key = _digest("classify", _prefix(transcript), query, *ending)
+        known: Classification | None = self._answered(key)
+        return known or self._keep(key, 0, await self._model().classify(call, query))
 
     async def verify(
         self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
     ) -> Verification:
         if top:  # not cached: no policy asks for the likeliest tokens
             return await self._model().verify(call, segment, sampling, top)
-        sampling_key = _sampling_key(sampling)
-        seen = _prefix(call.transcript, call.constraint)
-        key = _digest("verify", seen, segment, sampling_key)
-        if sampling_key is None or key not in self._answers:
-            self.live += 1
-            answer = await self._model().verify(call, segment, sampling)
-            if sampling_key is not None:
-                self._keep(key, answer)
-            return answer
-        self.replayed += 1
-        known: Verification = self._answers[key]
-        return known
+        draws, seen = _sampling_key(sampling), _prefix(call.transcript, call.constraint)
+        key = None if draws is None else _digest("verify", seen, segment, draws)
+        known: Verification | None = self._answered(key)
+        return known or self._keep(key, 0, await self._model().verify(call, segment, sampling))
 
-    def _keep(self, key: str, answer: Classification | Verification) -> None:
-        if self._log is not None and key not in self._answers:
-            self._log.add(self._name, key, 0, answer)
-        self._answers[key] = answer
+    def _answered(self, key: str | None, cap: int = 0) -> Any:
+        """Count a call; return its cached answer, or None."""
+        answer = self._find(key, cap)
+        self.replayed += answer is not None
+        self.live += answer is None
+        return answer
 
-    def _known(self, key: str | None, cap: int) -> Generation | None:
-        """Return a cached generation; one that ended before its cap serves other caps too."""
-        for recorded_cap, known in self._generations.get(key or "", ()):
-            ended = known.segment.finish != "length"
-            if cap == recorded_cap or (ended and cap >= max(known.usage.generated, 1)):
-                return known
+    def _find(self, key: str | None, cap: int) -> Any:
+        """Return a cached answer; a generation that ended before its cap serves other caps too."""
+        for own_cap, answer in self._known.get(key, ()):
+            ended = isinstance(answer, Generation) and answer.segment.finish != "length"
+            if cap == own_cap or (ended and cap >= max(answer.usage.generated, 1)):
+                return answer
         return None
 
-    def _store(self, key: str | None, cap: int, generation: Generation) -> None:
-        if key is not None and self._known(key, cap) is None:
-            self._generations.setdefault(key, []).append((cap, generation))
+    def _keep(self, key: str | None, cap: int, answer: AnyAnswer) -> AnyAnswer:
+        if key is not None and self._find(key, cap) is None:
+            self._known.setdefault(key, []).append((cap, answer))
             if self._log is not None:
-                self._log.add(self._name, key, cap, generation)
-
-    def _model(self) -> Worker:
-        if self._worker is None:
-            self._worker = self._make()
-        return self._worker
+                self._log.add(self._name, key, cap, answer)
+        return answer
 
 
 @asynccontextmanager
@@ -157,9 +142,7 @@ async def opened_pair(
 
         calls = None
         if log is not None:
-            methods = [
-                one for spec in (workers.small, workers.large) for one in spec.speculation.offered
-            ]
+            methods = [*workers.small.speculation.offered, *workers.large.speculation.offered]
             settings = {
                 "pair": dict(pair),
                 "speculation": workers.speculation(),
@@ -180,15 +163,12 @@ def cached_pair(
     While a model loads, the event loop does not run, and leases of calls to another would expire.
     And transformers cannot load two models at once.
     """
-    loaded: dict[WorkerName, Worker] = {}
 
-    def made(name: WorkerName) -> Worker:
-        for one in PAIR:
-            if one not in loaded:
-                loaded[one] = opened(one)
-        return loaded[name]
+    @cache
+    def loaded() -> dict[WorkerName, Worker]:
+        return {name: opened(name) for name in PAIR}
 
-    return {name: CachedWorker(partial(made, name), log, name) for name in PAIR}
+    return {name: CachedWorker(lambda name=name: loaded()[name], log, name) for name in PAIR}  # type: ignore[misc]
 
 
 def _sampling_key(sampling: Sampling) -> Hashable | None:
@@ -215,29 +195,3 @@ def _prefix(transcript: Transcript, constraint: Constraint | None = None) -> Has
     held = (constraint,) if constraint is not None and transcript.closed else ()
     asked = (transcript.effort,) if transcript.effort else ()
     return (transcript.messages, *seen, transcript.thinking, transcript.closed, *held, *asked)
-
-
-def _query_key(transcript: Transcript, query: LabelQuery) -> str:
-    """Return the key of a judge's question. If it asks how likely the last segment is, that
-    includes an end of the chain that the model wrote."""
-    finish = transcript.last.finish if query.nll and transcript.last is not None else None
-    ending = (finish,) if finish in ENDED else ()
-    return _digest("classify", _prefix(transcript), query, *ending)
-
-
-def _generation_key(
-    prefix: Hashable,
-    criteria: StopCriteria,
-    sampling: Sampling,
-    speculation: str | None = None,
-) -> str | None:
-    sampling_key = _sampling_key(sampling)
-    if sampling_key is None:
-        return None
-    return _digest(
-        "generate",
-        prefix,
-        replace(criteria, max_tokens=0),
-        sampling_key,
-        speculation,
-    )

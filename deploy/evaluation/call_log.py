@@ -21,15 +21,23 @@ KINDS: dict[str, TypeAdapter[Any]] = {
 
 
 class CallLog:
-    """One file: a line with the pair, then a line an answer.
+    """One file: a line with the pair, then a line an answer; a line that is no answer is skipped.
 
     Raises:
         ConfigError: the file is of another pair or other settings, or cannot be written.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self._file = RowFile(path, "baton_calls", settings)
+        self.close = self._file.close
         self._answers: dict[str, list[tuple[str, int, Answer]]] = {}
-        self._file = RowFile(path, "baton_calls", settings, self._load)
+        for row in self._file.rows:
+            try:
+                name, key, cap, kind, plain = row
+                answer = KINDS[kind].validate_python(plain)
+            except (ValueError, KeyError, TypeError, ValidationError):
+                continue
+            self._answers.setdefault(name, []).append((key, cap, answer))
 
     def known(self, name: str) -> list[tuple[str, int, Answer]]:
         """(key, cap on tokens, answer) of each call of worker `name`."""
@@ -38,17 +46,3 @@ class CallLog:
     def add(self, name: str, key: str, cap: int, answer: Answer) -> None:
         kind = type(answer).__name__
         self._file.add([name, key, cap, kind, KINDS[kind].dump_python(answer)])
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _load(self, rows: list[Any]) -> int:
-        """Add the rows up to the first that is no answer; return their number."""
-        for number, row in enumerate(rows):
-            try:
-                name, key, cap, kind, plain = row
-                answer = KINDS[kind].validate_python(plain)
-            except (ValueError, KeyError, TypeError, ValidationError):
-                return number
-            self._answers.setdefault(name, []).append((key, cap, answer))
-        return len(rows)

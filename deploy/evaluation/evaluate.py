@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from time import perf_counter
-from typing import Protocol
+from typing import Any
 
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.concurrency import map_concurrently
@@ -22,28 +22,26 @@ from orchestrator.loop.events import Metrics
 from orchestrator.types import Step, chain_steps
 
 
-class Problem(Protocol):
-    """A question whose answer is one value."""
-
-    @property
-    def question(self) -> str: ...
-    @property
-    def answer(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A problem from a file."""
+    """A problem: one value is its answer, or `accepts` says whether a text (without box) is."""
 
     question: str
     answer: str
+    accepts: Callable[[str], bool] | None = field(default=None, compare=False)
+
+    @property
+    def known(self) -> bool:
+        """Whether answers can be graded."""
+        return bool(self.answer) or self.accepts is not None
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedAnswer:
     """The answer to one request; `output_tokens` are those OpenAI would bill.
 
-    It has the request's `recording` if the client keeps one, its `trace_id` if a service answered.
+    It has the request's `recording` if the client keeps one, its `trace_id` if a service answered,
+    and from a client the `summary` that users see.
     """
 
     text: str
@@ -52,6 +50,7 @@ class EvaluatedAnswer:
     steps: tuple[Step, ...] = ()
     recording: Recording | None = None
     trace_id: str = ""
+    summary: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def kept(self, author: str | None = None) -> int:
         """Return the number of accepted steps of the chain, of one author or of all."""
@@ -75,31 +74,31 @@ class EvaluationResult:
 
 
 Ask = Callable[[str, Candidate], Awaitable[EvaluatedAnswer]]
-Grade = Callable[[str, Problem], Awaitable[bool]]
+Grade = Callable[[str, Question], Awaitable[bool]]
 """Returns whether a text answers a problem."""
 Turn = Sequence[EvaluationResult]
 """The results of one problem, one for each candidate."""
+
+
+async def _forget(at: int, turn: Turn) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """Options of a run.
 
-    `done` has the first problems' results, from an earlier run that was interrupted. `known` has
-    results of other runs, by the problem's number, which are not asked for again. `keep` is called
-    with a problem's number and results after all candidates have answered it, `progress` with the
-    candidate after each answer.
+    `known` has results of earlier runs, by the problem's number. `keep` gets a problem's number and
+    results after all candidates have answered it, `progress` the candidate after each answer.
     """
 
     concurrency: int = 1
-    done: Sequence[Turn] = ()
     known: Mapping[tuple[int, Candidate], EvaluationResult] = field(default_factory=dict)
-    keep: Callable[[int, Turn], None] = lambda _, __: None
+    keep: Callable[[int, Turn], Awaitable[None]] = _forget
     progress: Callable[[Candidate], None] = lambda _: None
 
 
 async def run(
-    problems: Sequence[Problem],
+    problems: Sequence[Question],
     candidates: Sequence[Candidate],
     ask: Ask,
     grade: Grade,
@@ -114,64 +113,58 @@ async def run(
     Grading and `keep` happen outside all measured time.
     """
     options = options or RunOptions()
-    known, keep, progress = options.known, options.keep, options.progress
-    turns = list(options.done[: len(problems)])
-    if len(turns) == len(problems):
-        return turns
     if options.concurrency > 1:
         return await _many(problems, candidates, ask, grade, options)
+    turns: list[Turn] = []
     warm = False
-    for at, problem in enumerate(problems[len(turns) :], len(turns)):
-        before = [known[at, one] for one in candidates if (at, one) in known]
-        if len(before) == len(candidates):
-            turns.append(before)
+    for at, problem in enumerate(problems):
+        turn = [options.known[at, one] for one in candidates if (at, one) in options.known]
+        if len(turn) == len(candidates):
             for candidate in candidates:
-                progress(candidate)
-            keep(at, before)
-            continue
-        if not warm:
-            for candidate in candidates:
+                options.progress(candidate)
+        else:
+            for candidate in () if warm else candidates:
                 await _ask(problem, candidate, ask)
             warm = True
-        results: dict[int, EvaluationResult] = {}
-        for place in range(len(candidates)):
-            index = (place + at) % len(candidates)
-            results[index] = await _ask(problem, candidates[index], ask)
-            progress(candidates[index])
-        turns.append([await _graded(results[i], problem, grade) for i in sorted(results)])
-        keep(at, turns[-1])
+            results: dict[Candidate, EvaluationResult] = {}
+            first = at % len(candidates)
+            for candidate in (*candidates[first:], *candidates[:first]):
+                results[candidate] = await _ask(problem, candidate, ask)
+                options.progress(candidate)
+            turn = [await _graded(results[one], problem, grade) for one in candidates]
+        turns.append(turn)
+        await options.keep(at, turn)
     return turns
 
 
 async def _many(
-    problems: Sequence[Problem],
+    problems: Sequence[Question],
     candidates: Sequence[Candidate],
     ask: Ask,
     grade: Grade,
     options: RunOptions,
 ) -> list[Turn]:
-    begun: dict[int, dict[int, EvaluationResult]] = {}
-    whole: dict[int, Turn] = {}
+    found: list[dict[Candidate, EvaluationResult]] = [{} for _ in problems]
 
-    async def one(item: tuple[int, int]) -> None:
-        at, index = item
-        result = options.known.get((at, candidates[index]))
+    def turn(at: int) -> Turn:
+        return [found[at][candidate] for candidate in candidates]
+
+    async def one(item: tuple[int, Candidate]) -> None:
+        at, candidate = item
+        result = options.known.get(item)
         if result is None:
-            asked = await _ask(problems[at], candidates[index], ask)
+            asked = await _ask(problems[at], candidate, ask)
             result = await _graded(asked, problems[at], grade)
-        ready = begun.setdefault(at, {})
-        ready[index] = result
-        options.progress(candidates[index])
-        if len(ready) == len(candidates):
-            whole[at] = [ready[i] for i in range(len(candidates))]
-            options.keep(at, whole[at])
+        found[at][candidate] = result
+        options.progress(candidate)
+        if len(found[at]) == len(candidates):
+            await options.keep(at, turn(at))
 
-    rest = range(len(options.done), len(problems))
-    await map_concurrently(one, product(rest, range(len(candidates))), options.concurrency)
-    return [*options.done, *(whole[at] for at in rest)]
+    await map_concurrently(one, product(range(len(problems)), candidates), options.concurrency)
+    return [turn(at) for at in range(len(problems))]
 
 
-async def _ask(problem: Problem, candidate: Candidate, ask: Ask) -> EvaluationResult:
+async def _ask(problem: Question, candidate: Candidate, ask: Ask) -> EvaluationResult:
     """Ask once; a failed request is a wrong answer with a reason.
 
     Raises:
@@ -190,7 +183,7 @@ async def _ask(problem: Problem, candidate: Candidate, ask: Ask) -> EvaluationRe
     return EvaluationResult(False, (perf_counter() - began) * 1000, answer, error, transient)
 
 
-async def _graded(result: EvaluationResult, problem: Problem, grade: Grade) -> EvaluationResult:
+async def _graded(result: EvaluationResult, problem: Question, grade: Grade) -> EvaluationResult:
     if result.error is not None:
         return result
     return replace(result, correct=await grade(result.answer.text, problem))

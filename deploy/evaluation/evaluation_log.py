@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from deploy.evaluation import recording
 from deploy.evaluation.candidates import Candidate
-from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Problem, Turn
+from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question, Turn
 from deploy.evaluation.json_lines import RowFile, brief, read_rows
 from orchestrator.errors import ConfigError
 from orchestrator.loop.events import Metrics
@@ -27,14 +27,18 @@ KIND = "baton_eval"
 
 
 class EvaluationLog:
-    """The rows of one evaluation.
+    """The rows of one evaluation; `known` has an earlier run's results, without transient failures.
 
     Args:
         path: the JSON lines.
         settings: what all runs that share the file must have in common. In `pair.params`, the
             deployment file's parameters by policy, only those of the candidates count.
         candidates: the policies that answer, in order.
+        problems: an earlier run may have had more or fewer.
         recordings: also write each answer's recording into the log's folder.
+
+    Raises:
+        ConfigError: the file has other settings or problems, or cannot be written.
     """
 
     def __init__(
@@ -42,40 +46,40 @@ class EvaluationLog:
         path: Path,
         settings: Mapping[str, Any],
         candidates: Sequence[Candidate],
+        problems: Sequence[Question],
         *,
         recordings: bool = False,
     ) -> None:
-        self.path, self._candidates, self._recordings = path, candidates, recordings
+        self.path, self._recordings = path, recordings
+        self._candidates, self._problems = candidates, problems
         asked = {"policies": [[c.label, c.params] for c in candidates]}
-        self._settings = self._of_candidates({**settings, **asked})
-        self._file: RowFile | None = None
+        self._file = RowFile(path, KIND, {**_of_candidates(settings, candidates), **asked})
+        self.close = self._file.close
+        of = {(one.label, one.budget): one for one in candidates}
         self.known: dict[tuple[int, Candidate], EvaluationResult] = {}
-        """Results in the file for problems after those that `resume` returned."""
+        for (index, label, budget), row in _by_key(self._file.rows).items():
+            if self._is_own(row) and not (result := _result(row)).transient:
+                self.known[index, of[label, budget]] = result
 
-    def resume(self, problems: Sequence[Problem]) -> list[Turn]:
-        """Open the file; return the results of the first problems that all candidates answered.
+    def _is_own(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a row is of a problem of this run."""
+        index = row["problem"]
+        if index >= len(self._problems):
+            return False
+        problem = self._problems[index]
+        if (row["question"], row["answer"]) != (problem.question, problem.answer):
+            self.close()
+            raise ConfigError(
+                f"{self.path}: its problem {index} is not this run's; choose another file"
+            )
+        return True
 
-        They may be more than `problems` if an earlier run had more. Rows after the last complete
-        turn, left by an interrupted run, are dropped.
-
-        Raises:
-            ConfigError: the file has other settings or problems, or cannot be written.
-        """
-        turns: list[tuple[int, Turn]] = []
-
-        def keep(rows: list[Any]) -> int:
-            turns.extend(self._turns(rows, problems))
-            return len(turns) * len(self._candidates)
-
-        self._file = RowFile(self.path, KIND, self._settings, keep, self._of_candidates)
-        return self._answered(dict(turns))
-
-    def add(self, index: int, problem: Problem, turn: Turn) -> None:
+    def add(self, index: int, turn: Turn) -> None:
         """Write the rows of one problem, unless the file has them."""
-        assert self._file is not None
         answered = [*zip(self._candidates, turn, strict=True)]
         if all(self.known.get((index, one)) is result for one, result in answered):
             return
+        problem = self._problems[index]
         for candidate, result in answered:
             row = {
                 "problem": index,
@@ -94,51 +98,22 @@ class EvaluationLog:
                 row["recording"] = recorded.name
             self._file.add(row)
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
 
-    def _of_candidates(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Drop the parameters of policies that no candidate is; `baton` may be any of them."""
-        names = {candidate.policy for candidate in self._candidates}
-        pair = settings.get("pair")
-        if not isinstance(pair, Mapping) or "params" not in pair or "baton" in names:
-            return {**settings}
-        params = {name: pair["params"][name] for name in pair["params"].keys() & names}
-        return {**settings, "pair": {**pair, "params": params}}
+def _of_candidates(
+    settings: Mapping[str, Any], candidates: Sequence[Candidate]
+) -> Mapping[str, Any]:
+    """Drop the parameters of policies that no candidate is; `baton` may be any of them."""
+    names = {candidate.policy for candidate in candidates}
+    pair = settings.get("pair")
+    if not isinstance(pair, Mapping) or "params" not in pair or "baton" in names:
+        return settings
+    params = {name: pair["params"][name] for name in pair["params"].keys() & names}
+    return {**settings, "pair": {**pair, "params": params}}
 
-    def _turns(self, rows: Sequence[Any], problems: Sequence[Problem]) -> list[tuple[int, Turn]]:
-        """Return the complete turns, each with its problem's number, in the file's order."""
-        turns: list[tuple[int, Turn]] = []
-        turn: list[EvaluationResult] = []
-        for row in rows:
-            candidate, index = self._candidates[len(turn)], row["problem"]
-            if (row["policy"], row["budget"]) != (candidate.label, candidate.budget):
-                break
-            if index < len(problems) and not _same_problem(row, problems[index]):
-                raise ConfigError(
-                    f"{self.path}: its problem {index} is not this run's; choose another file"
-                )
-            turn.append(result_of(row))
-            if len(turn) == len(self._candidates):
-                turns.append((index, turn))
-                turn = []
-        return turns
 
-    def _answered(self, turns: Mapping[int, Turn]) -> list[Turn]:
-        """Return the turns before the first that is missing or has a transient failure; put the
-        other results without such a failure into `known`."""
-        done: list[Turn] = []
-        while (turn := turns.get(len(done))) and not any(one.transient for one in turn):
-            done.append(turn)
-        self.known = {
-            (index, candidate): result
-            for index, turn in turns.items()
-            if index >= len(done)
-            for candidate, result in zip(self._candidates, turn, strict=True)
-            if not result.transient
-        }
-        return done
+def _by_key(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str, int | None], Any]:
+    """Return the last row of each problem, policy and budget."""
+    return {(row["problem"], row["policy"], row["budget"]): row for row in rows}
 
 
 def _plain(result: EvaluationResult) -> dict[str, Any]:
@@ -155,8 +130,7 @@ def _plain(result: EvaluationResult) -> dict[str, Any]:
     }
 
 
-def result_of(row: Mapping[str, Any]) -> EvaluationResult:
-    """Return the result from which a row of the log was written."""
+def _result(row: Mapping[str, Any]) -> EvaluationResult:
     answer = EvaluatedAnswer(
         row["text"],
         row["output_tokens"],
@@ -174,9 +148,8 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     Raises:
         ConfigError: no such file, or not a log.
     """
-    settings, lines = read_rows(path, KIND)
-    rows = {(row["problem"], row["policy"], row["budget"]): row for row in lines}
-    return settings, [*rows.values()]
+    settings, rows = read_rows(path, KIND)
+    return settings, [*_by_key(rows).values()]
 
 
 def recordings(folder: Path, pair: Mapping[str, str], answering: Mapping[str, Any]) -> list[Path]:
@@ -199,10 +172,6 @@ def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
     """Build a dataclass from JSON; ignore keys that this version does not know."""
     known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
     return kind(**{key: value for key, value in data.items() if key in known})
-
-
-def _same_problem(row: Mapping[str, Any], problem: Problem) -> bool:
-    return (row["question"], row["answer"]) == (problem.question, problem.answer)
 
 
 def _slug(candidate: Candidate) -> str:

@@ -68,6 +68,8 @@ CONSTANT = 1e-3
 Floats = NDArray[np.float64]
 Model = TypeVar("Model", LogisticModel[DraftSignal], LogisticModel[ReadingSignal])
 T = TypeVar("T")
+Same = Callable[[str, str], Awaitable[bool]]
+"""Returns whether a text gives an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +94,17 @@ class GateExample:
 
 
 @dataclass(frozen=True, slots=True)
-class GateExamples:
-    """The examples, and for each draft that was left out the worker's failure."""
-
-    found: list[GateExample]
-    failures: list[str]
-
-
-@dataclass(frozen=True, slots=True)
 class FittedModel(Generic[Model]):
-    """One of the gate's models, with its probabilities for questions that it had not seen."""
+    """One of the gate's models, and what it is worth on questions that it had not seen.
+
+    `reliability`: (mean probability, share that a rewrite helped, count) of equal groups of drafts.
+    """
 
     model: Model
     probabilities: Floats
     auc: float
     brier: float
+    reliability: list[tuple[float, float, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,29 +117,26 @@ class LearnedGateReport:
     helps: int
     draft: FittedModel[LogisticModel[DraftSignal]]
     reading: FittedModel[LogisticModel[ReadingSignal]]
-    outcomes: NDArray[np.bool_]
 
 
 class Branch(Policy):
     """Accept given segments; the large model may write one step, the small one writes the rest."""
 
-    rewrite: bool = False
     _segments: tuple[Segment, ...] = PrivateAttr(())
-    _criteria: StopCriteria = PrivateAttr(StopCriteria(1))
+    _rewrite: StopCriteria | None = PrivateAttr(None)
 
     @classmethod
     def of(cls, segments: Iterable[Segment], rewrite: StopCriteria | None) -> Branch:
-        branch = cls(rewrite=rewrite is not None)
-        branch._segments = tuple(segments)
-        branch._criteria = rewrite or StopCriteria(1)
+        branch = cls()
+        branch._segments, branch._rewrite = tuple(segments), rewrite
         return branch
 
     def solve(self, transcript: Transcript) -> Script[None]:
         for segment in self._segments:
             if transcript.is_open:
                 transcript = yield from Accept(transcript, segment)
-        if self.rewrite and transcript.is_open:
-            transcript = yield from Write("large", transcript, self._criteria)
+        if self._rewrite is not None and transcript.is_open:
+            transcript = yield from Write("large", transcript, self._rewrite)
         yield from write_out(transcript, "small")
 
 
@@ -154,7 +149,7 @@ def drafts(recording: Recording) -> Iterator[RecordedDraft]:
     request = recording.request
     if not request.sampling.is_greedy or request.messages[-1].role in ("assistant", "prompt"):
         return
-    if request.lossy("small", "large"):
+    if any("lossy" in method for method in request.speculation.values()):
         return
     for event in recording.events:
         match event:
@@ -187,15 +182,15 @@ def by_question(recordings: Iterable[Recording]) -> list[list[RecordedDraft]]:
 async def examples(
     questions: Sequence[Sequence[RecordedDraft]],
     workers: Mapping[WorkerName, Worker],
-    same: Callable[[str, str], Awaitable[bool]],
+    same: Same,
     *,
     concurrency: int = 1,
     progress: Callable[[int], None] = lambda _: None,
-) -> GateExamples:
-    """Return an example of each recorded draft, except if a worker fails or its context is full.
+) -> tuple[list[GateExample], list[str]]:
+    """Return the examples, and a worker's failure for each draft that is left out for it.
 
-    `questions` come from `by_question`. `same` returns whether a text gives an answer. `progress`
-    is called with the number of questions that are done.
+    `questions` come from `by_question`. `progress` is called with the number of questions that are
+    done.
 
     Raises:
         Unsupported: the pair can never do it.
@@ -215,17 +210,18 @@ async def examples(
     async def one(numbered: tuple[int, Sequence[RecordedDraft]]) -> list[GateExample]:
         nonlocal done
         number, own = numbered
-        found: list[GateExample] = []
         wanted = await tried(_answer(LargeOnly(), own[0], workers), len(own))
-        for recorded in own if wanted else ():
-            example = await tried(_example(number, recorded, wanted or "", workers, same), 1)
-            found += [] if example is None else [example]
+        found = [
+            await tried(_example(number, recorded, wanted, workers, same), 1)
+            for recorded in own
+            if wanted
+        ]
         done += 1
         progress(done)
-        return found
+        return [example for example in found if example is not None]
 
     lots = await map_concurrently(one, enumerate(questions), concurrency)
-    return GateExamples([example for lot in lots for example in lot], failures)
+    return [example for lot in lots for example in lot], failures
 
 
 async def _example(
@@ -233,7 +229,7 @@ async def _example(
     recorded: RecordedDraft,
     wanted: str,
     workers: Mapping[WorkerName, Worker],
-    same: Callable[[str, str], Awaitable[bool]],
+    same: Same,
 ) -> GateExample | None:
     before = tuple(recorded.transcript.chain)
 
@@ -241,19 +237,13 @@ async def _example(
         answer = await _answer(branch, recorded, workers)
         return bool(answer) and await same(answer, final(wanted))
 
-    helps = False
-    if not await agrees(Branch.of((*before, recorded.draft), None)):
-        if not await agrees(Branch.of(before, recorded.criteria)):
-            return None
-        helps = True
+    kept = await agrees(Branch.of((*before, recorded.draft), None))
+    if not kept and not await agrees(Branch.of(before, recorded.criteria)):
+        return None
     call = Call("learn", recorded.transcript)
     verification = await workers["large"].verify(call, recorded.draft, Sampling())
-    return GateExample(
-        number,
-        draft_signals(recorded.transcript, recorded.draft),
-        reading_signals(verification, None),
-        helps,
-    )
+    signals = draft_signals(recorded.transcript, recorded.draft)
+    return GateExample(number, signals, reading_signals(verification, None), not kept)
 
 
 async def _answer(
@@ -261,8 +251,7 @@ async def _answer(
 ) -> str:
     """Return a policy's answer; "" if it was cut."""
     request = Request("learn", recorded.messages, limits=recorded.limits)
-    events = solve(policy, request, workers)
-    async for event in events:
+    async for event in solve(policy, request, workers):
         if isinstance(event, RequestCompleted):
             ended = event.transcript
             return "" if ended.finish == "length" else ended.reply.strip()
@@ -278,18 +267,15 @@ def fit(found: Sequence[GateExample]) -> LearnedGateReport:
     outcomes = np.array([example.helps for example in found], dtype=bool)
     requests = np.array([example.request for example in found])
     for kind in (True, False):
-        count, own = int((outcomes == kind).sum()), len(set(requests[outcomes == kind].tolist()))
+        count, own = int((outcomes == kind).sum()), len(np.unique(requests[outcomes == kind]))
         if count < FEWEST or own < FOLDS:
             raise BatonError(
                 f"expected at least {FEWEST} drafts of {FOLDS} questions that a rewrite would "
                 f"{'' if kind else 'not '}have helped, found {count} of {own}: record more greedy "
                 "requests (temperature 0) of a policy that drafts step by step"
             )
-    helps = int(outcomes.sum())
-    draft = _fitted(
-        LogisticModel[DraftSignal], get_args(DraftSignal), [e.draft for e in found], outcomes,
-        requests,
-    )  # fmt: skip
+    signals = [example.draft for example in found]
+    draft = _fitted(LogisticModel[DraftSignal], get_args(DraftSignal), signals, outcomes, requests)
     # The second model is fitted on the first one's logits of requests that were new to that one.
     logits = np.log(draft.probabilities) - np.log1p(-draft.probabilities)
     readings = [
@@ -300,9 +286,8 @@ def fit(found: Sequence[GateExample]) -> LearnedGateReport:
         LogisticModel[ReadingSignal], get_args(ReadingSignal), readings, outcomes, requests
     )
     gate = Gate(draft=draft.model, reading=reading.model)
-    return LearnedGateReport(
-        gate, len(set(requests.tolist())), len(found), helps, draft, reading, outcomes
-    )
+    asked, helps = len(np.unique(requests)), int(outcomes.sum())
+    return LearnedGateReport(gate, asked, len(found), helps, draft, reading)
 
 
 def _fitted(
@@ -327,11 +312,13 @@ def _fitted(
     weights = regression.coef_[0] / scaler.scale_
     bias = float(regression.intercept_[0] - weights @ scaler.mean_)
     named = {name: round(float(weight), 5) for name, weight in zip(names, weights, strict=True)}
+    groups = np.array_split(np.argsort(unseen), min(BINS, len(unseen)))
     return FittedModel(
         kind.model_validate({"bias": round(bias, 5), "weights": named, "curve": curve}),
         unseen,
         float(roc_auc_score(outcomes, unseen)),
         float(brier_score_loss(outcomes, unseen)),
+        [(float(unseen[g].mean()), float(outcomes[g].mean()), len(g)) for g in groups],
     )
 
 
@@ -380,14 +367,3 @@ def _folds(requests: NDArray[Any]) -> Any:
     from sklearn.model_selection import StratifiedGroupKFold
 
     return StratifiedGroupKFold(min(FOLDS, len(np.unique(requests))))
-
-
-def reliability(
-    fitted: FittedModel[Any], outcomes: NDArray[np.bool_]
-) -> list[tuple[float, float, int]]:
-    """Return (mean probability, share that a rewrite helped, count) of equal groups of drafts."""
-    order = np.argsort(fitted.probabilities)
-    groups = np.array_split(order, min(BINS, len(order)))
-    return [
-        (float(fitted.probabilities[g].mean()), float(outcomes[g].mean()), len(g)) for g in groups
-    ]

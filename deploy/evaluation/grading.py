@@ -12,7 +12,7 @@ import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, cast
 
 from deploy.service.extras import want
 from orchestrator.answers.equality import compare, equal
@@ -21,16 +21,9 @@ from orchestrator.answers.text import expected, final
 if TYPE_CHECKING:
     from pebble import ProcessPool
 
-    from deploy.evaluation.evaluate import Problem
+    from deploy.evaluation.evaluate import Question
 
 LONGEST = 2000  # characters of an answer that algebra is tried on
-
-
-@runtime_checkable
-class Scored(Protocol):
-    """A problem that checks answers itself, since no one value is its answer."""
-
-    def accepts(self, answer: str) -> bool: ...
 
 
 class Grader:
@@ -41,11 +34,11 @@ class Grader:
         self._pool: ProcessPool | None = None
         self.timeouts = 0
 
-    async def right(self, text: str, problem: Problem) -> bool:
+    async def right(self, text: str, problem: Question) -> bool:
         """Return whether a text answers a problem."""
-        if not isinstance(problem, Scored):
+        if problem.accepts is None:
             return await self.same(text, problem.answer)
-        return await self._in_time(_accepted, problem, final(text))
+        return await self._in_time(problem.accepts, final(text))
 
     async def same(self, text: str, answer: str) -> bool:
         """Return whether a text gives this answer."""
@@ -74,11 +67,8 @@ class Grader:
             from pebble import ProcessPool
 
             # Spawned, since this process may have a model's threads, which a fork would break.
-            self._pool = ProcessPool(
-                max_workers=self._processes,
-                context=multiprocessing.get_context("spawn"),
-                initializer=_prepare,
-            )
+            spawning = multiprocessing.get_context("spawn")
+            self._pool = ProcessPool(self._processes, context=spawning, initializer=_prepare)
         return self._pool
 
     def close(self) -> None:
@@ -96,10 +86,6 @@ def _prepare() -> None:
     import math_verify  # noqa: F401
 
     logging.disable(logging.CRITICAL)
-
-
-def _accepted(problem: Scored, answer: str) -> bool:
-    return problem.accepts(answer)
 
 
 def algebra(given: str, wanted: str) -> bool:
@@ -122,13 +108,8 @@ def _verified(given: str, wanted: str) -> bool:
         parse(f"\\boxed{{{text}}}", config, parsing_timeout=None, raise_on_error=False)
         for text in (wanted, given)
     )
-    return bool(
-        verify(
-            gold,
-            ours,
-            float_rounding=12,
-            allow_set_relation_comp=True,
-            timeout_seconds=None,
-            raise_on_error=False,
-        )
-    )
+    exact = verify(
+        gold, ours, float_rounding=12, allow_set_relation_comp=True, timeout_seconds=None,
+        raise_on_error=False,
+    )  # fmt: skip
+    return bool(exact)

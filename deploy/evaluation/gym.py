@@ -7,8 +7,8 @@ value; `deploy.evaluation.gym_answers` checks the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from deploy.evaluation.evaluate import Question
@@ -18,19 +18,6 @@ from orchestrator.errors import ConfigError
 
 FORMAT = "Please reason step by step, and put your final answer within \\boxed{}."
 """The usual words. If asked for the box alone, a small model writes no step to share."""
-
-
-@dataclass(frozen=True, slots=True)
-class GymQuestion(Question):
-    """A problem of a kind with several right answers, or with one in a certain form."""
-
-    kind: str = ""
-    entry: Any = field(default=None, compare=False, repr=False)
-
-    def accepts(self, answer: str) -> bool:
-        """Return whether an answer, without the box, is right."""
-        check = check_of(self.kind)
-        return check is not None and check(answer, self.entry)
 
 
 def draw(kind: str, seed: int, n: int) -> Sequence[Question]:
@@ -49,12 +36,16 @@ def draw(kind: str, seed: int, n: int) -> Sequence[Question]:
             f"reasoning-gym has no problems {kind!r}; names close to it, of {len(known)}: {near}"
         )
     dataset = create_dataset(kind, size=n, seed=seed)
-    return [_question(kind, dataset[index]) for index in range(n)]
+    return [question(kind, dataset[index]) for index in range(n)]
 
 
-def _question(kind: str, entry: dict[str, Any]) -> Question:
+def question(kind: str, entry: dict[str, Any]) -> Question:
+    """Return an entry of reasoning-gym as a problem."""
     answer = "" if entry["answer"] is None else str(entry["answer"])
-    text = f"{entry['question'].strip()}\n\n{FORMAT}"
-    if check_of(kind) is None:
-        return Question(text, answer)
-    return GymQuestion(text, answer, kind=kind, entry=entry)
+    accepts = None if check_of(kind) is None else partial(_accepts, kind, entry)
+    return Question(f"{entry['question'].strip()}\n\n{FORMAT}", answer, accepts)
+
+
+def _accepts(kind: str, entry: dict[str, Any], answer: str) -> bool:
+    check = check_of(kind)
+    return check is not None and check(answer, entry)

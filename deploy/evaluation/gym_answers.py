@@ -9,6 +9,7 @@ nan.
 from __future__ import annotations
 
 import ast
+import operator
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -55,6 +56,9 @@ SIGNIFICANT: Final[Mapping[str, int]] = {
     "coin_flip": 3, "decimal_arithmetic": 12, "number_format": 12, "power_function": 3,
 }  # fmt: skip
 """Kinds whose number is right if it agrees to this number of significant digits."""
+_OPERATORS: Final[Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+}  # fmt: skip
 _LONGEST: Final = 20_000  # characters of an answer that is checked
 
 
@@ -122,9 +126,8 @@ def _rounded(answer: str, entry: Mapping[str, Any]) -> bool:
 
 
 def _lowest_terms(answer: str, entry: Mapping[str, Any]) -> bool:
-    return equal(answer, entry["answer"]) is True and re.findall(r"\d+", answer) == re.findall(
-        r"\d+", entry["answer"]
-    )
+    given, wanted = (re.findall(r"\d+", text) for text in (answer, entry["answer"]))
+    return equal(answer, entry["answer"]) is True and given == wanted
 
 
 def _factors(answer: str, entry: Mapping[str, Any]) -> bool:
@@ -167,14 +170,8 @@ def _value(node: ast.expr) -> Fraction:
             return Fraction(value)
         case ast.UnaryOp(op=ast.USub(), operand=inner):
             return -_value(inner)
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _value(left) + _value(right)
-        case ast.BinOp(left=left, op=ast.Sub(), right=right):
-            return _value(left) - _value(right)
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _value(left) * _value(right)
-        case ast.BinOp(left=left, op=ast.Div(), right=right):
-            return _value(left) / _value(right)
+        case ast.BinOp(left, sign, right) if type(sign) in _OPERATORS:
+            return _OPERATORS[type(sign)](_value(left), _value(right))
     raise ValueError("neither a whole number nor one of + - * /")
 
 

@@ -77,6 +77,7 @@ def report(scoring: str, answers: Sequence[JudgedAnswer]) -> JudgeReport:
     good = [min(answer.scores) for answer in judged if answer.good]
     others = [min(answer.scores) for answer in judged if not answer.good]
     scores = [score for answer in judged for score in answer.scores]
+    spread = pstdev(scores) if scores else 0.0
     auc = low = high = None
     if good and others:
         won = sum((g > o) + 0.5 * (g == o) for g in good for o in others)
@@ -85,21 +86,10 @@ def report(scoring: str, answers: Sequence[JudgedAnswer]) -> JudgeReport:
         variance = auc * (1 - auc) + (len(good) - 1) * (q1 - auc**2)
         variance += (len(others) - 1) * (q2 - auc**2)
         # At an AUC of 1 this variance is 0, so the standard error has a lower bound.
-        half = Z * max(
-            sqrt(max(0.0, variance) / (len(good) * len(others))),
-            0.5 / (min(len(good), len(others)) + 1),
-        )
+        least = 0.5 / (min(len(good), len(others)) + 1)
+        half = Z * max(sqrt(max(0.0, variance) / (len(good) * len(others))), least)
         low, high = max(0.0, auc - half), min(1.0, auc + half)
-    return JudgeReport(
-        scoring,
-        len(scores),
-        len(good),
-        len(others),
-        pstdev(scores) if scores else 0.0,
-        auc,
-        low,
-        high,
-    )
+    return JudgeReport(scoring, len(scores), len(good), len(others), spread, auc, low, high)
 
 
 def curve(
@@ -159,9 +149,8 @@ def _logistic(rows: Sequence[tuple[float, bool]]) -> tuple[float, float]:
     for _ in range(NEWTON_STEPS):
         wrong = np.exp(-np.logaddexp(0.0, signed @ at))  # the likelihood of the other kind
         slope = precision * (at - mean) - signed.T @ wrong
-        step = np.linalg.solve(
-            (signed.T * wrong * (1 - wrong)) @ signed + np.diag(precision), slope
-        )
+        curvature = (signed.T * wrong * (1 - wrong)) @ signed + np.diag(precision)
+        step = np.linalg.solve(curvature, slope)
         if np.abs(step).max() < 1e-9:
             break
         while loss(at - step) > loss(at) and np.abs(step).max() > 1e-12:

@@ -8,7 +8,7 @@ from math import ceil
 from pathlib import Path
 from typing import Literal, cast
 
-from deploy.evaluation.evaluate import Problem, Question
+from deploy.evaluation.evaluate import Question
 from orchestrator.errors import ConfigError
 
 DEFAULT_LIMIT = 50  # problems of a generated set, if --limit is not given
@@ -27,53 +27,51 @@ def for_figures(source: str) -> bool:
 
 def load_problems(
     source: str, limit: int | None, seed: int, *, answers: bool = True
-) -> Sequence[Problem]:
+) -> Sequence[Question]:
     """Load the problems that `--problems` names; if `answers` is false, a file may omit answers.
 
     Raises:
         ConfigError: no such set, or a file that cannot be used; names the line, if one is wrong.
     """
     kind, _, name = source.partition(":")
+    count = limit or DEFAULT_LIMIT
     if kind == "gym":
         from deploy.evaluation import gym
 
         names, _, own_seed = name.partition(":")
         if own_seed and not own_seed.isdecimal():
             raise ConfigError(f"{source}: expected gym:NAME or gym:NAME:SEED, the seed a number")
-        tasks, count = names.split(","), limit or DEFAULT_LIMIT
-        each = ceil(count / len(tasks))
-        drawn = [gym.draw(task, int(own_seed or seed), each) for task in tasks]
+        tasks = names.split(",")
+        drawn = [gym.draw(task, int(own_seed or seed), ceil(count / len(tasks))) for task in tasks]
         return [problem for turn in zip(*drawn, strict=True) for problem in turn][:count]
-    if kind == "builtin":
+    if kind == "builtin" and name != "strangers":
+        from deploy.evaluation.builtin.problems import draw
+
         if name not in BUILTIN:
             raise ConfigError(f"no builtin problems {name!r}; there are {', '.join(BUILTIN)}")
-        if name == "strangers":
-            return load_problems(str(EXTERNAL), limit, seed, answers=answers)
-        from deploy.evaluation.builtin import problems
-
-        part = cast("Literal['train', 'dev', 'heldout']", name)
-        return problems.draw(part, seed, limit or DEFAULT_LIMIT)
+        made = draw(cast("Literal['train', 'dev', 'heldout']", name), seed, count)
+        return [Question(one.question, one.answer) for one in made]
+    path = EXTERNAL if kind == "builtin" else Path(source)
     try:
         # Not splitlines(): a JSON string may contain other line separators of Unicode.
-        lines = Path(source).read_text(encoding="utf-8-sig").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{source}: {getattr(error, 'strerror', None) or error}") from None
-    numbered = [(at, line) for at, line in enumerate(lines, 1) if line.strip()]
-    questions = [_question(source, at, line, answers) for at, line in numbered]
-    if not questions:
-        raise ConfigError(f"{source}: no problems in it; write one JSON object a line")
-    return questions[:limit]
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    numbered = [(f"{path}:{at}", line) for at, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise ConfigError(f"{path}: no problems in it; write one JSON object a line")
+    return [_question(place, line, answers) for place, line in numbered][:limit]
 
 
-def _question(source: str, at: int, line: str, answers: bool) -> Question:
+def _question(place: str, line: str, answers: bool) -> Question:
     try:
         data = json.loads(line)
         question = data["question"]
         answer = data["answer"] if answers else data.get("answer", "")
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise ConfigError(
-            f"{source}:{at}: expected a JSON object with question{' and answer' * answers}"
+            f"{place}: expected a JSON object with question{' and answer' * answers}"
         ) from None
     if not isinstance(question, str) or not isinstance(answer, str | int | float):
-        raise ConfigError(f"{source}:{at}: question must be text, answer text or a number")
+        raise ConfigError(f"{place}: question must be text, answer text or a number")
     return Question(question, str(answer))

@@ -15,24 +15,15 @@ today's classes and fields.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from orchestrator import errors
 from orchestrator.errors import BatonError, ConfigError, InvalidRequest
-from orchestrator.loop.actions import (
-    Accept,
-    Advise,
-    Classify,
-    Close,
-    Generate,
-    Reject,
-    Verify,
-    WorkerName,
-    Write,
-)
+from orchestrator.loop import actions
+from orchestrator.loop.actions import Classify, Generate, Verify, Write
 from orchestrator.loop.events import (
     ActionCompleted,
     Event,
@@ -50,7 +41,6 @@ from orchestrator.types import (
     Message,
     Sampling,
     Segment,
-    Segments,
     Step,
     StopCriteria,
     TokenPrices,
@@ -79,19 +69,13 @@ class RecordedRequest:
     limits: Limits = field(default_factory=Limits)
     speculation: Mapping[str, str] = field(default_factory=dict)  # by worker, lossy ones marked
 
-    def lossy(self, *workers: WorkerName) -> str | None:
-        """Return the first lossy method of these workers, if any."""
-        methods = (self.speculation.get(name, "") for name in workers)
-        return next((method for method in methods if "lossy" in method), None)
-
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A request and its events except text; event i is in line `lines[i]` (from 1) of the file."""
+    """A request and its events except text; event i is in line i + 2 of the file."""
 
     request: RecordedRequest
     events: tuple[Event, ...]
-    lines: tuple[int, ...] = ()
 
     @property
     def ended(self) -> RequestCompleted | None:
@@ -99,26 +83,23 @@ class Recording:
         last = self.events[-1] if self.events else None
         return last if isinstance(last, RequestCompleted) else None
 
-
-class Recorder:
-    """Turns one request's events into lines, in order."""
-
-    def __init__(self, request: RecordedRequest) -> None:
-        self._codec = _Encoder()
-        head = {"baton": VERSION, **self._codec.plain(request)}
-        del head["$"]
-        self.head = _dumps(head)
-
-    def line(self, event: Event) -> str | None:
-        """Return the event's line, without its line end; None for TextDelta."""
-        return None if isinstance(event, TextDelta) else _dumps(self._codec.plain(event))
+    def calls(self) -> Iterator[ActionCompleted]:
+        """Yield the calls of workers, with their answers."""
+        for event in self.events:
+            match event:
+                case ActionCompleted(Generate() | Write() | Classify() | Verify()):
+                    yield event
 
 
 def dumps(recording: Recording) -> str:
     """Write a recording as JSON lines."""
-    recorder = Recorder(recording.request)
-    lines = [recorder.head, *(recorder.line(event) for event in recording.events)]
-    return "".join(f"{line}\n" for line in lines if line is not None)
+    encoder = _Encoder()
+    head = {"baton": VERSION, **encoder.plain(recording.request)}
+    del head["$"]
+    events = [event for event in recording.events if not isinstance(event, TextDelta)]
+    # ASCII: a text may have lone surrogates, which UTF-8 cannot encode, and line separators.
+    lines = (json.dumps(line, separators=(",", ":")) for line in (head, *encoder.plain(events)))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def loads(text: str) -> Recording:
@@ -129,11 +110,10 @@ def loads(text: str) -> Recording:
     """
     decoder = _Decoder()
     request: Any = None
-    events: list[Any] = []
-    numbers: list[int] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
+    events: list[Event] = []
+    if not text.strip():
+        raise RecordingError("empty; a recording has one JSON object a line, the request first")
+    for number, line in enumerate(text.rstrip().split("\n"), start=1):
         try:
             data = json.loads(line)
             if request is None:
@@ -145,12 +125,9 @@ def loads(text: str) -> Recording:
                 if not isinstance(event, ActionCompleted | StepCompleted | RequestCompleted):
                     raise ValueError("expected an event: Called, Stepped or Ended")
                 events.append(event)
-                numbers.append(number)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise RecordingError(f"line {number}: cannot be read: {error}") from error
-    if request is None:
-        raise RecordingError("empty; a recording has one JSON object a line, the request first")
-    return Recording(request, tuple(events), tuple(numbers))
+    return Recording(request, tuple(events))
 
 
 def load(path: Path) -> Recording:
@@ -167,38 +144,21 @@ def load(path: Path) -> Recording:
         raise ConfigError(f"{path}: {error}") from None
 
 
-# --- the codec -----------------------------------------------------------------------------------
-
 _KINDS: dict[str, Any] = {
     "Asked": RecordedRequest,
-    "Message": Message,
-    "ToolCall": ToolCall,
-    "CallFormat": CallFormat,
-    "Constraint": Constraint,
-    "Sampling": Sampling,
-    "Limits": Limits,
-    "TokenPrices": TokenPrices,
     "Trace": Transcript,
     "Span": StopCriteria,
-    "Segment": Segment,
-    "Step": Step,
-    "Usage": Usage,
-    "Generation": Generation,
-    "Classification": Classification,
-    "Verification": Verification,
-    "Generate": Generate,
-    "Write": Write,
-    "Advise": Advise,
-    "Classify": Classify,
-    "Verify": Verify,
-    "Accept": Accept,
-    "Reject": Reject,
-    "Close": Close,
     "Called": ActionCompleted,
     "Stepped": StepCompleted,
     "Ended": RequestCompleted,
-    "Metrics": Metrics,
-}
+} | {
+    kind.__name__: kind
+    for kind in (
+        Message, ToolCall, CallFormat, Constraint, Sampling, Limits, TokenPrices, Segment, Step,
+        Usage, Generation, Classification, Verification, Generate, Write, actions.Advise, Classify,
+        Verify, actions.Accept, actions.Reject, actions.Close, Metrics,
+    )
+}  # fmt: skip
 """Classes by their name in the file."""
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _FIELDS = {"trace": "transcript", "span": "criteria", "surprise": "nll", "request": "request_id"}
@@ -206,14 +166,11 @@ _FIELDS = {"trace": "transcript", "span": "criteria", "surprise": "nll", "reques
 _FORMER_FIELDS = {"Limits": {"budget"}}
 """Removed fields by their kind's name in the file; they are read and ignored."""
 _FIELD_NAMES = {field: name for name, field in _FIELDS.items()}
-_ERRORS = {
-    name: kind
-    for name, kind in vars(errors).items()
-    if isinstance(kind, type) and issubclass(kind, BatonError)
-}
 _UNWRITTEN = "provenance"
 """A field that is not recorded: no replay needs to know where a token came from."""
 _PHASES = ("thought", "answer")
+_REFUSAL = ("param", "code")
+"""The fields of an `InvalidRequest`."""
 
 
 class _Encoder:
@@ -224,6 +181,8 @@ class _Encoder:
         self._last = Transcript(())
 
     def plain(self, value: Any) -> Any:
+        if value is None or isinstance(value, str | int | float):
+            return value
         if isinstance(value, Transcript):
             return self._trace(value)
         if isinstance(value, Segment):
@@ -231,30 +190,22 @@ class _Encoder:
                 return {"$": number}
             self._seen[value] = len(self._seen)
         if (name := _NAMES.get(type(value))) is not None:
-            return {"$": name} | self._fields(value)
+            return {"$": name} | self._fields(value, _UNWRITTEN)
         if isinstance(value, BatonError):
-            extra = (
-                {"param": value.param, "code": value.code}.items()
-                if isinstance(value, InvalidRequest)
-                else ()
-            )
-            return {"$error": type(value).__name__, "message": str(value)} | dict(extra)
+            more = _REFUSAL if isinstance(value, InvalidRequest) else ()
+            extra = {name: getattr(value, name) for name in more}
+            return {"$error": type(value).__name__, "message": str(value), **extra}
         if isinstance(value, tuple | list):
             return [self.plain(item) for item in value]
         if isinstance(value, Mapping):
             return {key: self.plain(item) for key, item in value.items()}
-        if value is None or isinstance(value, str | int | float):
-            return value
         raise TypeError(f"a recording cannot hold a {type(value).__name__}")
 
-    def _fields(self, value: Any) -> dict[str, Any]:
-        named = (
-            (spec, getattr(value, spec.name)) for spec in fields(value) if spec.name != _UNWRITTEN
-        )
+    def _fields(self, value: Any, *without: str) -> dict[str, Any]:
         return {
             _FIELD_NAMES.get(spec.name, spec.name): self.plain(item)
-            for spec, item in named
-            if not _is_default(spec, item)
+            for spec in fields(value)
+            if spec.name not in without and not _is_default(spec, item := getattr(value, spec.name))
         }
 
     def _trace(self, transcript: Transcript) -> dict[str, Any]:
@@ -268,9 +219,7 @@ class _Encoder:
             keep = new.shared(old)
             if keep < len(old) or keep < len(new):
                 data[phase] = [keep, *(self.plain(segment) for segment in new[keep:])]
-        flags = [spec for spec in fields(transcript) if spec.name not in ("messages", *_PHASES)]
-        values = ((spec, getattr(transcript, spec.name)) for spec in flags)
-        return data | {spec.name: value for spec, value in values if not _is_default(spec, value)}
+        return data | self._fields(transcript, "messages", *_PHASES)
 
 
 class _Decoder:
@@ -286,7 +235,10 @@ class _Decoder:
         if not isinstance(data, dict):
             return data
         if "$error" in data:
-            return self._error(data)
+            kind = getattr(errors, data["$error"])
+            if not issubclass(kind, BatonError):
+                raise ValueError(f"{kind.__name__} is no error of Baton's")
+            return kind(data["message"], **{name: data[name] for name in _REFUSAL if name in data})
         name = data.get("$")
         if isinstance(name, int):
             return self._seen[name]
@@ -294,13 +246,14 @@ class _Decoder:
             return self._trace(data)
         if name is None:
             return data  # a mapping of plain values
+        if name not in _KINDS:
+            raise ValueError(f"this version has no {name!r}")
+        without = {"$"} | _FORMER_FIELDS.get(name, set())
         named = {
             _FIELDS.get(str(key), str(key)): self.value(item)
             for key, item in data.items()
-            if key != "$" and key not in _FORMER_FIELDS.get(name, ())
+            if key not in without
         }
-        if name not in _KINDS:
-            raise ValueError(f"this version has no {name!r}")
         value = _KINDS[name](**named)
         if isinstance(value, Segment):
             self._seen.append(value)
@@ -308,33 +261,20 @@ class _Decoder:
 
     def _trace(self, data: dict[str, Any]) -> Transcript:
         named = {key: item for key, item in data.items() if key not in ("$", "messages", *_PHASES)}
-        messages = self._last.messages
-        if "messages" in data:
-            messages = self.value(data["messages"])
+        messages = self.value(data["messages"]) if "messages" in data else self._last.messages
         for phase in _PHASES:
-            kept: Segments = getattr(self._last, phase)
+            segments = getattr(self._last, phase)
             if phase in data:
                 keep, *added = data[phase]
-                kept = kept.first(keep)
+                segments = segments.first(keep)
                 for item in added:
-                    kept = kept.plus(self.value(item))
-            named[phase] = kept
+                    segments = segments.plus(self.value(item))
+            named[phase] = segments
         self._last = Transcript(messages, **named)
         return self._last
-
-    def _error(self, data: dict[str, Any]) -> BatonError:
-        kind = _ERRORS[data["$error"]]
-        if issubclass(kind, InvalidRequest):
-            return kind(data["message"], param=data["param"], code=data["code"])
-        return kind(data["message"])
 
 
 def _is_default(spec: Any, value: Any) -> bool:
     if spec.default is not MISSING:
         return bool(value == spec.default and type(value) is type(spec.default))
     return spec.default_factory is not MISSING and bool(value == spec.default_factory())
-
-
-def _dumps(data: Any) -> str:
-    # ASCII: a text may have lone surrogates, which UTF-8 cannot encode, and line separators.
-    return json.dumps(data, separators=(",", ":"))

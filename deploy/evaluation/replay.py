@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from deploy.evaluation.recorded_answers import RecordedAnswers
 from deploy.evaluation.recording import Recording
 from orchestrator.errors import BatonError
 from orchestrator.loop.actions import Action, Classify, Close, Generate, Verify, Write
@@ -56,12 +55,11 @@ def compare(recording: Recording, policy: Policy) -> ReplayResult:
     if difference is not None:
         _, events = _until_mismatch(replay_other_policy(recording, policy))
     steps = tuple(event.step for event in events if isinstance(event, StepCompleted))
-    ended = bool(events) and isinstance(events[-1], RequestCompleted)
-    return ReplayResult(difference, steps, ended)
+    return ReplayResult(difference, steps, isinstance(events[-1], RequestCompleted))
 
 
-def _until_mismatch(events: Iterator[Event]) -> tuple[ReplayMismatch | None, list[Event]]:
-    seen: list[Event] = []
+def _until_mismatch(events: Iterator[Event]) -> tuple[ReplayMismatch | None, list[Event | None]]:
+    seen: list[Event | None] = [None]
     try:
         seen.extend(events)
     except ReplayMismatch as error:
@@ -76,15 +74,15 @@ def replay(recording: Recording, policy: Policy) -> Iterator[Event]:
         ReplayMismatch: the policy does something else, or more, or less than was recorded.
     """
     recorded = deque(
-        (event, line)
-        for event, line in zip(recording.events, _lines(recording), strict=True)
+        (line, event)
+        for line, event in enumerate(recording.events, 2)
         if isinstance(event, ActionCompleted)
     )
 
     def next_answer(action: Action[Any]) -> ActionCompleted:
         if not recorded:
             raise ReplayMismatch(f"the recording ends where the policy asks {_brief(action)}")
-        called, line = recorded.popleft()
+        line, called = recorded.popleft()
         if called.action != action and not _answers_now(called.action):
             message = f"recorded {_brief(called.action)}, the policy asks {_brief(action)}"
             raise ReplayMismatch(message, line)
@@ -92,26 +90,28 @@ def replay(recording: Recording, policy: Policy) -> Iterator[Event]:
 
     yield from _drive(recording, policy, next_answer)
     if recorded:
-        called, line = recorded[0]
+        line, called = recorded[0]
         raise ReplayMismatch(f"recorded {_brief(called.action)}, the policy has ended", line)
 
 
 def replay_other_policy(recording: Recording, policy: Policy) -> Iterator[Event]:
     """Run another policy, or other parameters, until a call has no recorded answer.
 
-    Answers are looked up by the call, in any order (`recorded_answers`).
+    Answers are found by their call, in any order; each is given once.
 
     Raises:
         AnswerMissing: a call has no answer.
     """
-    answers = RecordedAnswers(recording.events)
+    known: defaultdict[Any, deque[ActionCompleted]] = defaultdict(deque)
+    for call in recording.calls():
+        known[call.action].append(call)
 
     def next_answer(action: Action[Any]) -> ActionCompleted:
         if not isinstance(action, Generate | Write | Classify | Verify):
             return ActionCompleted(action, None, 0.0)
-        if (called := answers.take(action)) is None:
+        if not known[action]:
             raise AnswerMissing(f"the recording has no answer to {_brief(action)}")
-        return called
+        return known[action].popleft()
 
     yield from _drive(recording, policy, next_answer)
 
@@ -122,7 +122,7 @@ def _drive(
     runner = PolicyRunner(policy, recording.request.messages, recording.request.limits)
     try:
         prefilled = [next_answer(call) for call in runner.prefills()]
-        runner.begin(marks_thought(prefilled))
+        runner.begin(_marks_thought(prefilled))
         yield from runner.on_result(PromptsRead(prefilled))
         while (action := runner.next_action()) is not None:
             called = next_answer(action)
@@ -147,29 +147,30 @@ def _answers_now(action: Action[Any]) -> bool:
     return isinstance(action, Close) and action.forced and action.finish == "stop"
 
 
-def marks_thought(prefilled: Sequence[ActionCompleted]) -> bool:
+def _marks_thought(prefilled: Sequence[ActionCompleted]) -> bool:
     """Return whether a model marks its thought; true if no prefill was answered."""
     answers = [result.answer for result in prefilled if isinstance(result.answer, Generation)]
     return any(answer.thinks for answer in answers) or not answers
 
 
-def _lines(recording: Recording) -> tuple[int, ...]:
-    return recording.lines or tuple(range(2, len(recording.events) + 2))
-
-
 def _brief(value: Any) -> str:
     """Format an action for a message: its fields that differ from their defaults."""
-    parts = []
-    for spec in fields(value):
-        item = getattr(value, spec.name)
-        if item == spec.default or spec.name in ("turns", "labels"):
-            continue
-        if isinstance(item, Transcript):
-            phase = "the answer" if item.closed else "the thought"
-            item = f"after {len(item.thought) + len(item.answer)} segments, in {phase}"
-        elif isinstance(item, Segment):
-            item = f"{item.author}: {item.text[:40]!r}"
-        elif isinstance(item, Action | StopCriteria):
-            item = _brief(item)
-        parts.append(f"{spec.name}={item}")
+    items = ((spec, getattr(value, spec.name)) for spec in fields(value))
+    parts = (
+        f"{spec.name}={_brief_field(item)}"
+        for spec, item in items
+        if item != spec.default and spec.name not in ("turns", "labels")
+    )
     return f"{type(value).__name__}({', '.join(parts)})"
+
+
+def _brief_field(item: Any) -> str:
+    match item:
+        case Transcript():
+            phase = "the answer" if item.closed else "the thought"
+            return f"after {len(item.thought) + len(item.answer)} segments, in {phase}"
+        case Segment():
+            return f"{item.author}: {item.text[:40]!r}"
+        case Action() | StopCriteria():
+            return _brief(item)
+    return str(item)

@@ -1,27 +1,31 @@
-"""One call of a running service's administration: JSON over HTTP; errors become Baton's."""
+"""One call of a running service: its keys, JSON over HTTP, and errors as Baton's."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 import httpx
+from httpx_sse import SSEError
 
-from deploy.evaluation.clients import (
-    API_KEYS,
-    authorization,
-    base_address,
-    error_of,
-    no_address,
-    reason,
+from orchestrator.errors import (
+    BatonError,
+    ConfigError,
+    InvalidRequest,
+    Overloaded,
+    WorkerUnavailable,
 )
-from orchestrator.errors import WorkerUnavailable
 from workers.remote.address import trusted
 
 PATIENCE_S = 15.0
-ADMIN_KEYS = ("BATON_ADMIN_KEY", *API_KEYS)
-"""Variables that may hold the key for a change; the first that is set counts."""
-READ_KEYS = ("BATON_OBSERVER_KEY", *ADMIN_KEYS)
-"""Variables that may hold the key for reading."""
+API_KEYS: Final = ("BATON_API_KEY",)
+"""Variables of the environment that may hold a client's key; the first that is set counts."""
+ADMIN_KEYS: Final = ("BATON_ADMIN_KEY", *API_KEYS)
+"""The same for a change."""
+READ_KEYS: Final = ("BATON_OBSERVER_KEY", *ADMIN_KEYS)
+"""The same for reading."""
 
 
 def call(
@@ -33,7 +37,7 @@ def call(
         InvalidRequest, Overloaded, WorkerUnavailable: the service refused, or was not reached.
     """
     names = ADMIN_KEYS if admin else READ_KEYS
-    try:
+    with translated_errors(url, " (another service: --url)"):
         response = httpx.request(
             method,
             f"{base_address(url)}{path}",
@@ -44,16 +48,53 @@ def call(
             trust_env=False,
             verify=trusted(),
         )
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol):
-        raise no_address(url) from None
-    except httpx.HTTPError as error:
-        raise WorkerUnavailable(f"{url}: {reason(error)} (another service: --url)") from None
-    if not response.is_success:
-        raise error_of(response, names)
-    try:
+        if not response.is_success:
+            raise error_of(response, names)
         answer: dict[str, Any] = response.json()
-    except ValueError:
+        return answer
+
+
+def base_address(url: str) -> str:
+    """Return a service's address, also from the base URL of OpenAI's clients, which ends in /v1."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def authorization(names: Sequence[str]) -> dict[str, str]:
+    """Return the header with the key of the first of these variables that is set; else none."""
+    key = next(filter(None, map(os.environ.get, names)), None)
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+@contextmanager
+def translated_errors(url: str, hint: str = "") -> Iterator[None]:
+    """Turn errors of httpx, and of an answer that is not the service's, into Baton's."""
+    try:
+        yield
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol):
+        raise ConfigError(f"{url}: expected an address as http://HOST:PORT") from None
+    except (SSEError, ValueError):
         raise WorkerUnavailable(
-            f"{url}: the answer is not JSON, so this is not a Baton service (name one with --url)"
+            f"{url}: expected JSON of a Baton service, got something else; check the address{hint}"
         ) from None
-    return answer
+    except httpx.HTTPError as error:
+        reason = str(error) or type(error).__name__
+        if isinstance(error, httpx.ConnectError) and "SSL" not in reason:
+            reason = f"no connection ({error}); is the service running there (`baton serve`)?"
+        raise WorkerUnavailable(f"{url}: {reason}{hint}") from None
+
+
+def error_of(response: httpx.Response, names: Sequence[str] = API_KEYS) -> BatonError:
+    """Return an error response as an exception; `names` are variables that may hold the key."""
+    try:
+        error = response.json()["error"]
+        message, param, code = error["message"], error.get("param"), error.get("code")
+    except (ValueError, KeyError, TypeError):
+        message, param, code = f"HTTP {response.status_code}", None, None
+    text = f"{response.url.copy_with(path='/')}: {message}"
+    if response.status_code == 401:
+        text += f"; this command takes its key from {', '.join(f'${name}' for name in names)}"
+    if response.status_code in (429, 503):
+        return Overloaded(text)
+    if 400 <= response.status_code < 500:
+        return InvalidRequest(text, param=param, code=code)
+    return WorkerUnavailable(text)

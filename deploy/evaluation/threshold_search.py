@@ -11,11 +11,11 @@ value that was tried is reported.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -44,9 +44,9 @@ class CalibrationTarget:
     value: float
 
     def met_by(self, point: Point) -> bool:
+        reached: float | None = getattr(point, self.measure)
         if self.measure == "large_share":
             return point.large_share <= self.value
-        reached = point.agreement if self.measure == "agreement" else point.accuracy
         return reached is not None and reached >= self.value
 
 
@@ -95,24 +95,16 @@ class Range:
                 f"{policy.__name__} names no threshold; choose one with --parameter",
                 param="parameter",
             )
-        field = policy.model_fields.get(name)
-        kind = _number(field.annotation) if field is not None else None
-        if field is None or kind is None:
-            numbers = [
-                key
-                for key, one in policy.model_fields.items()
-                if _number(one.annotation) is not None
-            ]
+        properties = policy.model_json_schema()["properties"]
+        numbers = {key: found for key, one in properties.items() if (found := _number(one))}
+        if name not in numbers:
             raise InvalidRequest(
                 f"no number {name!r} to calibrate; there are {', '.join(numbers) or 'none'}",
                 param="parameter",
             )
-        limits: dict[str, float] = {}
-        for rule in field.metadata:
-            for key in ("ge", "gt", "le", "lt"):
-                if (limit := getattr(rule, key, None)) is not None:
-                    limits[key] = float(limit)
-        low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
+        limits = numbers[name]
+        low = limits.get("minimum", limits.get("exclusiveMinimum"))
+        high = limits.get("maximum", limits.get("exclusiveMaximum"))
         if bounds is not None:
             low, high = (round(bound, DIGITS) for bound in bounds)
         if low is None or high is None or not (isfinite(low) and isfinite(high) and low < high):
@@ -121,10 +113,16 @@ class Range:
             )
         if bounds is None:  # a bound that the field excludes cannot be tried
             inset = (high - low) * INSET
-            low = round(low + inset * ("gt" in limits), DIGITS)
-            high = round(high - inset * ("lt" in limits), DIGITS)
-        _check(policy, name, (low, high), params)
-        return cls(name, low, high, kind is int)
+            low = round(low + inset * ("exclusiveMinimum" in limits), DIGITS)
+            high = round(high - inset * ("exclusiveMaximum" in limits), DIGITS)
+        for bound in (low, high):
+            try:
+                policy.model_validate({**params, name: bound})
+            except ValidationError as error:
+                raise InvalidRequest(
+                    f"--range: {name} cannot be {bound:g}: {explain(error)}", param="range"
+                ) from None
+        return cls(name, low, high, limits["type"] == "integer")
 
     def middle(self, a: float, b: float) -> float | None:
         """Return a value between two others; None if there is none left to try."""
@@ -136,25 +134,11 @@ class Range:
         return None if near or between in (a, b) else between
 
 
-def _check(
-    policy: type[Policy], name: str, bounds: Iterable[float], params: Mapping[str, Any]
-) -> None:
-    """Refuse, before any question is asked, bounds that the policy would refuse."""
-    for bound in bounds:
-        try:
-            policy.model_validate({**params, name: bound})
-        except ValidationError as error:
-            raise InvalidRequest(
-                f"--range: {name} cannot be {bound:g}: {explain(error)}", param="range"
-            ) from None
-
-
-def _number(annotation: Any) -> type[int] | type[float] | None:
-    """Return `int` or `float` if a field is one, or may be one (`float | None`)."""
-    if annotation is int or annotation is float:
-        return annotation
-    inner = [one for one in get_args(annotation) if _number(one) is not None]
-    return _number(inner[0]) if len(inner) == 1 else None
+def _number(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the schema of a field's number if it is one, or may be one (`float | None`)."""
+    options = [dict(one) for one in schema.get("anyOf", [schema])]
+    numbers = [one for one in options if one.get("type") in ("number", "integer")]
+    return numbers[0] if len(numbers) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +159,12 @@ async def search(
     (cost) for agreement and accuracy. The result is the value nearest to it, up to `NEAR`, that
     meets the target.
     """
-    ends = [await measure(where.low), await measure(where.high)]
-    cheap, rich = sorted(ends, key=lambda point: (point.large_share, point.agreement))
+    tried = [await measure(where.low), await measure(where.high)]
+    cheap, rich = sorted(tried, key=lambda point: (point.large_share, point.agreement))
     safe, wanted = (cheap, rich) if target.measure == "large_share" else (rich, cheap)
-    tried = list(ends)
-    if target.met_by(wanted):
-        return CalibrationResult(wanted, True, tuple(tried))
-    if not target.met_by(safe):
-        return CalibrationResult(safe, False, tuple(tried))
+    if target.met_by(wanted) or not target.met_by(safe):
+        best = wanted if target.met_by(wanted) else safe
+        return CalibrationResult(best, target.met_by(best), tuple(tried))
     while (value := where.middle(safe.value, wanted.value)) is not None:
         limit = target.value if target.measure == "large_share" else wanted.large_share
         if abs(limit - safe.large_share) <= NEAR:

@@ -21,7 +21,7 @@ from typing import Any
 
 from deploy.cli.common import print_table
 from deploy.evaluation.candidates import Candidate
-from deploy.evaluation.evaluate import Problem
+from deploy.evaluation.evaluate import Question
 from deploy.evaluation.grading import Grader
 from deploy.evaluation.intervals import wilson
 from deploy.evaluation.json_lines import RowFile
@@ -85,7 +85,7 @@ PLANS = {
 
 
 async def round_of(
-    url: str, plan: LoadPlan, candidate: str, problems: Sequence[Problem], grader: Grader
+    url: str, plan: LoadPlan, candidate: str, problems: Sequence[Question], grader: Grader
 ) -> dict[str, Any]:
     """One candidate's answers to all questions: seconds, kept tokens by author, right answers."""
     name, _, method = candidate.partition("@")

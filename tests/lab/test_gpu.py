@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from deploy.evaluation.recorded_answers import answered_calls
 from deploy.lab.gpu.models import VOCABULARY, builtin_worker
 from deploy.lab.gpu.plan import MINUTES, STAGES, Stage, rows_of, run_stages
 from deploy.lab.gpu.played_worker import PlayedWorker, Texts
@@ -72,7 +71,7 @@ async def test_dialogues_play_over_a_real_engine(policy: str, tmp_path: Path) ->
     finally:
         worker.close()
     assert len(played.seconds) == 1
-    spent = [one.answer.usage for one in answered_calls(dialogue.recording.events)]
+    spent = [one.answer.usage for one in dialogue.recording.calls()]
     assert made["generated_tokens"] == sum(one.generated for one in spent)
     assert made["prompt_tokens"] == sum(one.prompt for one in spent)
     assert made["cached_tokens"] > 0.8 * made["prompt_tokens"]

@@ -31,17 +31,17 @@ async def write(
     method: str = "vanilla",
 ) -> None:
     recording, _ = await record(SpecReason(threshold=7), scores=(9, 3))
+    problems = [Question(f"{n}?", str(n)) for n in range(4)]
     log = EvaluationLog(
         folder / "rows.jsonl",
         {"problems": f"gym:{kind or folder.name}:1", "seed": 0, "concurrency": 1, "max_tokens": 9,
          "speculation": method, "transport": "in-process",
          "pair": {"params": params or {}}},
         [Candidate.parse(policy) for policy in policies],
+        problems,
         recordings=True,
     )  # fmt: skip
-    problems = [Question(f"{n}?", str(n)) for n in range(4)]
-    log.resume(problems)
-    for index, problem in enumerate(problems):
+    for index in range(len(problems)):
         turn = []
         for policy in policies:
             small, large = SHARES.get(policy, (6, 2))
@@ -54,7 +54,7 @@ async def write(
             answer = EvaluatedAnswer("1", steps=steps, recording=recording)
             slow = 2 if policy == "large-only" else 1
             turn.append(EvaluationResult(index < RIGHT[policy], ms * slow, answer))
-        log.add(index, problem, turn)
+        log.add(index, turn)
     log.close()
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from deploy.cli.common import Bar
-from deploy.evaluation.evaluate import Problem
+from deploy.evaluation.evaluate import Question
 from deploy.evaluation.json_lines import RowFile
 from deploy.evaluation.problems import load_problems
 from deploy.evaluation.summary import Row
@@ -108,7 +108,7 @@ def _shared(settings: DecodeSettings, chosen: Sequence[CandidateSpec]) -> dict[s
 
 
 def rendered(
-    loaded: LoadedTarget, problems: Sequence[Problem], settings: DecodeSettings
+    loaded: LoadedTarget, problems: Sequence[Question], settings: DecodeSettings
 ) -> list[list[int]]:
     """Problems as chat prompts."""
     prompts = PromptRenderer(loaded.tokenizer)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from deploy.evaluation.candidates import build_policy
-from deploy.evaluation.recorded_answers import answered_calls
 from deploy.evaluation.recording import Recording, loads
 from orchestrator.errors import BatonError
 from orchestrator.loop.actions import Classify, Verify, WorkerName
@@ -56,7 +55,7 @@ class Answers:
         asked = self.recording.request
         reserve = asked.parameters.get("answer_reserve", 0)
         budget = Budget.of(asked.limits, asked.parameters.get("budget"), reserve)
-        for called in answered_calls(self.recording.events):
+        for called in self.recording.calls():
             action: Any = called.action
             about: About
             if isinstance(action, Classify):
@@ -71,7 +70,7 @@ class Answers:
     @property
     def prompt_tokens(self) -> int:
         """How many tokens the question has, with its template."""
-        first: Any = next(iter(answered_calls(self.recording.events)))
+        first: Any = next(iter(self.recording.calls()))
         return int(first.answer.usage.prompt)
 
     def take(self, worker: WorkerName, transcript: Transcript, about: About) -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 from deploy.evaluation.builtin.problems import draw
 from deploy.evaluation.cached_worker import CachedWorker
-from deploy.evaluation.calibrator import Calibrator, as_json, coin
+from deploy.evaluation.calibrator import Calibrator, coin
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.clients import LocalClient, RequestOptions, ask
 from deploy.evaluation.evaluate import Question
@@ -44,30 +44,27 @@ def calibrator(workers: Any, grader: Grader, **judge: Any) -> Calibrator:
 async def test_a_threshold_that_meets_a_share(workers: Any) -> None:
     with closing(Grader()) as grader:
         calibrating = calibrator(workers, grader)
-        ends = await calibrating.ends()
+        await calibrating.begin()
         judge = await calibrating.judge()
         target = CalibrationTarget("large_share", 0.2)
-        found = await calibrating.threshold(CHOSEN, Range.of(SpecReason), target, judge)
-    small, large = ends
+        row = await calibrating.threshold(CHOSEN, Range.of(SpecReason), target, judge)
+    small, large = calibrating.ends
     assert (small.large_share, large.large_share, large.agreement) == (0.0, 1.0, 1.0)
     assert small.agreement < 0.9
     assert {report.scoring: report.tells for report in judge.reports}["expected"]
-    assert found.found.met
-    assert found.params["scoring"] == judge.scoring
-    best = found.found.best
-    assert 0.05 < best.large_share <= 0.2
-    above = coin(ends, best.large_share)
-    assert above is not None
-    assert best.agreement > above + 0.05  # what a judge is for
-    row = as_json(found, ends, len(QUESTIONS))
-    assert (row["value"], row["accuracy"]) == (best.value, None)
-    assert row["agreement_low"] < best.agreement <= row["agreement_high"] + 1e-9
+    assert row["met"]
+    assert row["params"]["scoring"] == judge.scoring
+    assert row["params"]["threshold"] == row["value"]
+    assert 0.05 < row["large_share"] <= 0.2
+    assert row["agreement"] > row["coin"] + 0.05  # what a judge is for
+    assert row["accuracy"] is None
+    assert row["agreement_low"] < row["agreement"] <= row["agreement_high"] + 1e-9
 
 
 async def test_a_policy_that_throws_every_draft_away_is_spared_nothing(workers: Any) -> None:
     with closing(Grader()) as grader:
         calibrating = calibrator(workers, grader)
-        await calibrating.ends()
+        await calibrating.begin()
         rewritten = Candidate("all", "specreason", {"threshold": 10, "answer_by": "large"})
         point = await calibrating.point(rewritten, 10)
     assert point.large_share == pytest.approx(1, abs=0.05)
@@ -79,7 +76,7 @@ async def test_the_scoring_that_tells_more_is_chosen(workers: Any) -> None:
     The question is the candidate's own, whatever the deployment file says."""
     with closing(Grader()) as grader:
         calibrating = calibrator(workers, grader, judge="short")
-        await calibrating.ends()
+        await calibrating.begin()
         judge = await calibrating.judge({"judge": "full"})
     by_digit, by_likelihood, _ = judge.reports
     assert by_digit.auc is not None
@@ -89,7 +86,6 @@ async def test_the_scoring_that_tells_more_is_chosen(workers: Any) -> None:
 
 
 def test_a_coin_lies_on_the_line_between_the_models() -> None:
-    ends = Point(0, 0.0, 0.6, None), Point(1, 1.0, 1.0, 0.9)
+    ends = Point(0, 0.0, 0.6), Point(1, 1.0, 1.0)
     assert coin(ends, 0.25) == pytest.approx(0.7)
     assert coin(ends, 1.5) == 1.0
-    assert coin(ends, 0.5, "accuracy") is None

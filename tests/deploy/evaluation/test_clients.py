@@ -8,13 +8,8 @@ import httpx
 import pytest
 
 from deploy.evaluation.candidates import Candidate
-from deploy.evaluation.clients import (
-    HttpClient,
-    LocalClient,
-    PrefixCacheOwner,
-    ask,
-    error_of,
-)
+from deploy.evaluation.clients import HttpClient, LocalClient, PrefixCacheOwner, ask
+from deploy.evaluation.service_client import error_of
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from orchestrator.errors import ConfigError, WorkerUnavailable
 from orchestrator.http.settings import ServiceLimits
@@ -59,7 +54,7 @@ async def test_a_stream_may_hold_what_unicode_calls_an_end_of_a_line() -> None:
         )
         try:
             if said is None:
-                with pytest.raises(WorkerUnavailable, match="expected events of JSON"):
+                with pytest.raises(WorkerUnavailable, match="expected JSON of a Baton service"):
                     await ask(client, "2+2?", Candidate.parse("large-only"))
             else:
                 answer = await ask(client, "2+2?", Candidate.parse("large-only"))

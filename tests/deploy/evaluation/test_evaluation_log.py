@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,109 +31,103 @@ def turn(number: int) -> Turn:
     return [EvaluationResult(True, 1.25 * (i + 1), answer) for i in range(len(CONTENDERS))]
 
 
-def written(path: Path, count: int) -> str:
-    evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
-    assert evaluation_log.resume(PROBLEMS) == []
-    for number in range(count):
-        evaluation_log.add(number, PROBLEMS[number], turn(number))
-    evaluation_log.close()
+@contextmanager
+def opened(path: Path, **changed: Any) -> Iterator[EvaluationLog]:
+    usual = {"settings": SETTINGS, "candidates": CONTENDERS, "problems": PROBLEMS}
+    with closing(EvaluationLog(path, **{**usual, **changed})) as log:
+        yield log
+
+
+def known(*turns: Turn) -> dict[tuple[int, Candidate], EvaluationResult]:
+    return {
+        (number, candidate): result
+        for number, one in enumerate(turns)
+        for candidate, result in zip(CONTENDERS, one, strict=True)
+    }
+
+
+def write(path: Path, *turns: Turn) -> str:
+    with opened(path) as log:
+        for number, one in enumerate(turns):
+            log.add(number, one)
     return path.read_text()
 
 
 def test_a_second_run_reads_what_the_first_wrote(tmp_path: Path) -> None:
     path = tmp_path / "new" / "rows.jsonl"
-    text = written(path, 2)
-    evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
-    assert evaluation_log.resume(PROBLEMS) == [turn(0), turn(1)]
-    evaluation_log.add(2, PROBLEMS[2], turn(2))
-    evaluation_log.close()
+    text = write(path, turn(0), turn(1))
+    with opened(path) as log:
+        assert log.known == known(turn(0), turn(1))
+        log.add(2, turn(2))
     assert path.read_text().startswith(text)
+    assert json.loads(text.partition("\n")[0])["baton_eval"] == 1
     settings, rows = read(path)
     assert settings["seed"] == 0
     assert [row["problem"] for row in rows] == [0] * 4 + [1] * 4 + [2] * 4
     assert [row["budget"] for row in rows[:4]] == [8, 8, 16, 16]
 
 
-@pytest.mark.parametrize("cut", [10, 200])
-def test_a_turn_that_was_broken_off_is_made_again(tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("cut", [1, 10, 200])
+def test_what_was_broken_off_is_made_again(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "rows.jsonl"
-    text = written(path, 3)
+    text = write(path, turn(0), turn(1), turn(2))
+    whole = read(path)
     path.write_text(text[:-cut])
-    evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
-    assert len(evaluation_log.resume(PROBLEMS)) == 2
-    evaluation_log.add(2, PROBLEMS[2], turn(2))
-    evaluation_log.close()
-    assert path.read_text() == text
+    with opened(path) as log:
+        assert known(turn(0), turn(1)).items() <= log.known.items()
+        log.add(2, turn(2))
+    assert read(path) == whole
+    assert path.read_text().endswith("\n")
 
 
 def test_what_failed_is_asked_again_and_the_rest_is_not(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
-    evaluation_log.resume(PROBLEMS)
     lost = replace(turn(1)[2], correct=False, error="gone", transient=True)
     long = replace(turn(0)[1], correct=False, error="too long a prompt")  # as it will be again
-    nothing = [turn(0)[0], long, *turn(0)[2:]]
-    first = [nothing, [*turn(1)[:2], lost, turn(1)[3]], turn(2)]
-    for number, one in enumerate(first):
-        evaluation_log.add(number, PROBLEMS[number], one)
-    evaluation_log.close()
-    baseline = CONTENDERS[2]
+    first = [turn(0)[0], long, *turn(0)[2:]]
+    write(path, first, [*turn(1)[:2], lost, turn(1)[3]], turn(2))
     for _ in range(2):  # the second time after a break behind the first
-        evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
-        assert evaluation_log.resume(PROBLEMS) == [nothing]
-        known = evaluation_log.known
-        assert known.keys() == {
-            (number, one)
-            for number in (1, 2)
-            for one in CONTENDERS
-            if (number, one) != (1, baseline)
-        }
-        evaluation_log.close()
-    evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
-    evaluation_log.resume(PROBLEMS)
-    evaluation_log.add(1, PROBLEMS[1], turn(1))
-    evaluation_log.add(2, PROBLEMS[2], [evaluation_log.known[2, one] for one in CONTENDERS])
-    evaluation_log.close()
+        with opened(path) as log:
+            assert log.known.keys() == known(first, turn(1), turn(2)).keys() - {(1, CONTENDERS[2])}
+    with opened(path) as log:
+        log.add(1, turn(1))
+        log.add(2, [log.known[2, one] for one in CONTENDERS])  # which the file has
     assert len(path.read_text().splitlines()) == 1 + 4 * len(CONTENDERS)
-    rows = read(path)[1]
-    assert [row["error"] for row in rows if row["error"]] == ["too long a prompt"]
-    whole = EvaluationLog(path, SETTINGS, CONTENDERS).resume(PROBLEMS)
-    assert whole == [nothing, turn(1), turn(2)]
+    assert [row["error"] for row in read(path)[1] if row["error"]] == ["too long a prompt"]
+    with opened(path) as log:
+        assert log.known == known(first, turn(1), turn(2))
 
 
 def test_fewer_problems_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    text = written(path, 3)
-    evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
-    assert len(evaluation_log.resume(PROBLEMS[:1])) == 3
-    evaluation_log.close()
+    text = write(path, turn(0), turn(1))
+    with opened(path, problems=PROBLEMS[:1]) as log:
+        assert log.known == known(turn(0))
     assert path.read_text() == text
 
 
-def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"settings": {**SETTINGS, "seed": 1}}, "its seed is 0, now 1"),
+        ({"candidates": CONTENDERS[:2]}, "its policies"),
+        ({"settings": {**SETTINGS, "pair": "b"}}, "its pair is null"),
+        ({"problems": [replace(PROBLEMS[0], answer="7")]}, "its problem 0 is not this run's"),
+    ],
+)
+def test_another_run_is_refused_by_name(tmp_path: Path, changed: Any, said: str) -> None:
     path = tmp_path / "rows.jsonl"
-    text = written(path, 1)
-    for evaluation_log, said in (
-        (EvaluationLog(path, {**SETTINGS, "seed": 1}, CONTENDERS), "its seed is 0, now 1"),
-        (EvaluationLog(path, SETTINGS, CONTENDERS[:2]), "its policies"),
-        (EvaluationLog(path, {**SETTINGS, "pair": "b"}, CONTENDERS), "its pair is null"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            evaluation_log.resume(PROBLEMS)
-    others = [replace(PROBLEMS[0], answer="7"), *PROBLEMS[1:]]
-    with pytest.raises(ConfigError, match="its problem 0 is not this run's"):
-        EvaluationLog(path, SETTINGS, CONTENDERS).resume(others)
+    text = write(path, turn(0))
+    with pytest.raises(ConfigError, match=said), opened(path, **changed):
+        pass
     assert path.read_text() == text
 
 
 def test_only_parameters_of_the_candidates_must_stay_as_they_were(tmp_path: Path) -> None:
-    def settings(**params: Any) -> dict[str, Any]:
-        return {**SETTINGS, "pair": {"small": "s", "large": "l", "params": params}}
-
     def resume(candidates: Sequence[Candidate], **params: Any) -> None:
-        evaluation_log = EvaluationLog(tmp_path / "rows.jsonl", settings(**params), candidates)
-        evaluation_log.resume(PROBLEMS)
-        evaluation_log.close()
+        settings = {**SETTINGS, "pair": {"small": "s", "large": "l", "params": params}}
+        with opened(tmp_path / "rows.jsonl", settings=settings, candidates=candidates):
+            pass
 
     bild = [*CONTENDERS[:1], Candidate("bild", "bild")]
     resume(bild, bild={"rollback": 2}, route={"threshold": 3})
@@ -146,30 +141,25 @@ def test_only_parameters_of_the_candidates_must_stay_as_they_were(tmp_path: Path
         resume(default, route={"threshold": 4})
 
 
-def test_what_is_no_journal_is_left_alone(tmp_path: Path) -> None:
+def test_what_is_no_log_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("my notes\n")
-    with pytest.raises(ConfigError, match="the key baton_eval"):
-        EvaluationLog(path, SETTINGS, CONTENDERS).resume(PROBLEMS)
+    with pytest.raises(ConfigError, match="the key baton_eval"), opened(path):
+        pass
     assert path.read_text() == "my notes\n"
-    with pytest.raises(ConfigError, match="found another file"):
-        read(path)
-    with pytest.raises(ConfigError, match="No such file"):
-        read(tmp_path / "nowhere")
+    for name, said in (("notes.txt", "found another file"), ("nowhere", "No such file")):
+        with pytest.raises(ConfigError, match=said):
+            read(tmp_path / name)
 
 
 def test_recordings_lie_beside_it(tmp_path: Path) -> None:
     recording = Recording(RecordedRequest("r", "large-only", (Message("user", "0?"),)), ())
-    evaluation_log = EvaluationLog(tmp_path / "rows.jsonl", SETTINGS, CONTENDERS, recordings=True)
-    evaluation_log.resume(PROBLEMS)
+    path = tmp_path / "rows.jsonl"
     own = [replace(one, answer=replace(one.answer, recording=recording)) for one in turn(0)]
-    evaluation_log.add(0, PROBLEMS[0], own)
-    evaluation_log.close()
-    again = EvaluationLog(tmp_path / "rows.jsonl", SETTINGS, CONTENDERS, recordings=True)
-    again.resume(PROBLEMS)
-    again.add(0, PROBLEMS[0], turn(0))  # some of it known, so without its recording
-    again.close()
-    names = [row["recording"] for row in read(tmp_path / "rows.jsonl")[1]]
+    for one in (own, turn(0)):  # the second time some of it is known, so without its recording
+        with opened(path, recordings=True) as log:
+            log.add(0, one)
+    names = [row["recording"] for row in read(path)[1]]
     assert len(set(names)) == len(CONTENDERS)
     assert all(loads((tmp_path / name).read_text()).request == recording.request for name in names)
 
@@ -181,9 +171,3 @@ def test_checkpoints_are_told_apart_by_their_weights(tmp_path: Path) -> None:
     weights.write_bytes(b"a" * 99 + b"b")
     assert fingerprint(tmp_path, "m") != first
     assert fingerprint(None, "Qwen/x") == "Qwen/x"
-
-
-def test_rows_are_json_lines(tmp_path: Path) -> None:
-    lines = written(tmp_path / "rows.jsonl", 1).splitlines()
-    assert json.loads(lines[0])["baton_eval"] == 1
-    assert json.loads(lines[1])["steps"][0]["author"] == "small"

@@ -21,7 +21,6 @@ from deploy.evaluation.gate_learning import (
     drafts,
     examples,
     fit,
-    reliability,
 )
 from deploy.evaluation.recording import Recording
 from deploy.launch.deployment_file import DEFAULT_FILE, load
@@ -81,7 +80,7 @@ async def test_requests_that_are_sampled_lossy_or_of_one_model_teach_nothing(pai
     lossy = replace(own.request, speculation={"small": "vanilla", "large": "reflective (lossy)"})
     mixed = replace(own, request=lossy)
     assert by_question([sampled, alone, mixed]) == []
-    assert (await examples([], pair, same)).found == []
+    assert await examples([], pair, same) == ([], [])
 
 
 async def test_what_was_drafted_twice_for_a_question_counts_once(pair: Any) -> None:
@@ -109,22 +108,22 @@ class Failing:
 
 async def test_a_draft_that_fits_no_context_leaves_the_others_of_its_question(pair: Any) -> None:
     (question,) = by_question(await recorded(pair, 1))
-    whole = await examples([question], pair, same)
-    assert len(whole.found) > 1
-    assert whole.failures == []
+    whole, failures = await examples([question], pair, same)
+    assert len(whole) > 1
+    assert failures == []
     full = ContextLengthExceeded("the context is full")
     failing = Failing(pair["large"], full, draft=question[0].draft.text)
-    found = await examples([question], {**pair, "large": failing}, same)
-    assert found.failures == ["the context is full"]
-    assert [one.draft for one in found.found] == [one.draft for one in whole.found[1:]]
+    found, failures = await examples([question], {**pair, "large": failing}, same)
+    assert failures == ["the context is full"]
+    assert [one.draft for one in found] == [one.draft for one in whole[1:]]
 
 
 async def test_drafts_that_a_worker_fails_are_counted(pair: Any) -> None:
     questions = by_question(await recorded(pair, 2))
     gone = Failing(pair["large"], WorkerUnavailable("gone"))
-    found = await examples(questions, {**pair, "large": gone}, same)
-    assert (found.found, set(found.failures)) == ([], {"gone"})
-    assert 2 <= len(found.failures) <= sum(map(len, questions))
+    found, failures = await examples(questions, {**pair, "large": gone}, same)
+    assert (found, set(failures)) == ([], {"gone"})
+    assert 2 <= len(failures) <= sum(map(len, questions))
     never = Failing(pair["large"], Unsupported("no log-probabilities"))
     with pytest.raises(Unsupported):
         await examples(questions, {**pair, "large": never}, same)
@@ -132,7 +131,7 @@ async def test_drafts_that_a_worker_fails_are_counted(pair: Any) -> None:
 
 async def test_a_rewrite_by_the_same_model_never_helps(pair: Any) -> None:
     twins = {"small": pair["large"], "large": pair["large"]}
-    found = (await examples(by_question(await recorded(twins, 3)), twins, same)).found
+    found, _ = await examples(by_question(await recorded(twins, 3)), twins, same)
     assert len(found) >= 3
     assert not any(example.helps for example in found)
 
@@ -140,7 +139,7 @@ async def test_a_rewrite_by_the_same_model_never_helps(pair: Any) -> None:
 async def test_what_helps_is_found_by_running_both_branches(pair: Any) -> None:
     questions = by_question(await recorded(pair, 12))
     done: list[int] = []
-    found = (await examples(questions, pair, same, concurrency=4, progress=done.append)).found
+    found, _ = await examples(questions, pair, same, concurrency=4, progress=done.append)
     assert done == list(range(1, 13))
     helped = [example for example in found if example.helps]
     assert 0 < len(helped) < len(found)
@@ -171,7 +170,7 @@ def test_the_fit_finds_the_law_that_made_the_examples() -> None:
     assert model.weights["worst"] == pytest.approx(2.0, abs=0.2)
     assert model.bias == pytest.approx(-4.0, abs=0.5)
     assert report.requests == 1000
-    for said, helped, count in reliability(report.draft, report.outcomes):
+    for said, helped, count in report.draft.reliability:
         assert abs(said - helped) < 4 * (said * (1 - said) / count) ** 0.5 + 0.01
     # The reading adds nothing here, and takes over what the draft said.
     assert report.reading.auc == pytest.approx(report.draft.auc, abs=0.01)
@@ -194,7 +193,7 @@ def test_probabilities_are_what_happened_where_the_law_is_no_logistic_one() -> N
     assert probability(model.logit(sure)) == pytest.approx(0.02, abs=0.008)
     doubtful = probability(model.logit({**sure, "worst": 3.5}))
     assert doubtful == pytest.approx(0.5, abs=0.08)
-    for said, helped, count in reliability(report.draft, report.outcomes):
+    for said, helped, count in report.draft.reliability:
         assert abs(said - helped) < 4 * (said * (1 - said) / count) ** 0.5 + 0.02
 
 

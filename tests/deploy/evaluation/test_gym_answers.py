@@ -65,7 +65,7 @@ def _wrong(right: str, other: str) -> Iterator[str]:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_right_answers_are_right_and_no_others(grader: Grader, kind: str) -> None:
     entry, another = _entries(kind)
-    problem, right, other = gym._question(kind, entry), _right(kind, entry), _right(kind, another)
+    problem, right, other = gym.question(kind, entry), _right(kind, entry), _right(kind, another)
     if right is not None:
         for text in (f"So:\n\\boxed{{{right}}}", f"It is $\\boxed{{ {right} }}$."):
             assert await grader.right(text, problem), (right, text)
@@ -100,7 +100,7 @@ async def test_scorers_that_are_not_believed(grader: Grader, kind: str, wrong: s
     entry, other = _entries(kind)
     text = wrong.format(answer=entry["answer"], other=other["answer"])
     assert factory.create_dataset(kind, size=1, seed=0).score_answer(text, entry) >= 1
-    assert not await grader.right(f"\\boxed{{{text}}}", gym._question(kind, entry))
+    assert not await grader.right(f"\\boxed{{{text}}}", gym.question(kind, entry))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 from deploy.evaluation import recording
 from deploy.evaluation.recording import (
     RecordedRequest,
-    Recorder,
     Recording,
     RecordingError,
     dumps,
@@ -66,14 +65,13 @@ async def test_errors_keep_their_fields(error: Any) -> None:
 
 
 async def test_a_recording_grows_with_the_text_not_its_square() -> None:
-    long = "\n\n".join(f"step {n} says something new" for n in range(200))
     sizes = []
     for steps in (50, 200):
-        story = ("\n\n".join(long.split("\n\n")[:steps]), "done")
-        workers = {"small": Scripted(story=story), "large": Scripted(story=story)}
+        thought = "\n\n".join(f"step {n} says something new" for n in range(steps))
+        workers = {name: Scripted(story=(thought, "done")) for name in ("small", "large")}
         events = solve(SpecReason(), Request("r", QUESTION), workers)  # type: ignore[arg-type]
-        recorder = Recorder(RecordedRequest("r", "specreason", QUESTION))
-        sizes.append(sum([len(recorder.line(event) or "") async for event in events]))
+        asked = RecordedRequest("r", "specreason", QUESTION)
+        sizes.append(len(dumps(Recording(asked, tuple([event async for event in events])))))
     assert sizes[1] < 5 * sizes[0]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy.evaluation.recorded_answers import answered_calls
+from deploy.evaluation.recording import Recording
 from deploy.lab.call_costs import load_costs
 from deploy.lab.reenact import clock, rows
 from deploy.lab.reenact.dialogues import (
@@ -36,14 +36,17 @@ async def calls(one: Dialogue, answers: Answers) -> list[tuple[Any, Any]]:
     """The loop's calls with their answers."""
     pair = rows.virtual_pair(COSTS, {one.recording.request.request_id: answers})
     events = [event async for event in solve(one.build_policy(), one.request(), pair)]
-    return [(call.action, call.answer) for call in answered_calls(events)]
+    return [
+        (call.action, call.answer)
+        for call in Recording(one.recording.request, tuple(events)).calls()
+    ]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_call_is_the_recorded_one(policy: str) -> None:
     async def main() -> None:
         for one in (one for one in shipped() if one.policy == policy):
-            recorded = answered_calls(one.recording.events)
+            recorded = one.recording.calls()
             expected = [(call.action, call.answer) for call in recorded]
             assert await calls(one, Answers(one.recording)) == expected
 
