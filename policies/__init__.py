@@ -4,6 +4,7 @@ They use no worker, clock or event loop; thresholds are their parameters. Read `
 
 - `specreason`: the small model drafts a step, the large one scores it (SpecReason).
 - `steps`: shared by policies: the loop over steps, fallbacks, the answer.
+- `reading`: the large model's reading of drafts, in one pass.
 - `judge`: a model's score of a step, from 0 to 9.
 - `single`: one model alone: the baselines.
 - `coin`: each step by either model at random: the baseline of those below.

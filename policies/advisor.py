@@ -1,17 +1,13 @@
 """An advisor: the small model executes, the large one advises if a gate asks for it.
 
-Agents know this as the advisor tool; here a gate asks for advice, not the small model. The gate
-asks if
-
-- a token of a draft, but for its first, is less likely than `unsure`;
-- a draft repeats a call since the user's last turn, or two results in a row report an error;
-- a draft ends the chain, a claim to be done, and the large model's score of it is under
-  `threshold`.
+The gate asks if a token of a draft (but its first) is less likely than `unsure`, if a draft repeats
+a call since the user's last turn, if two results in a row report an error, and if a draft ends the
+chain, a claim to be done, and the large model's score of it is under `threshold`.
 
 The draft is dropped. The large model reads all and writes at most `advice_tokens`, with which the
-small one continues. In a thought the advice is a paragraph, and so a step. Without a thought it is
-a turn before the answer (`Advise`), or, for a large model that can answer but not advise, the
-answer's first tokens. In an answer that has begun it is a paragraph.
+small one continues. In a thought, or in an answer that has begun, the advice is a paragraph.
+Without a thought it is a turn before the answer (`Advise`), or, for a large model that can answer
+but not advise, the answer's first tokens.
 """
 
 from __future__ import annotations
@@ -61,26 +57,22 @@ class Advisor(Judging):
 
     def solve(self, transcript: Transcript) -> Script[None]:
         uses = 0
-
-        def step(transcript: Transcript) -> Script[Transcript]:
-            nonlocal uses
+        while transcript.is_open:
             generation = yield from attempt(Generate("small", transcript, self.criteria))
             if generation is None:
-                return (yield from Write("large", transcript, self.criteria))
+                transcript = yield from Write("large", transcript, self.criteria)
+                continue
             draft = generation.segment
             asks, score = False, None
             if uses < self.max_uses:
                 asks, score = yield from self._asks(transcript, draft)
             if not asks:
-                return (yield from Accept(transcript, draft, score))
-            uses += 1
+                transcript = yield from Accept(transcript, draft, score)
+                continue
             yield from Reject(draft, score)
             advised = yield from self._advise(transcript)
-            if advised is None:
-                uses = self.max_uses
-            return advised or transcript
-
-        transcript = yield from self.think(transcript, step)
+            uses = uses + 1 if advised is not None else self.max_uses
+            transcript = advised or transcript
         yield from self.answer(transcript)
 
     def _asks(self, transcript: Transcript, draft: Segment) -> Script[tuple[bool, float | None]]:

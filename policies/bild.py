@@ -5,13 +5,10 @@ Section 3.3, fallback: the small model writes token by token until it is unsure 
 whose negative log-likelihood is above the threshold is taken back, with all that follow. In either
 case the same pass gives the next token: k tokens in, k + 1 choices out, one call per turn.
 
-Both thresholds work the same if tokens are sampled (section 3.5): the small model samples its
-tokens and the large one its choices.
-
-The released code lets the large model write one more token after a rollback (`after_rollback`); the
-paper's algorithm does not. The code keeps a token above the threshold that the large model would
-have written too, and does not judge later tokens; here they are judged. An end of the thought is
-judged like any other token.
+If tokens are sampled, the large model samples its choices (section 3.5). The released code lets it
+write one more token after a rollback (`after_rollback`); the paper's algorithm does not. The code
+keeps a token above the threshold that the large model would have written too, and does not judge
+later tokens; here they are judged. An end of the thought is judged like any other token.
 """
 
 from __future__ import annotations
@@ -21,18 +18,16 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from orchestrator.errors import Unsupported
 from orchestrator.loop.actions import REST, Accept, Generate, Reject, Script, Verify, Write
 from orchestrator.loop.policy import Policy
-from orchestrator.types import ENDED, Segment, StopCriteria, Transcript, Verification
-from policies.steps import attempt, ends, write_out
+from orchestrator.types import Segment, StopCriteria, Transcript, Verification
+from policies.reading import unlikely
+from policies.steps import ANSWERERS, attempt, ends, write_out
 
 NOTHING = Segment("small", "")
 """An empty draft: the large model only writes the next token."""
 MARKER = StopCriteria(8)
 """The most tokens of a marker of a thought's end that is written as text."""
-
-Turn = Script[tuple[Transcript, bool]]
 
 
 class BiLD(Policy):
@@ -77,28 +72,29 @@ class BiLD(Policy):
     def solve(self, transcript: Transcript) -> Script[None]:
         drafting = not self.large_first
         while transcript.is_open:
-            transcript, drafting = yield from self._turn(transcript, drafting)
-        if self.answer_by == "small":
-            yield from write_out(transcript, "small", "large")
-        else:
-            yield from write_out(transcript, "large")
+            draft = (yield from self._draft(transcript)) if drafting else NOTHING
+            verification = None
+            if draft is not None:
+                verification = yield from attempt(Verify("large", transcript, draft))
+            if draft is None or verification is None:  # a worker failed
+                if draft is not None and draft.tokens:
+                    yield from Reject(draft)
+                transcript, drafting = (yield from Write("large", transcript, REST)), False
+                continue
+            transcript, rolled_back = yield from self._corrected(transcript, draft, verification)
+            drafting = not rolled_back or self.after_rollback == "small"
+        yield from write_out(transcript, *ANSWERERS[self.answer_by])
 
-    def _turn(self, transcript: Transcript, drafting: bool) -> Turn:
-        """Add the small model's tokens, if it drafts, as the large model verifies them.
+    def _corrected(
+        self, transcript: Transcript, draft: Segment, verification: Verification
+    ) -> Script[tuple[Transcript, bool]]:
+        """Add a draft up to the first token to roll back, if there is one, and a choice of large.
 
-        Return the longer transcript, and whether the small model drafts next. If a worker fails,
-        the large model writes the rest of the chain.
+        Return the longer transcript, and whether a token was rolled back.
         """
-        draft = (yield from self._draft(transcript)) if drafting else NOTHING
-        if draft is None:
-            return (yield from Write("large", transcript, REST)), False
-        verification = yield from self._verify(transcript, draft)
-        if verification is None:
-            if draft.tokens:
-                yield from Reject(draft)
-            return (yield from Write("large", transcript, REST)), False
-        place = self._refused(draft, verification)
-        kept, dropped = (draft, NOTHING) if place is None else verification.split(draft, place)
+        most = inf if self.rollback is None else self.rollback
+        wrong = [place for place, nll in unlikely(draft, verification).items() if nll > most]
+        kept, dropped = verification.split(draft, wrong[0]) if wrong else (draft, NOTHING)
         if kept.tokens or ends(kept):
             transcript = yield from Accept(transcript, kept)
         if dropped.tokens:
@@ -109,7 +105,7 @@ class BiLD(Policy):
                 transcript = yield from Write("large", transcript, MARKER)
             else:
                 transcript = yield from Accept(transcript, option)
-        return transcript, place is None or self.after_rollback == "small"
+        return transcript, bool(wrong)
 
     def _draft(self, transcript: Transcript) -> Script[Segment | None]:
         """Draft up to the first token the small model is unsure of; None if it cannot continue."""
@@ -119,28 +115,5 @@ class BiLD(Policy):
         generation = yield from attempt(Generate("small", transcript, criteria))
         if generation is None:
             return None
-        if generation.segment.finish == "length" and not generation.usage.generated:
-            return None  # its context is full
-        return generation.segment
-
-    def _verify(self, transcript: Transcript, draft: Segment) -> Script[Verification | None]:
-        verification = yield from attempt(Verify("large", transcript, draft))
-        if verification is None:
-            return None
-        if len(verification.options) != len(verification.pieces) + 1:
-            raise Unsupported(
-                "the large worker does not give its choices as text, which bild needs"
-            )
-        return verification
-
-    def _refused(self, draft: Segment, verification: Verification) -> int | None:
-        """Return the index of the first token to roll back; after all tokens: the thought's end."""
-        if self.rollback is None:
-            return None
-        for place, nll in enumerate(verification.nll):
-            if nll > self.rollback and verification.choices[place] != draft.tokens[place]:
-                return place
-        if draft.finish in ENDED and verification.options[-1].finish != draft.finish:
-            nll = inf if verification.ending is None else verification.ending
-            return len(draft.tokens) if nll > self.rollback else None
-        return None
+        full = generation.segment.finish == "length" and not generation.usage.generated
+        return None if full else generation.segment

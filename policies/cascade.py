@@ -1,13 +1,8 @@
 """ConfSpec (arXiv 2602.18447): the small model judges its own step, the large one if in doubt.
 
-It is easier to verify a step than to write it, and small models are well calibrated within their
-range. So the small model's verdict counts if it is confident; only other drafts go to the large
-model. The signal is one of:
-
-- `logprob`: nine times the probability of the draft's least likely token (under the distribution
-  it was drawn from), which comes with the draft and costs nothing (SpecGuard's signal, arXiv
-  2604.15244);
-- `digit`: the small model's own score from 0 to 9, by the judge's prompt: one short pass.
+Small models are well calibrated within their range, so the small model's verdict counts if it is
+confident; only other drafts go to the large model. The signal `logprob` comes with the draft and
+costs nothing (SpecGuard's, arXiv 2604.15244); `digit` costs one short pass.
 """
 
 from __future__ import annotations
@@ -24,10 +19,7 @@ from policies.steps import attempt, blank, logprobs_of, steps_written
 
 
 class Cascade(Judging):
-    """The small model judges its drafts; the large model judges those that it is not sure of.
-
-    `threshold` applies to the large model's score.
-    """
+    """The small model judges its drafts; the large one, by `threshold`, those it is not sure of."""
 
     signal: Literal["logprob", "digit"] = Field(
         default="logprob",
@@ -71,8 +63,7 @@ class Cascade(Judging):
         return score, score is not None and score >= self.threshold
 
     def own_verdict(self, transcript: Transcript, draft: Segment) -> Script[float | None]:
-        """Return the small model's score of its draft, from 0 to 9; None for a draft without
-        tokens."""
+        """Return the small model's score of its draft, from 0 to 9; None if it has no tokens."""
         if self.signal == "logprob":
             logprobs = logprobs_of(draft)
             return 9 * exp(min(logprobs)) if logprobs else None

@@ -27,17 +27,13 @@ class Coin(Stepwise):
 
     def solve(self, transcript: Transcript) -> Script[None]:
         tosses = 0
-
-        def step(transcript: Transcript) -> Script[Transcript]:
-            nonlocal tosses
-            tosses += 1
+        while transcript.is_open:
+            tosses, written = tosses + 1, None
             if toss(self.seed, transcript.messages, tosses) >= self.large_probability:
                 written = yield from attempt(Write("small", transcript, self.criteria))
-                if written is not None:
-                    return written
-            return (yield from Write("large", transcript, self.criteria))
-
-        transcript = yield from self.think(transcript, step)
+            if written is None:
+                written = yield from Write("large", transcript, self.criteria)
+            transcript = written
         yield from self.answer(transcript)
 
 

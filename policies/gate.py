@@ -1,9 +1,8 @@
 """A learned gate: the probability that the large model's step would change the answer.
 
-It has two logistic models over signals that cost nothing. The first uses the small model's signals
-of its draft; the second, for doubtful drafts, those of the large model's reading. Both predict the
-effect of a rewrite, as Arbitrage does (arXiv 2512.05033), not whether a step is right: a wrong step
-that changes nothing need not be rewritten. `baton learn gate` fits them to a pair.
+It has two logistic models: one of the small model's signals of its draft, and for doubtful drafts
+one of the large model's reading. Both predict the effect of a rewrite, as Arbitrage does (arXiv
+2512.05033): a wrong step that changes nothing need not be rewritten. `baton learn gate` fits them.
 
 The text before a draft is read as steps, never as segments: a step is three segments after a
 correction, but one in another policy's recording, and equal texts must give equal signals.
@@ -24,12 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from orchestrator.types import Segment, Transcript, Verification
 from policies.steps import DELIMITER, ends
 
-CAP = 20.0
-"""The most that a negative log-likelihood counts, even of an impossible token."""
-COMPARED = 1 << 15
-"""The most characters of a step that are compared."""
-RECENT = 8
-"""The last steps in which a draft's numbers are looked for, beside the question."""
+CAP = 20.0  # the most that a negative log-likelihood counts, even of an impossible token
+COMPARED = 1 << 15  # the most characters of a step that are compared
+RECENT = 8  # the last steps in which a draft's numbers are looked for, beside the question
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 DraftSignal = Literal[
@@ -39,7 +35,6 @@ DraftSignal = Literal[
 ReadingSignal = Literal[
     "draft", "read_first", "read_worst", "read_second", "read_mean", "read_number", "read_ending",
 ]  # fmt: skip
-
 
 Weight = Annotated[float, Field(ge=-1e3, le=1e3)]
 Signal = TypeVar("Signal", DraftSignal, ReadingSignal)
@@ -87,26 +82,14 @@ class Gate(BaseModel):
         return None if self.draft is None else self.draft.logit(draft_signals(transcript, draft))
 
     def of_reading(self, verification: Verification, logit: float | None) -> float:
-        """Return the logit once the large model read it; `logit` is that of the draft."""
+        """Return the logit once the large model has read it; `logit` is the draft's."""
         return self.reading.logit(reading_signals(verification, logit))
 
 
 def draft_signals(transcript: Transcript, draft: Segment) -> dict[str, float]:
-    """Return the signals of a draft that cost nothing, with natural logarithms.
-
-    - first, last: negative log-likelihood of its first and last token;
-    - worst, second: the two largest after the first token, since a step's beginning is often a
-      matter of style; mean: the mean over all;
-    - doubt: log-probability that the worst token is another one;
-    - tokens: log of their number; step: log(1 + the number of steps before);
-    - ending: whether it ends the chain;
-    - copied, made: log(1 + the number of its step's numbers) that the question or the last steps
-      contain, and that they do not;
-    - left: if it makes no number, log(1 + the question's numbers that no recent step used);
-    - repeated: whether its step equals one of the last steps.
-    """
+    """Return the signals of a draft that cost nothing, with natural logarithms."""
     nll = [min(-logprob, CAP) for logprob in draft.logprobs] or [CAP]
-    worst, second = _largest(nll[1:])
+    worst, second = _two_largest(nll[1:])
     asked = set(NUMBER.findall(transcript.messages[-1].content)) if transcript.messages else set()
     before = transcript.chain.fold(_written, StepsBefore())
     used = {number for step in before.last for number in NUMBER.findall(step)}
@@ -114,28 +97,25 @@ def draft_signals(transcript: Transcript, draft: Segment) -> dict[str, float]:
     numbers = set(NUMBER.findall(text))
     made = numbers - asked - used
     return {
-        "first": nll[0],
+        "first": nll[0],  # apart from the others: a step's beginning is often a matter of style
         "worst": worst,
         "second": second,
         "mean": sum(nll) / len(nll),
         "last": nll[-1],
-        "doubt": log(max(-expm1(-worst), 1e-6)),
+        "doubt": log(max(-expm1(-worst), 1e-6)),  # that the worst token is another one
         "tokens": log(len(nll)),
         "step": log1p(before.count),
         "ending": float(ends(draft)),
-        "copied": log1p(len(numbers - made)),
-        "made": log1p(len(made)),
-        "left": 0.0 if made else log1p(len(asked - used - numbers)),
+        "copied": log1p(len(numbers - made)),  # its step's numbers that were there before
+        "made": log1p(len(made)),  # and those that were not
+        "left": 0.0 if made else log1p(len(asked - used - numbers)),  # asked for and never used
         "repeated": float(text.strip() in before.last),
     }
 
 
 @dataclass(frozen=True, slots=True)
 class StepsBefore:
-    """The chain so far: the number of ended steps, the last of them, and the text after them.
-
-    A long step is cut to its last characters.
-    """
+    """The chain so far: the number of ended steps, the last of them, and the text after them."""
 
     count: int = 0
     last: tuple[str, ...] = ()
@@ -150,15 +130,9 @@ def _written(before: StepsBefore, segment: Segment) -> StepsBefore:
 
 
 def reading_signals(verification: Verification, logit: float | None) -> dict[str, float]:
-    """Return the signals of the large model's reading of a draft.
-
-    - draft: the logit that the gate gave the draft;
-    - read_first, read_worst, read_second, read_mean: as in `draft_signals`, by the large model;
-    - read_number: the largest negative log-likelihood of a token with a digit;
-    - read_ending: that of the end that the draft claims; 0 if it claims none.
-    """
+    """Return the signals of the large model's reading of a draft; `logit` is the draft's."""
     nll = [min(value, CAP) for value in verification.nll] or [CAP]
-    worst, second = _largest(nll[1:])
+    worst, second = _two_largest(nll[1:])
     numbers = (
         value
         for value, piece in zip(nll, verification.pieces, strict=False)
@@ -170,7 +144,7 @@ def reading_signals(verification: Verification, logit: float | None) -> dict[str
         "read_worst": worst,
         "read_second": second,
         "read_mean": sum(nll) / len(nll),
-        "read_number": max(numbers, default=0.0),
+        "read_number": max(numbers, default=0.0),  # of the tokens with a digit
         "read_ending": min(verification.ending or 0.0, CAP),
     }
 
@@ -189,7 +163,6 @@ def probability(logit: float) -> float:
     return 1 / (1 + exp(-logit)) if logit >= 0 else exp(logit) / (1 + exp(logit))
 
 
-def _largest(values: list[float]) -> tuple[float, float]:
-    """Return the two largest, 0 if there are fewer."""
+def _two_largest(values: list[float]) -> tuple[float, float]:
     largest, second, *_ = [*sorted(values, reverse=True), 0.0, 0.0]
     return largest, second

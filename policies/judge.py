@@ -2,10 +2,8 @@
 
 SpecReason (arXiv 2504.07891, section 4.1) asks the base model to grade the last step with a single
 token after a prefill-only pass. The draft is in the transcript, whose thought stays open: chat
-templates drop closed thoughts, and the judge would see no steps.
-
-The text of a question or a step cannot forge the score: only the worker writes control tokens, and
-only the distribution at the one forced position counts.
+templates drop closed thoughts. A text cannot forge the score: only the worker writes control
+tokens, and only the distribution at the one forced position counts.
 """
 
 from __future__ import annotations
@@ -34,14 +32,6 @@ INSTRUCTION = (
 )
 LEAD_IN = "The score of the last step, from 0 to 9, is: "
 
-SHORT_INSTRUCTION = "Score?"
-"""The question that the embedded pair is trained on; its digit follows without a lead-in."""
-
-PROMPTS: dict[Wording, tuple[str, str]] = {
-    "full": (INSTRUCTION, LEAD_IN),
-    "short": (SHORT_INSTRUCTION, ""),
-}
-
 
 class JudgePrompt(BaseModel):
     """A custom question for the judge: in the users' language, or for their kind of work.
@@ -53,6 +43,12 @@ class JudgePrompt(BaseModel):
 
     instruction: str = Field(min_length=1, max_length=4000, description="the user turn that asks")
     lead_in: str = Field(default="", max_length=400, description="how the judge's reply begins")
+
+
+PROMPTS: dict[Wording, JudgePrompt] = {
+    "full": JudgePrompt(instruction=INSTRUCTION, lead_in=LEAD_IN),
+    "short": JudgePrompt(instruction="Score?"),  # the embedded pair is trained on it
+}
 
 
 def _kind(judge: Any) -> str:
@@ -108,7 +104,7 @@ class Judging(Stepwise):
         Raises:
             WorkerError: the worker failed.
         """
-        if self.scoring in ("likelihood", "both") and not draft.tokens:
+        if self.one_vocabulary and not draft.tokens:
             return 0.0  # there is no token to score
         if self.scoring == "likelihood":
             verification = yield from Verify("large", transcript, draft)
@@ -120,15 +116,12 @@ class Judging(Stepwise):
 
     def ask(self, transcript: Transcript, draft: Segment, worker: WorkerName = "large") -> Classify:
         """Return the judge's question about a draft at the end of the transcript."""
-        if isinstance(self.judge, JudgePrompt):
-            instruction, lead_in = self.judge.instruction, self.judge.lead_in
-        else:
-            instruction, lead_in = PROMPTS[self.judge]
+        prompt = self.judge if isinstance(self.judge, JudgePrompt) else PROMPTS[self.judge]
         return Classify(
             worker,
             transcript.extend(draft),
-            (Message("user", instruction),),
-            lead_in,
+            (Message("user", prompt.instruction),),
+            prompt.lead_in,
             DIGITS,
             likeliest=self.scoring == "greedy",
             nll=self.scoring == "both" and worker == "large",
@@ -159,9 +152,8 @@ def expected_score(digits: Classification) -> float:
 def likelihood_score(answer: Verification | Classification, curve: tuple[float, float]) -> float:
     """Return 9 * sigmoid(a + b * m), m the log-probability of the draft's least likely token.
 
-    The minimum is SpecGuard's signal (arXiv 2604.15244). The curve (a, b), fitted per checkpoint,
-    puts it on the judge's scale, so that one threshold means about the same under each scoring. If
-    the draft ends the thought, that end counts as a token.
+    The minimum is SpecGuard's signal (arXiv 2604.15244); the curve (a, b), fitted per checkpoint,
+    puts it on the judge's scale. An end of the thought counts as a token.
 
     Raises:
         Unsupported: the judge gives no log-probabilities.

@@ -16,32 +16,18 @@ predicts. After `patience` corrections the large model writes the rest of the th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import reduce
-from math import inf
-from operator import add
 from typing import ClassVar
 
 from pydantic import Field
 
-from orchestrator.errors import Unsupported
-from orchestrator.loop.actions import REST, Accept, Generate, Reject, Script, Verify, Write
-from orchestrator.types import ENDED, Segment, Transcript, Verification
+from orchestrator.loop.actions import REST, Accept, Generate, Reject, Script, Write
+from orchestrator.types import Segment, Transcript, Verification
 from policies.gate import Gate, probability
+from policies.reading import read, unlikely
 from policies.steps import Stepwise, attempt, blank, ends, logprobs_of
 
-
-@dataclass(frozen=True, slots=True)
-class WaitingDraft:
-    """An unread draft, with the gate's logit; None: there is no such gate."""
-
-    segment: Segment
-    logit: float | None
-
-    @property
-    def doubt(self) -> float:
-        """The probability that it should be corrected."""
-        return 1.0 if self.logit is None else probability(self.logit)
+Draft = tuple[Segment, float | None]
+"""An unread draft and the gate's logit; None: the gate has no model of drafts."""
 
 
 class LearnedGate(Stepwise):
@@ -88,16 +74,12 @@ class LearnedGate(Stepwise):
 
     def solve(self, transcript: Transcript) -> Script[None]:
         corrected = 0
-
-        def step(transcript: Transcript) -> Script[Transcript]:
-            nonlocal corrected
+        while transcript.is_open:
             if self.patience is not None and corrected >= self.patience:
-                return (yield from Write("large", transcript, REST))
-            transcript, corrects = yield from self._window(transcript)
-            corrected += corrects
-            return transcript
-
-        transcript = yield from self.think(transcript, step)
+                transcript = yield from Write("large", transcript, REST)
+            else:
+                transcript, corrects = yield from self._window(transcript)
+                corrected += corrects
         yield from self.answer(transcript)
 
     def _window(self, transcript: Transcript) -> Script[tuple[Transcript, bool]]:
@@ -107,26 +89,23 @@ class LearnedGate(Stepwise):
         """
         drafts, doubt = yield from self._drafts(transcript)
         if drafts and doubt <= self.risk:
-            for draft in drafts:
+            for segment, logit in drafts:
                 if transcript.is_open:
-                    score = _score(draft.doubt)
-                    transcript = yield from Accept(transcript, draft.segment, score)
+                    transcript = yield from Accept(transcript, segment, _score(_doubt(logit)))
                 else:
-                    yield from Reject(draft.segment)
+                    yield from Reject(segment)
             return transcript, False
         if drafts:
-            verification = yield from attempt(
-                Verify("large", transcript, reduce(add, (one.segment for one in drafts)))
-            )
-            if verification is not None:
-                return (yield from self._read(transcript, drafts, verification))
-            for draft in drafts:
-                yield from Reject(draft.segment)
+            readings = yield from read(transcript, [segment for segment, _ in drafts])
+            if readings is not None:
+                return (yield from self._read(transcript, drafts, readings))
+            for segment, _ in drafts:
+                yield from Reject(segment)
         return (yield from Write("large", transcript, self.criteria)), False
 
-    def _drafts(self, transcript: Transcript) -> Script[tuple[list[WaitingDraft], float]]:
+    def _drafts(self, transcript: Transcript) -> Script[tuple[list[Draft], float]]:
         """Draft steps, each after those before it; return the probability that any is wrong."""
-        drafts: list[WaitingDraft] = []
+        drafts: list[Draft] = []
         right = 1.0
         while len(drafts) < self.window and 1 - right <= max(self.risk, self.read_above):
             generation = yield from attempt(Generate("small", transcript, self.criteria))
@@ -137,36 +116,32 @@ class LearnedGate(Stepwise):
                 yield from Reject(segment)
                 break
             logprobs_of(segment)
-            drafts.append(WaitingDraft(segment, self.gate.of_draft(transcript, segment)))
-            right *= 1 - drafts[-1].doubt
+            logit = self.gate.of_draft(transcript, segment)
+            drafts.append((segment, logit))
+            right *= 1 - _doubt(logit)
             if ends(segment):
                 break
             transcript = transcript.extend(segment)
         return drafts, 1 - right
 
     def _read(
-        self, transcript: Transcript, drafts: list[WaitingDraft], verification: Verification
+        self, transcript: Transcript, drafts: list[Draft], readings: list[Verification]
     ) -> Script[tuple[Transcript, bool]]:
         """Add the drafts up to the first that the large model corrects, and its correction."""
-        if len(verification.options) != len(verification.nll) + 1:
-            raise Unsupported(
-                "the large worker does not give its choices as text, which learned-gate needs"
-            )
-        parts = _parts(verification, [draft.segment for draft in drafts])
-        waiting, corrects = list(zip(drafts, parts, strict=True)), False
-        while waiting and transcript.is_open and not corrects:
-            draft, part = waiting.pop(0)
-            p = probability(self.gate.of_reading(part, draft.logit))
-            place = _place(draft.segment, part) if p > self.correct_above else None
-            if place is None:
-                transcript = yield from Accept(transcript, draft.segment, _score(p))
+        corrects = False
+        for (draft, logit), reading in zip(drafts, readings, strict=True):
+            if corrects or not transcript.is_open:
+                yield from Reject(draft)
+                continue
+            place = _place(unlikely(draft, reading))
+            p = probability(self.gate.of_reading(reading, logit))
+            if place is None or p <= self.correct_above:
+                transcript = yield from Accept(transcript, draft, _score(p))
                 continue
             corrects = True
-            kept, dropped = part.split(draft.segment, place)
+            kept, dropped = reading.split(draft, place)
             yield from Reject(dropped, _score(p))
-            transcript = yield from self._corrected(transcript, kept, part.options[place], p)
-        for draft, _ in waiting:
-            yield from Reject(draft.segment)
+            transcript = yield from self._corrected(transcript, kept, reading.options[place], p)
         return transcript, corrects
 
     def _corrected(
@@ -185,41 +160,15 @@ class LearnedGate(Stepwise):
         return transcript
 
 
-def _parts(verification: Verification, segments: list[Segment]) -> list[Verification]:
-    """Split a verification of joined segments into one of each."""
-    parts, start = [], 0
-    for segment in segments:
-        end = start + len(segment.tokens)
-        parts.append(
-            replace(
-                verification,
-                nll=verification.nll[start:end],
-                choices=verification.choices[start : end + 1],
-                pieces=verification.pieces[start:end],
-                options=verification.options[start : end + 1],
-                ending=verification.ending if segment is segments[-1] else None,
-            )
-        )
-        start = end
-    return parts
+def _place(found: dict[int, float]) -> int | None:
+    """Return the first place at least half as unlikely as the most unlikely one."""
+    bar = max(found.values(), default=0.0) / 2
+    return next((place for place, nll in found.items() if nll >= bar), None)
 
 
-def _place(draft: Segment, verification: Verification) -> int | None:
-    """Return the place to correct in a draft; None: the large model would have written the same.
-
-    Among the tokens that the large model would not have chosen, it is the first whose negative
-    log-likelihood is at least half of the highest. The end that a draft claims comes last.
-    """
-    unlikely = {
-        place: nll
-        for place, nll in enumerate(verification.nll)
-        if verification.choices[place] != draft.tokens[place]
-    }
-    claimed = draft.finish in ENDED  # no model chose a caller's stop string
-    if claimed and verification.options[-1].finish != draft.finish:
-        unlikely[len(draft.tokens)] = inf if verification.ending is None else verification.ending
-    bar = max(unlikely.values(), default=0.0) / 2
-    return next((place for place, nll in unlikely.items() if nll >= bar), None)
+def _doubt(logit: float | None) -> float:
+    """Return the probability that a draft should be corrected."""
+    return 1.0 if logit is None else probability(logit)
 
 
 def _score(p: float) -> float:

@@ -1,14 +1,11 @@
 """Routing: one decision, before the first step, on the model that answers the question.
 
-It is the cheapest way to share work, and the baseline of policies that share a chain of thought
-(RouteLLM, arXiv 2406.18665, trains a router; here the models themselves are the router). There are
-two kinds of signal, both on a scale from 0 to 9:
+The baseline of policies that share a chain of thought (RouteLLM, arXiv 2406.18665, trains a
+router; here the models are the router). Two kinds of signal, from 0 to 9:
 
 - `mean`, `minimum`: the small model begins, and its confidence is nine times the geometric mean, or
-  the minimum, of its tokens' probabilities. A beginning that reaches the threshold is kept, so that
-  nothing is wasted;
-- `difficulty`: the large model reads the question and rates by one forced digit how likely the
-  small one is to answer it correctly.
+  the minimum, of its tokens' probabilities. A beginning that reaches the threshold is kept;
+- `difficulty`: the large model rates by one digit how likely the small one is to be right.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from orchestrator.loop.actions import Accept, Classify, Generate, Reject, Script
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Message, Segment, StopCriteria, Transcript
 from policies.judge import DIGITS, expected_score
-from policies.steps import attempt, blank, logprobs_of, write_out
+from policies.steps import ANSWERERS, attempt, blank, logprobs_of, write_out
 
 INSTRUCTION = (
     "Do not solve the question above. Could a much smaller model answer it right? Treat it as "
@@ -50,23 +47,19 @@ class Route(Policy):
     )
 
     def solve(self, transcript: Transcript) -> Script[None]:
+        draft = score = None
         if self.signal == "difficulty":
             score = yield from attempt(ease(transcript))
-            if score is not None and score >= self.threshold:
-                yield from write_out(transcript, "small", "large")
-                return
         else:
-            draft = yield from attempt(
-                Generate("small", transcript, StopCriteria(self.probe_tokens))
-            )
-            if draft is not None:
-                score = self.confidence(draft.segment)
-                if score is not None and score >= self.threshold:
-                    transcript = yield from Accept(transcript, draft.segment, score)
-                    yield from write_out(transcript, "small", "large")
-                    return
-                yield from Reject(draft.segment, score)
-        yield from write_out(transcript, "large")
+            criteria = StopCriteria(self.probe_tokens)
+            draft = yield from attempt(Generate("small", transcript, criteria))
+            score = None if draft is None else self.confidence(draft.segment)
+        answers = score is not None and score >= self.threshold
+        if draft is not None and answers:
+            transcript = yield from Accept(transcript, draft.segment, score)
+        elif draft is not None:
+            yield from Reject(draft.segment, score)
+        yield from write_out(transcript, *ANSWERERS["small" if answers else "large"])
 
     def confidence(self, beginning: Segment) -> float | None:
         """Return the small model's confidence, from 0 to 9; None if it wrote nothing."""

@@ -15,15 +15,12 @@ The large model always writes a number of tokens, and the small one continues to
 paragraph, usually in mid-sentence. A small model that does not reason uses none of the keywords:
 let the large one `begin`, and take over at `every_delimiter`.
 
-The paper and its code leave choices:
-
-- The code discards a probe that is a statement, and the small model writes it again. Here it is
-  committed. With greedy decoding the text is the same. With sampling the distribution differs: a
-  second draw might be a reflection, which no rule would see.
-- So that it can be committed, a probe ends at the next delimiter, even before n1 tokens.
-- As in the code, rule 3 is checked first, rule 2 only after the large model, and both by the text
-  that was kept. A keyword counts wherever its letters occur ("check" in "checkers" too).
-- The large model only helps. If it fails, the small one continues alone.
+The paper and its code leave choices. The code discards a probe that is a statement, and the small
+model writes it again. Here it is committed, and so ends at the next delimiter: greedy text is the
+same, and a second sampled draw cannot be a reflection that no rule sees. As in the code, rule 3 is
+checked first, rule 2 only after the large model, and both by the text that was kept. A keyword
+counts wherever its letters occur ("check" in "checkers" too). If the large model fails, the small
+one continues alone.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
 
-from orchestrator.loop.actions import Accept, Generate, Reject, Script, WorkerName, Write
+from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript
 from policies.steps import DELIMITER, Delimiters, attempt, write_out
@@ -42,8 +39,6 @@ Keywords: TypeAlias = Annotated[
     tuple[Annotated[str, StringConstraints(pattern=r"\S", to_lower=True, max_length=64)], ...],
     Field(max_length=64),
 ]
-Mood = Literal[-1, 0, 1]
-"""The kind of a sentence: a reflection, a statement or an affirmation."""
 
 
 class SpeculativeThinking(Policy):
@@ -105,7 +100,8 @@ class SpeculativeThinking(Policy):
         if self.begin:
             transcript = yield from self._take_over(transcript, self.begin)
         while transcript.is_open:
-            if not self._at_delimiter(transcript):
+            end = transcript.chain.text(-2)  # spaces may follow in a delimiter's token
+            if not end.endswith(self.delimiters) and not end.rstrip(" ").endswith(self.delimiters):
                 transcript = yield from self._paragraph(transcript)
             elif patience is not None and reflections >= patience:
                 if transcript.thinking:  # an answer is the models' own, and may have to keep a form
@@ -117,16 +113,19 @@ class SpeculativeThinking(Policy):
             else:
                 transcript, mood = yield from self._sentence(transcript)
                 reflections += mood < 0
-        yield from write_out(transcript, *self._answerers(transcript))
+        large = bool(transcript.chain) and transcript.chain[-1].author != "small"
+        if self.answer_by == "large" or (self.answer_by == "active" and large):
+            yield from write_out(transcript, "large", "small")
+        else:
+            yield from write_out(transcript, "small", "large")
 
-    def _sentence(self, transcript: Transcript) -> Script[tuple[Transcript, Mood]]:
+    def _sentence(self, transcript: Transcript) -> Script[tuple[Transcript, int]]:
         """Write the text after a delimiter (rules 1 and 2), and return its mood."""
         if self.every_delimiter and self.choose_large:
             after = yield from self._take_over(transcript, self.n1)  # whatever a probe would say
         else:
-            probe = yield from self._draft(
-                "small", transcript, StopCriteria(self.n1, until=self.delimiters)
-            )
+            criteria = StopCriteria(self.n1, until=self.delimiters)
+            probe = yield from _draft(Generate("small", transcript, criteria))
             if probe is None:
                 return (yield from self._paragraph(transcript)), 0
             mood = self._mood(probe.text)
@@ -142,16 +141,15 @@ class SpeculativeThinking(Policy):
             after = yield from self._take_over(after, self.n2)
         return after, self._mood(kept)
 
-    def _choose(self, transcript: Transcript, probe: Segment, mood: Mood) -> Script[Transcript]:
+    def _choose(self, transcript: Transcript, probe: Segment, mood: int) -> Script[Transcript]:
         """Keep the probe, or the large model's draft if just one of the two is a reflection.
 
         A statement is only compared at `every_delimiter`, and stays.
         """
-        draft = yield from self._draft("large", transcript, StopCriteria(self.n1))
+        draft = yield from _draft(Generate("large", transcript, StopCriteria(self.n1)))
         if draft is None:
             return (yield from Accept(transcript, probe))
-        other = self._mood(draft.text)
-        large = mood != 0 and (mood < 0) != (other < 0)
+        large = mood != 0 and (mood < 0) != (self._mood(draft.text) < 0)
         kept, dropped = (draft, probe) if large else (probe, draft)
         yield from Reject(dropped)
         return (yield from Accept(transcript, kept))
@@ -162,47 +160,33 @@ class SpeculativeThinking(Policy):
         after = yield from attempt(Write("small", transcript, criteria))
         return (yield from Write("large", transcript, criteria)) if after is None else after
 
-    def _at_delimiter(self, transcript: Transcript) -> bool:
-        """Return whether a paragraph has just ended; spaces may follow in its delimiter's token."""
-        end = transcript.chain.text(-2)
-        return end.endswith(self.delimiters) or end.rstrip(" ").endswith(self.delimiters)
-
     def _take_over(self, transcript: Transcript, tokens: int) -> Script[Transcript]:
         """Let the large model write this many tokens; if it cannot, the small one continues."""
         after = yield from attempt(Write("large", transcript, StopCriteria(tokens)))
         return (yield from self._paragraph(transcript)) if after is None else after
 
-    def _draft(
-        self, name: WorkerName, transcript: Transcript, criteria: StopCriteria
-    ) -> Script[Segment | None]:
-        """Return a draft; None if the worker fails or makes no token."""
-        generation = yield from attempt(Generate(name, transcript, criteria))
-        if generation is None:
-            return None
-        segment = generation.segment
-        # No room for a token, or for one whole character: the next Write shows which.
-        return None if segment.finish == "length" and not segment.tokens else segment
-
-    def _mood(self, text: str) -> Mood:
-        """Return the mood by the majority of keywords; a draw is a reflection."""
+    def _mood(self, text: str) -> int:
+        """Return 1 for an affirmation, -1 for a reflection (also a draw), 0 for a statement."""
         yes = _count(text, self.affirmation)
         no = _count(text, self.reflection) + _count(text, self.verification)
         if yes > no:
             return 1
         return -1 if no else 0
 
-    def _answerers(self, transcript: Transcript) -> tuple[WorkerName, WorkerName]:
-        """Return the model that answers, and the one that does if it fails."""
-        by = self.answer_by
-        if by == "active":
-            by = "large" if transcript.chain and transcript.chain[-1].author != "small" else "small"
-        return ("small", "large") if by == "small" else ("large", "small")
+
+def _draft(action: Generate) -> Script[Segment | None]:
+    """Return a draft; None if the worker fails or has no room: the next Write shows which."""
+    generation = yield from attempt(action)
+    if generation is None or (
+        generation.segment.finish == "length" and not generation.segment.tokens
+    ):
+        return None
+    return generation.segment
 
 
 def _count(text: str, keywords: Iterable[str]) -> int:
     """Count the keywords, in small or capital letters."""
-    text = text.lower()
-    return sum(text.count(keyword) for keyword in keywords)
+    return sum(text.lower().count(keyword) for keyword in keywords)
 
 
 def _grown(value: int, growth: int, cap: int) -> int:

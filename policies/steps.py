@@ -7,7 +7,6 @@ thought; if the pair has none, the chain is the answer, and nothing follows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
@@ -22,10 +21,12 @@ Delimiters: TypeAlias = Annotated[
     Field(min_length=1, max_length=8),
 ]
 DELIMITER = "\n\n"
+ANSWERERS: dict[str, tuple[WorkerName, ...]] = {"small": ("small", "large"), "large": ("large",)}
+"""By `answer_by`: who writes the answer, and who does if it fails."""
 
 
 class Stepwise(Policy):
-    """Base of the policies that think step by step: `think`, then `answer`.
+    """Base of the policies that think step by step: steps until the chain ends, then `answer`.
 
     A subclass has a `step`, or a `solve` if its steps share state of one request.
     """
@@ -45,31 +46,22 @@ class Stepwise(Policy):
         return StopCriteria(self.step_tokens, until=self.delimiters)
 
     def solve(self, transcript: Transcript) -> Script[None]:
-        transcript = yield from self.think(transcript, self.step)
+        while transcript.is_open:
+            transcript = yield from self.step(transcript)
         yield from self.answer(transcript)
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """Add one more step, or several."""
         raise NotImplementedError
 
-    def think(
-        self, transcript: Transcript, step: Callable[[Transcript], Script[Transcript]]
-    ) -> Script[Transcript]:
-        """Call `step` until the chain ends."""
-        while transcript.is_open:
-            transcript = yield from step(transcript)
-        return transcript
-
     def answer(self, transcript: Transcript) -> Script[Transcript]:
         """Write the answer; if the small model fails, the large one writes it."""
-        if self._answerer(transcript) == "small":
-            return (yield from write_out(transcript, "small", "large"))
-        return (yield from write_out(transcript, "large"))
-
-    def _answerer(self, transcript: Transcript) -> WorkerName:
-        if self.answer_by != "active":
-            return self.answer_by
-        return "small" if transcript.chain and transcript.chain[-1].author == "small" else "large"
+        by = self.answer_by
+        if by == "active":
+            by = "large"
+            if transcript.chain and transcript.chain[-1].author == "small":
+                by = "small"
+        return write_out(transcript, *ANSWERERS[by])
 
 
 def write_out(transcript: Transcript, *names: WorkerName) -> Script[Transcript]:

@@ -16,16 +16,15 @@ the thought, that end counts as one of its tokens; an end without text is left t
 
 from __future__ import annotations
 
-from functools import reduce
-from itertools import islice
+from itertools import zip_longest
 from math import exp
-from operator import add
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify, Write
+from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
 from orchestrator.types import Segment, StopCriteria, Transcript
+from policies.reading import read
 from policies.steps import Stepwise, attempt, ends
 
 
@@ -58,12 +57,14 @@ class SurpriseTakeover(Stepwise):
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """Add the steps that one verification accepts, and the large model's text if one fails."""
         drafts = yield from self._drafts(transcript)
-        peaks = yield from self._peaks(transcript, drafts)
-        accepted = bool(drafts)
-        for draft, peak in zip(drafts, peaks, strict=True):
-            # The score that users see: the probability of the least likely token, times 9.
-            score = None if peak is None else 9 * exp(-peak)
-            accepted = accepted and peak is not None and peak <= self.surprise
+        readings = (yield from read(transcript, drafts)) if drafts else None
+        accepted = readings is not None
+        for draft, reading in zip_longest(drafts, readings or ()):
+            score = None
+            if reading is not None:
+                peak = max((*reading.nll, reading.ending or 0.0))
+                accepted = accepted and peak <= self.surprise
+                score = 9 * exp(-peak)  # users see the probability of the least likely token
             if accepted and transcript.is_open:
                 transcript = yield from Accept(transcript, draft, score)
             else:
@@ -73,26 +74,14 @@ class SurpriseTakeover(Stepwise):
         return transcript
 
     def _drafts(self, transcript: Transcript) -> Script[list[Segment]]:
-        """Draft up to `window` steps, each on top of those before it; fewer if the thought ends."""
+        """Draft up to `window` steps, each after those before it; fewer if the thought ends."""
         drafts: list[Segment] = []
         while len(drafts) < self.window:
             generation = yield from attempt(Generate("small", transcript, self.criteria))
             if generation is None or not generation.segment.tokens:
                 break  # the worker failed, the context is full, or the thought ends without text
-            draft = generation.segment
-            drafts.append(draft)
-            if ends(draft):
+            drafts.append(generation.segment)
+            if ends(generation.segment):
                 break
-            transcript = transcript.extend(draft)
+            transcript = transcript.extend(generation.segment)
         return drafts
-
-    def _peaks(self, transcript: Transcript, drafts: list[Segment]) -> Script[list[float | None]]:
-        """Return each draft's highest negative log-likelihood; None if the worker failed."""
-        if not drafts:
-            return []
-        verification = yield from attempt(Verify("large", transcript, reduce(add, drafts)))
-        if verification is None:
-            return [None] * len(drafts)
-        nll = iter(verification.nll)
-        peaks: list[float | None] = [max(islice(nll, len(d.tokens))) for d in drafts[:-1]]
-        return [*peaks, max((*nll, verification.ending or 0.0))]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import WorkerUnavailable
-from orchestrator.loop.actions import Action, WorkerName, Write
+from orchestrator.loop.actions import Action, Generate, WorkerName, Write
 from orchestrator.loop.events import RequestCompleted
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
@@ -18,6 +18,7 @@ from orchestrator.types import (
     Generation,
     Message,
     Segment,
+    StopCriteria,
     Transcript,
 )
 from orchestrator.worker import Worker
@@ -25,6 +26,7 @@ from policies.judge import DIGITS
 
 TRACE = Transcript((Message("user", "2+2?"),))
 GONE = WorkerUnavailable("gone")
+STEP = StopCriteria(512, until=("\n\n",))
 
 
 def step(author: Any, text: str, finish: Finish = "until", logprob: float = -0.1) -> Segment:
@@ -36,16 +38,8 @@ def draft(text: str, finish: Finish = "until", logprob: float = -0.1) -> Generat
     return Generation(step("small", text, finish, logprob))
 
 
-def own(text: str, finish: Finish = "until") -> Generation:
-    return Generation(step("large", text, finish))
-
-
 def digit(score: int) -> Classification:
-    return law(DIGITS, str(score))
-
-
-def law(labels: tuple[str, ...], sure: str, outside: float = 0.0) -> Classification:
-    return Classification(labels, tuple(float(label == sure) for label in labels), outside)
+    return Classification(DIGITS, tuple(float(label == str(score)) for label in DIGITS), 0.0)
 
 
 class Play:
@@ -67,6 +61,16 @@ class Play:
         return self.asked
 
 
+def drafted(play: Play, *steps: Segment) -> Any:
+    """Let the small model draft these steps from the beginning; return what is asked then."""
+    transcript = TRACE
+    for one in steps:
+        assert play.asked == Generate("small", transcript, STEP)
+        play(Generation(one))
+        transcript = transcript.extend(one)
+    return play.asked
+
+
 def writes(action: Action[Any], worker: str, transcript: Transcript | None = None) -> bool:
     """Return whether an action lets this worker write, from this transcript if one is given."""
     return (
@@ -81,6 +85,17 @@ def ends(play: Play, reply: Any) -> bool:
     with pytest.raises(StopIteration):
         play(reply)
     return True
+
+
+def result(script: Any, *replies: Any) -> Any:
+    """Return the result of a part of a policy that gets these replies."""
+    try:
+        next(script)
+        for reply in replies:
+            script.send(reply)
+    except StopIteration as ended:
+        return ended.value
+    raise AssertionError("the script has not ended")
 
 
 async def run(

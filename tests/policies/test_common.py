@@ -31,7 +31,7 @@ BAD: dict[str, dict[str, list[Any]]] = {
     },
     "cascade": {
         "accept_at": [10.1, -1],
-        "reject_below": [11],
+        "reject_below": [11, 9],  # 9 is above accept_at
         "signal": ["vibes"],
         "threshold": [11],
     },

@@ -3,54 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from orchestrator.errors import ContextLengthExceeded, WorkerUnavailable
-from orchestrator.loop.actions import Write
+from orchestrator.errors import ContextLengthExceeded
 from orchestrator.loop.policy import Policy
-from orchestrator.types import Message, Transcript
 from policies import POLICIES
 from policies.single import LargeOnly, SmallOnly
 from policies.steps import write_out
+from tests.policies.plays import GONE, TRACE, Play, ends, writes
 
-TRACE = Transcript((Message("user", "2+2?"),))
 CLOSED = replace(TRACE, closed=True)
 
 
 @pytest.mark.parametrize(("policy", "name"), [(SmallOnly(), "small"), (LargeOnly(), "large")])
 def test_one_worker_writes_everything(policy: Policy, name: str) -> None:
     assert policy.workers == {name}
-    script = policy.solve(TRACE)
-    thought = next(script)
-    assert isinstance(thought, Write)
-    assert (thought.worker, thought.transcript) == (name, TRACE)
-    answer = script.send(CLOSED)
-    assert isinstance(answer, Write)
-    assert answer.transcript == CLOSED
-    with pytest.raises(StopIteration):
-        script.send(replace(CLOSED, done=True))
+    play = Play(policy)
+    assert writes(play.first, name, TRACE)
+    assert writes(play(CLOSED), name, CLOSED)
+    assert ends(play, replace(CLOSED, done=True))
 
 
-def test_another_worker_takes_over_and_keeps_what_was_shown() -> None:
-    script = write_out(TRACE, "small", "large")
-    assert next(script).worker == "small"  # type: ignore[attr-defined]
-    assert script.send(CLOSED).worker == "small"  # type: ignore[attr-defined]
-    takeover = script.throw(WorkerUnavailable("gone"))
-    assert isinstance(takeover, Write)
-    assert (takeover.worker, takeover.transcript) == ("large", CLOSED)
-    with pytest.raises(WorkerUnavailable):
-        script.throw(WorkerUnavailable("gone too"))
-
-
-def test_another_worker_takes_over_where_the_context_of_the_first_is_full() -> None:
-    script = write_out(CLOSED, "small", "large")
-    next(script)
-    takeover = script.throw(ContextLengthExceeded("full"))
-    assert isinstance(takeover, Write)
-    assert (takeover.worker, takeover.transcript) == ("large", CLOSED)
-    with pytest.raises(ContextLengthExceeded):
-        script.throw(ContextLengthExceeded("full too"))
+@pytest.mark.parametrize("error", [GONE, ContextLengthExceeded("full")])
+def test_another_worker_takes_over_and_keeps_what_was_shown(error: Exception) -> None:
+    policy: Any = SimpleNamespace(solve=lambda trace: write_out(trace, "small", "large"))
+    play = Play(policy)
+    assert writes(play.first, "small", TRACE)
+    assert writes(play(CLOSED), "small", CLOSED)
+    assert writes(play(error), "large", CLOSED)
+    with pytest.raises(type(error)):
+        play(error)
 
 
 def test_the_catalogue() -> None:

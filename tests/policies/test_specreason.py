@@ -8,21 +8,11 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import ContextLengthExceeded, Unsupported
-from orchestrator.loop.actions import (
-    Accept,
-    Classify,
-    Generate,
-    Reject,
-    Verify,
-    Write,
-)
-from orchestrator.types import (
-    Finish,
-    Verification,
-)
+from orchestrator.loop.actions import Accept, Classify, Generate, Reject, Verify, Write
+from orchestrator.types import Finish, Verification
 from policies.specreason import SpecReason
 from tests.policies import plays
-from tests.policies.plays import GONE, TRACE, digit, draft, step, writes
+from tests.policies.plays import GONE, STEP, TRACE, digit, draft, step, writes
 
 
 class Play(plays.Play):
@@ -32,18 +22,12 @@ class Play(plays.Play):
 
 def test_a_good_draft_is_kept() -> None:
     play = Play(threshold=7)
-    assert isinstance(play.first, Generate)
-    assert (play.first.worker, play.first.transcript) == ("small", TRACE)
-    assert (play.first.criteria.until, play.first.criteria.max_tokens) == (("\n\n",), 512)
+    assert play.first == Generate("small", TRACE, STEP)
     good = draft("2+2=4.\n\n")
-    question = play(good)
-    assert isinstance(question, Classify)
-    accept = play(digit(7))  # inclusive, as in the paper
-    assert accept == Accept(TRACE, good.segment, 7.0)
+    assert isinstance(play(good), Classify)
+    assert play(digit(7)) == Accept(TRACE, good.segment, 7.0)  # inclusive, as in the paper
     after = TRACE.extend(good.segment)
-    following = play(after)
-    assert isinstance(following, Generate)
-    assert following.transcript == after
+    assert play(after) == Generate("small", after, STEP)
 
 
 def test_a_poor_draft_is_rewritten_from_the_same_prefix() -> None:
@@ -57,28 +41,23 @@ def test_a_poor_draft_is_rewritten_from_the_same_prefix() -> None:
 def test_first_n_steps_are_the_large_models() -> None:
     play = Play(first_n=2)
     one = TRACE.extend(step("large", "a\n\n"))
-    two = one.extend(step("large", "b\n\n"))
     assert isinstance(play.first, Write)
     assert isinstance(play(one), Write)
-    assert isinstance(play(two), Generate)
+    assert isinstance(play(one.extend(step("large", "b\n\n"))), Generate)
 
 
 @pytest.mark.parametrize("scoring", ["expected", "greedy", "likelihood", "both"])
-@pytest.mark.parametrize("error", [GONE, ContextLengthExceeded("full")])
+@pytest.mark.parametrize("error", [GONE, ContextLengthExceeded("full"), Unsupported("cannot")])
 def test_a_dead_judge_never_lets_a_draft_through(scoring: str, error: Exception) -> None:
     play = Play(scoring=scoring, threshold=0)
     written = draft("2+2=4.\n\n")
     play(written)
+    if isinstance(error, Unsupported):  # this pair never can: the request fails
+        with pytest.raises(Unsupported):
+            play(error)
+        return
     assert play(error) == Reject(written.segment, None)
     assert isinstance(play(None), Write)
-
-
-@pytest.mark.parametrize("scoring", ["expected", "likelihood", "both"])
-def test_a_pair_that_cannot_score_so_is_told(scoring: str) -> None:
-    play = Play(scoring=scoring)
-    play(draft("a\n\n"))
-    with pytest.raises(Unsupported):
-        play(Unsupported("another vocabulary"))
 
 
 def test_scoring_by_likelihood() -> None:
@@ -86,20 +65,6 @@ def test_scoring_by_likelihood() -> None:
     written = draft("a b\n\n")
     assert play(written) == Verify("large", TRACE, written.segment)
     assert play(Verification((0.0, 0.0), (0, 0, 0))) == Accept(TRACE, written.segment, 4.5)
-
-
-@pytest.mark.parametrize(("score", "least"), [(3, 3.0), (9, 4.5)])
-def test_the_lower_of_both_scores_counts(score: int, least: float) -> None:
-    play = Play(scoring="both", likelihood=(0.0, 1.0), threshold=4)
-    written = draft("a b\n\n")
-    asked = play(written)
-    assert isinstance(asked, Classify)
-    assert asked.nll
-    assert asked.transcript == TRACE.extend(written.segment)
-    told = play(replace(digit(score), nll=(0.0, 0.0)))
-    assert told == (
-        Accept(TRACE, written.segment, least) if least >= 4 else Reject(written.segment, least)
-    )
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "   \n\n"])
@@ -118,13 +83,6 @@ def test_the_judge_decides_whether_a_draft_may_close_the_thought(text: str, fini
     assert isinstance(play(closing), Classify)
     assert play(digit(9)) == Accept(TRACE, closing.segment, 9.0)
     assert writes(play(replace(TRACE, closed=True)), "large")
-
-
-def test_an_empty_closing_draft_has_no_likelihood() -> None:
-    play = Play(scoring="likelihood")
-    closing = draft("", "think_end")
-    assert play(closing) == Reject(closing.segment, 0.0)
-    assert isinstance(play(None), Write)
 
 
 def test_a_draft_cut_at_the_step_cap_is_a_step() -> None:

@@ -9,27 +9,16 @@ from typing import Any
 import pytest
 
 from deploy.evaluation.builtin.problems import draw
-from deploy.launch.deployment_file import DEFAULT_FILE, load
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
-from orchestrator.loop.actions import Accept, Action, Generate, Reject, Verify, Write
-from orchestrator.types import (
-    Finish,
-    Generation,
-    Message,
-    Segment,
-    StopCriteria,
-    Transcript,
-    Verification,
-)
+from orchestrator.loop.actions import Accept, Generate, Reject, Verify, Write
+from orchestrator.types import Finish, Generation, Segment, StopCriteria, Verification
 from orchestrator.worker import Worker
 from policies.single import SmallOnly
 from policies.surprise_takeover import SurpriseTakeover
 from tests.policies import plays
-from tests.policies.plays import GONE, run, said
-from tests.workers.scripted import Say, Scripted, segment
+from tests.policies.plays import GONE, STEP, TRACE, drafted, run, said
+from tests.workers.scripted import Scripted, segment
 
-START = Transcript((Message("user", "2+2+2?"),))
-STEP = StopCriteria(512, until=("\n\n",))
 ONE = segment("small", "2+2 is 4.\n\n")
 TWO = segment("small", "and 2 is 7.\n\n")
 LAST = segment("small", "so 7.", "think_end")
@@ -43,41 +32,27 @@ def surprises(*steps: tuple[Segment, float]) -> Verification:
 
 class Play(plays.Play):
     def __init__(self, **parameters: Any) -> None:
-        super().__init__(SurpriseTakeover(**parameters), START)
-
-
-def drafted(play: Play, *steps: Segment) -> Action[Any]:
-    """Let the small model draft these steps; what is asked then."""
-    question, transcript = play.first, START
-    for step in steps:
-        assert question == Generate("small", transcript, STEP)
-        question = play(Generation(step))
-        transcript = transcript.extend(step)
-    return question
+        super().__init__(SurpriseTakeover(**parameters))
 
 
 def test_a_window_of_steps_is_read_in_one_pass() -> None:
-    play = Play()
-    question = drafted(play, ONE, TWO, LAST)
+    question = drafted(Play(), ONE, TWO, LAST)
     assert isinstance(question, Verify)
-    assert (question.worker, question.transcript) == ("large", START)
+    assert (question.worker, question.transcript) == ("large", TRACE)
     joined = question.segment
     assert joined.text == "2+2 is 4.\n\nand 2 is 7.\n\nso 7."
     assert joined.tokens == ONE.tokens + TWO.tokens + LAST.tokens
     assert len(joined.logprobs) == len(joined.tokens)
     assert (joined.author, joined.tokenizer, joined.finish) == ("small", "words", "think_end")
-
-
-def test_a_full_window_is_read_although_the_thought_goes_on() -> None:
-    assert isinstance(drafted(Play(window=2), ONE, TWO), Verify)
+    assert isinstance(drafted(Play(window=2), ONE, TWO), Verify)  # although the thought continues
 
 
 def test_steps_before_the_surprise_stay_and_the_large_model_writes_on_from_there() -> None:
     play = Play(surprise=3, takeover=9)
     drafted(play, ONE, TWO, LAST)
     verification = surprises((ONE, 3.0), (TWO, 3.1), (LAST, 0.0))
-    assert play(verification) == Accept(START, ONE, 9 * exp(-3.0))  # up to the threshold
-    kept = START.extend(ONE)
+    assert play(verification) == Accept(TRACE, ONE, 9 * exp(-3.0))  # up to the threshold
+    kept = TRACE.extend(ONE)
     assert play(kept) == Reject(TWO, 9 * exp(-3.1))
     assert play(None) == Reject(LAST, 9.0)  # built on it
     assert play(None) == Write("large", kept, StopCriteria(9))
@@ -89,14 +64,20 @@ def test_a_window_without_surprise_is_followed_by_the_next() -> None:
     play = Play(window=1)
     drafted(play, ONE)
     play(surprises((ONE, 0.1)))
-    transcript = START.extend(ONE)
-    assert play(transcript) == Generate("small", transcript, STEP)
+    after = TRACE.extend(ONE)
+    assert play(after) == Generate("small", after, STEP)
 
 
-def test_an_impossible_token_is_beyond_every_threshold() -> None:
-    play = Play(surprise=50)
-    drafted(play, LAST)
-    assert play(surprises((LAST, inf))) == Reject(LAST, 0.0)
+@pytest.mark.parametrize(("surprise", "nats"), [(50, inf), (5, 9.0)])
+@pytest.mark.parametrize("finish", ["think_end", "eos"])
+def test_an_end_inside_what_is_dropped_ends_nothing(
+    finish: Finish, surprise: float, nats: float
+) -> None:
+    play = Play(surprise=surprise)
+    last = replace(LAST, finish=finish)
+    drafted(play, last)
+    assert play(surprises((last, nats))) == Reject(last, 9 * exp(-nats))
+    assert isinstance(play(None), Write)
 
 
 @pytest.mark.parametrize("error", [GONE, ContextLengthExceeded("full")])
@@ -107,48 +88,30 @@ def test_a_large_model_that_dies_between_draft_and_reading_lets_nothing_through(
     drafted(play, ONE, LAST)
     assert play(error) == Reject(ONE, None)
     assert play(None) == Reject(LAST, None)
-    assert play(None) == Write("large", START, StopCriteria(125))
+    assert play(None) == Write("large", TRACE, StopCriteria(125))
     with pytest.raises(WorkerUnavailable):
         play(GONE)
 
 
-def test_what_was_drafted_before_the_small_model_died_is_read() -> None:
+def test_drafts_before_the_small_models_failure_are_read() -> None:
     play = Play()
     drafted(play, ONE)
-    question = play(GONE)
-    assert isinstance(question, Verify)
-    assert question.segment.tokens == ONE.tokens
-
-
-@pytest.mark.parametrize("drafts", [[], [LAST]])
-def test_a_pair_that_cannot_do_it_is_told(drafts: list[Segment]) -> None:
-    play = Play()
-    drafted(play, *drafts)
+    assert play(GONE) == Verify("large", TRACE, ONE)
     with pytest.raises(Unsupported):
         play(Unsupported("another vocabulary"))
 
 
 @pytest.mark.parametrize("finish", ["think_end", "eos", "length"])
 def test_an_end_with_nothing_said_before_it_is_the_large_models(finish: Finish) -> None:
-    assert Play()(Generation(segment("small", "", finish))) == Write(
-        "large", START, StopCriteria(125)
-    )
-
-
-@pytest.mark.parametrize("finish", ["think_end", "eos"])
-def test_an_end_inside_what_is_dropped_ends_nothing(finish: Finish) -> None:
-    play = Play()
-    last = segment("small", "so 7.", finish)
-    drafted(play, last)
-    assert play(surprises((last, 9.0))) == Reject(last, 9 * exp(-9.0))
-    assert isinstance(play(None), Write)
+    nothing = Generation(segment("small", "", finish))
+    assert Play()(nothing) == Write("large", TRACE, StopCriteria(125))
 
 
 def test_nothing_is_added_to_a_thought_that_the_budget_closed() -> None:
     play = Play()
     drafted(play, ONE, LAST)
     assert isinstance(play(surprises((ONE, 0.0), (LAST, 0.0))), Accept)
-    closed = replace(START.extend(ONE), closed=True, forced=True)
+    closed = replace(TRACE.extend(ONE), closed=True, forced=True)
     assert play(closed) == Reject(LAST, 9.0)
     assert isinstance(play(None), Write)
 
@@ -159,22 +122,17 @@ SMALL = ("2+2 is 4.\n\nand 2 more is 7.\n\nso it is 7.", "It is seven.")
 LARGE = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
 
 
-async def test_without_surprise_the_small_model_is_alone_at_the_price_of_a_pass() -> None:
-    large = Scripted(scores=[0.0])
-    ended = await run(SurpriseTakeover(), Scripted(story=SMALL), large)
-    assert said(ended) == SMALL
-    assert (ended.metrics.judge_calls, ended.metrics.discarded_tokens) == (1, 0)
-    assert len(large.calls) == 1
+@pytest.mark.parametrize(("nats", "story"), [(0.0, SMALL), (9.0, LARGE)])
+async def test_the_threshold_decides_who_writes(nats: float, story: tuple[str, str]) -> None:
+    large = Scripted(story=LARGE, scores=[nats])
+    ended = await run(SurpriseTakeover(takeover=2), Scripted(story=SMALL), large)
+    assert said(ended) == story
+    assert ended.metrics.acceptance_rate == (nats == 0)
+    if nats == 0:  # the price is one pass
+        assert (ended.metrics.judge_calls, len(large.calls)) == (1, 1)
 
 
-async def test_a_threshold_of_nothing_leaves_all_to_the_large_model() -> None:
-    large = Scripted(story=LARGE, scores=[0.1])
-    ended = await run(SurpriseTakeover(surprise=0, takeover=2), Scripted(story=SMALL), large)
-    assert said(ended) == LARGE
-    assert ended.metrics.acceptance_rate == 0
-
-
-async def test_the_surprising_step_and_all_behind_it_are_dropped() -> None:
+async def test_the_surprising_step_and_all_after_it_are_dropped() -> None:
     small = Scripted(
         ["2+2 is 4.\n\n", "and 2 more is 7.\n\n", "so it is 7.", "is 6.\n\n", "so it is 6.", "Six."]
     )
@@ -192,16 +150,6 @@ async def test_the_surprising_step_and_all_behind_it_are_dropped() -> None:
     assert (ended.metrics.discarded_tokens, ended.metrics.judge_calls) == (9, 2)
 
 
-async def test_a_step_that_never_ends_stops_at_the_budget() -> None:
-    def line(transcript: Transcript, criteria: StopCriteria) -> Say | str:
-        return "It is six." if transcript.closed else Say("and " * 50, "length")
-
-    policy = SurpriseTakeover(step_tokens=8, budget=20)
-    ended = await run(policy, Scripted(line), Scripted(scores=[0.0]))
-    assert ended.transcript.text == "and " * 20
-    assert (ended.transcript.forced, ended.metrics.judge_calls) == (True, 1)
-
-
 @pytest.mark.parametrize("budget", range(1, 14))
 @pytest.mark.parametrize("nats", [0.0, 9.0])
 async def test_no_budget_is_overdrawn(budget: int, nats: float) -> None:
@@ -212,8 +160,6 @@ async def test_no_budget_is_overdrawn(budget: int, nats: float) -> None:
 
 
 # --- on the embedded pair ----------------------------------------------------------------------
-
-ARGS = load(DEFAULT_FILE).args
 
 
 @pytest.mark.parametrize("surprise", [0.0, 0.5, 50])
@@ -228,8 +174,8 @@ async def test_a_model_that_helps_itself_says_what_it_says_alone(
         assert ended.metrics.judge_calls > 0
 
 
-async def test_each_step_gets_its_own_share_of_the_pass(embedded: Worker) -> None:
-    """What is shown beside a step of a window is what reading it alone would say."""
+async def test_each_step_gets_its_share_of_the_pass(embedded: Worker) -> None:
+    """The score of a step in a window is the one that reading it alone gives."""
     for problem in draw("dev", 7, 2):
         question = problem.question
         together = await run(SurpriseTakeover(surprise=50), embedded, embedded, question)

@@ -20,7 +20,7 @@ from deploy.lab.pair.documents import JUDGE_QUESTION, texts
 from deploy.lab.pair.harvest import Author, own_steps, step_places
 from deploy.lab.pair.steps import DELIMITER, is_right
 from deploy.lab.pair.vocabulary import ASSISTANT, END, THINK, USER
-from policies.judge import PROMPTS
+from policies.judge import PROMPTS, JudgePrompt
 from policies.specreason import SpecReason
 from workers.embedded.checkpoints import JUDGE_FILE, MODELS
 
@@ -114,4 +114,4 @@ def test_the_judge_s_curve_lies_beside_the_weights() -> None:
 
 
 def test_the_policy_asks_the_judge_as_it_was_taught() -> None:
-    assert PROMPTS["short"] == (JUDGE_QUESTION, "")
+    assert PROMPTS["short"] == JudgePrompt(instruction=JUDGE_QUESTION)
