@@ -12,14 +12,7 @@ from typing import Final
 
 from orchestrator.answers.numbers import Number
 from orchestrator.answers.text import expected, final
-from orchestrator.answers.values import (
-    Expression,
-    Named,
-    Sequence,
-    Value,
-    Words,
-    read,
-)
+from orchestrator.answers.values import Expression, Named, Sequence, Value, Words, read
 
 _KINDS: Final = (Named, Expression, Sequence, Number, Words)  # two are compared in this order
 _MOST_UNORDERED: Final = 100  # values that are compared in any order

@@ -8,13 +8,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Final
 
-from orchestrator.answers.numbers import (
-    JOINING,
-    LONGEST,
-    Number,
-    read_number,
-    unit_of,
-)
+from orchestrator.answers.numbers import JOINING, LONGEST, Number, read_number, unit_of
 from orchestrator.answers.spelling import plain
 
 _DEEPEST: Final = 50  # nested brackets; an answer with more is compared as words

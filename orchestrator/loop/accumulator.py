@@ -1,8 +1,6 @@
-"""The one tally of a request's events, which rendering, metrics and spans read.
+"""The one fold of a request's events, which rendering, metrics and spans read at any time.
 
-The policy runner adds every event once, as it happens. So the totals can be read at any time: while
-the answer is streamed, and after a request failed. Events are not kept, since each has a
-transcript, so memory grows only with the text.
+Events are not kept, since each has a transcript: memory grows only with the text.
 """
 
 from __future__ import annotations
@@ -94,7 +92,6 @@ class ResponseAccumulator:
         self._prompts: dict[str, Usage] = {}  # by worker: of the first call, which has no thought
         self._prefill = self._cached = self._passes = self._adopted = 0
         self._ms = {"small": 0.0, "large": 0.0, "classify": 0.0}
-        self._scoring_ms = 0.0  # of passes that the answer's form asked for, not the policy
 
     def add(self, event: E) -> E:
         """Count one event, and return it."""
@@ -118,7 +115,7 @@ class ResponseAccumulator:
 
     def add_scoring(self, action: Verify, scores: Verification, ms: float) -> None:
         """Count a pass over the prompt or the answer that its form asked for, not the policy."""
-        self._scoring_ms += ms
+        self._ms["classify"] += ms
         self._add_judgement(action, scores)
         self.timeline.add_call(action, scores, max(0.0, self.elapsed_s * 1000 - ms), ms)
         if self.completed is not None:  # its totals were made before
@@ -181,9 +178,8 @@ class ResponseAccumulator:
     @property
     def ms(self) -> float:
         """The request's wall time, so far or altogether."""
-        if self.completed is None:
-            return self.elapsed_s * 1000
-        return self.completed.metrics.ms["total"]
+        done = self.completed
+        return self.elapsed_s * 1000 if done is None else done.metrics.ms["total"]
 
     @property
     def metrics(self) -> Metrics:
@@ -214,15 +210,14 @@ class ResponseAccumulator:
         """Return the totals so far; `total_ms` is the request's wall time."""
         # Accepted tokens that were not drafted: a worker's choices in a Verification.
         chosen = {name: max(0, self._kept[name] - self._drafted[name]) for name in WORKERS}
-        stayed = {name: self._kept[name] - self._given_up[name] for name in WORKERS}
-        offered = {name: max(self._kept[name], self._drafted[name]) for name in WORKERS}
-        unused = sum(offered[name] - stayed[name] for name in WORKERS)
+        offered = sum(self._drafted[name] + chosen[name] for name in WORKERS)
+        stayed = self._kept.total() - self._given_up.total()
         decided = self._accepted + self._rejected
         judged = decided if self._rejected or self._scored else 0
         return Metrics(
             small_tokens=self._generated["small"] + chosen["small"],
             large_tokens=self._generated["large"] + chosen["large"],
-            discarded_tokens=unused,
+            discarded_tokens=offered - stayed,
             judge_calls=self._judged,
             large_passes=self._passes,
             adopted_tokens=self._adopted,
@@ -230,11 +225,7 @@ class ResponseAccumulator:
             prefill_tokens=self._prefill,
             cached_tokens=self._cached,
             acceptance_rate=self._accepted / judged if judged else None,
-            ms={
-                **self._ms,
-                "classify": self._ms["classify"] + self._scoring_ms,
-                "total": total_ms,
-            },
+            ms={**self._ms, "total": total_ms},
         )
 
     def _add_action(self, event: ActionCompleted) -> None:
@@ -280,9 +271,9 @@ class ResponseAccumulator:
     ) -> None:
         if isinstance(result, BaseException):
             self._add_failure(action.worker, "judge", result)
-            return
-        self._judged += 1
-        self._add_usage(action.worker, result.usage)
+        else:
+            self._judged += 1
+            self._add_usage(action.worker, result.usage)
 
     def _add_failure(self, worker: WorkerName, call: str, error: BaseException) -> None:
         if isinstance(error, WorkerError):

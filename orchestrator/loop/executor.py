@@ -26,27 +26,12 @@ from orchestrator.errors import (
     WorkerError,
     WorkerUnavailable,
 )
-from orchestrator.loop.actions import (
-    Action,
-    Advise,
-    Classify,
-    Generate,
-    Verify,
-    WorkerName,
-    Write,
-)
+from orchestrator.loop.actions import Action, Advise, Classify, Generate, Verify, WorkerName, Write
 from orchestrator.loop.answer_room import generated
 from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import ActionCompleted, PromptsRead, TextDelta
 from orchestrator.loop.request import Request
-from orchestrator.types import (
-    Generation,
-    Sampling,
-    Segment,
-    StopCriteria,
-    Transcript,
-    Usage,
-)
+from orchestrator.types import Generation, Sampling, Segment, StopCriteria, Transcript, Usage
 from orchestrator.worker import Call, Delta, Worker, closing
 
 log = logging.getLogger(__name__)
@@ -63,7 +48,6 @@ class Executor:
         self._prefills: dict[Generate, asyncio.Task[ActionCompleted]] = {}
         self._calls = 0
         self._drawn: dict[WorkerName, tuple[Transcript, int]] = {}  # by worker: its last text, seed
-        self._tokenizers: dict[WorkerName, str] = {}  # of whose ids a worker's deltas are
         self._stopped = False
         self._broke_off: WorkerError | None = None  # of an answer of which some was shown
         # Each call has a seed even if the request has none, so that a retry gives the same text. A
@@ -82,15 +66,17 @@ class Executor:
         """
         self._prefills = {action: asyncio.create_task(self._prefill(action)) for action in actions}
         tasks = set(self._prefills.values())
-        found: list[Generation | WorkerError] = []
+        failures: list[WorkerError] = []
+        thinks = False
         async with self._within_deadline():
-            while tasks and not any(isinstance(one, Generation) and one.thinks for one in found):
+            while tasks and not thinks:
                 done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                found += [task.result().answer for task in done]
-        failures = [one for one in found if isinstance(one, WorkerError)]
+                answers = [task.result().answer for task in done]
+                failures += [one for one in answers if isinstance(one, WorkerError)]
+                thinks = any(isinstance(one, Generation) and one.thinks for one in answers)
         if failures and len(failures) == len(actions):
             raise min(failures, key=lambda one: one.worker or "")  # whichever was first
-        return any(isinstance(one, Generation) and one.thinks for one in found)
+        return thinks
 
     async def prefilled(self) -> list[ActionCompleted]:
         """Wait for all prefills and return their results, once.
@@ -171,7 +157,15 @@ class Executor:
         clip = self._budget.clip_advice if isinstance(action, Advise) else self._budget.clip
         criteria = clip(action.transcript, action.criteria)
         seed = self._seed_of(action)
-        stream = self._generation(name, transcript, criteria, seed)
+        sampling = self._sampling_of(seed)
+
+        def generate(
+            transcript: Transcript, criteria: StopCriteria, streams: bool
+        ) -> AsyncIterator[Delta | Generation]:
+            call = self._call_for(name, transcript)
+            return self._workers[name].generate(call, criteria, sampling, stream=streams)
+
+        stream = generated(self._budget.room, transcript, criteria, generate)
         ending = self._budget.ending
         watched = ending.watches(transcript)
         shown, counted, ms = "", 0, 0.0
@@ -182,7 +176,9 @@ class Executor:
 
         def made() -> Generation:
             known = tuple(logprobs) if len(logprobs) == len(tokens) else ()
-            segment = Segment(name, shown, tuple(tokens), known, self._tokenizers.get(name, ""))
+            before = self._drawn[name][0].last if name in self._drawn else None
+            tokenizer = "" if before is None else before.tokenizer
+            segment = Segment(name, shown, tuple(tokens), known, tokenizer)
             return Generation(segment, Usage(generated=len(tokens)), ms)
 
         try:
@@ -199,7 +195,6 @@ class Executor:
                 if isinstance(item, Generation):
                     text, answer = item.segment.text[len(shown) :], item
                     self._drawn[name] = transcript.extend(item.segment), seed
-                    self._tokenizers[name] = item.segment.tokenizer
                     tokens[:] = item.segment.tokens
                 else:
                     text = item.text
@@ -232,20 +227,6 @@ class Executor:
         finally:
             await stream.aclose()
         yield ActionCompleted(action, answer, ms, failure)
-
-    def _generation(
-        self, name: WorkerName, transcript: Transcript, criteria: StopCriteria, seed: int
-    ) -> AsyncGenerator[Delta | Generation, None]:
-        """Return a worker's stream, within the room for an answer."""
-        worker, sampling = self._workers[name], self._sampling_of(seed)
-
-        def generate(
-            transcript: Transcript, criteria: StopCriteria, streams: bool
-        ) -> AsyncIterator[Delta | Generation]:
-            call = self._call_for(name, transcript)
-            return worker.generate(call, criteria, sampling, stream=streams)
-
-        return generated(self._budget.room, transcript, criteria, generate)
 
     async def _prefill(self, action: Generate) -> ActionCompleted:
         began = perf_counter()
@@ -296,20 +277,15 @@ class Executor:
                 async for item in stream:
                     if isinstance(item, Generation):
                         self._drawn[action.worker] = action.transcript.extend(item.segment), seed
-                        self._tokenizers[action.worker] = item.segment.tokenizer
                         return item
             raise WorkerUnavailable(f"the {action.worker} worker's stream broke off")
 
     def _call_for(self, name: WorkerName, transcript: Transcript) -> Call:
         request = self._request
+        speculation = request.speculation if name == "large" else None
+        constraint = request.limits.constraint if transcript.closed else None
         return Call(
-            request.id,
-            transcript,
-            name,
-            request.speculation if name == "large" else None,
-            request.owner,
-            request.limits.constraint if transcript.closed else None,
-            request.session,
+            request.id, transcript, name, speculation, request.owner, constraint, request.session
         )
 
     def _seed_of(self, action: Generate | Write | Classify | Verify) -> int:

@@ -11,13 +11,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal
 
-from orchestrator.errors import (
-    BatonError,
-    ContextLengthExceeded,
-    Spent,
-    Unsupported,
-    WorkerError,
-)
+from orchestrator.errors import BatonError, ContextLengthExceeded, Spent, Unsupported, WorkerError
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import (
     REST,
@@ -46,15 +40,7 @@ from orchestrator.loop.policy import Policy
 from orchestrator.loop.probes import Probes
 from orchestrator.loop.spending import Spending
 from orchestrator.loop.stop_strings import StopStrings
-from orchestrator.types import (
-    Generation,
-    Limits,
-    Message,
-    Segment,
-    Step,
-    StopCriteria,
-    Transcript,
-)
+from orchestrator.types import Generation, Limits, Message, Segment, Step, StopCriteria, Transcript
 
 CUT_AMONG = 8  # latest drafts, among which the one that a segment is a part of is looked for
 APART = "\n\n"

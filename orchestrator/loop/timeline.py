@@ -82,41 +82,35 @@ class Timeline:
         return []
 
     def add_step(self, completed: StepCompleted, now_ms: float) -> None:
-        step = completed.step
-        calls = self._about.pop((step.author, step.text), [])
-        self.steps.append(
-            StepMoment(round(now_ms, 1), tuple(calls), len(self.calls), completed.provenance)
-        )
+        made_by = tuple(self._about.pop((completed.step.author, completed.step.text), ()))
+        moment = StepMoment(round(now_ms, 1), made_by, len(self.calls), completed.provenance)
+        self.steps.append(moment)
         self._completing = True
 
     def add(self, event: ActionCompleted, now_ms: float) -> None:
         since_ms = max(0.0, now_ms - event.ms)
-        if not _is_prefill(event.action):  # prefills end while the policy's first action runs
+        is_call = isinstance(event.action, Generate | Write | Classify | Verify)
+        call: Any = event.action if is_call else None
+        if call is None or _kind(call) != "prefill":  # those end while the first action runs
             if self._current is not None and self._current[0] is event.action:
                 since_ms = self._current[1]
             self._current = None
-        if isinstance(event.action, Generate | Write | Classify | Verify):
-            self.add_call(event.action, event.answer, since_ms, event.ms)
+        if call is not None:
+            self.add_call(call, event.answer, since_ms, event.ms)
         if self._completing:
             self.steps[-1] = replace(self.steps[-1], calls_before=len(self.calls))
             self._completing = False
 
     def add_call(
-        self,
-        action: Generate | Write | Classify | Verify,
-        result: Any,
-        at_ms: float,
-        ms: float,
+        self, action: Generate | Write | Classify | Verify, result: Any, at_ms: float, ms: float
     ) -> None:
         """Add a call that began at `at_ms` and took `ms`."""
         kind = _kind(action)
         if kind == "prefill":
             at_ms = 0.0  # all workers read the prompt at the start
             self._read[action.worker] = ms
-        else:
-            at_ms = max(at_ms, self._read.get(action.worker, 0.0))
         about: Segment | None = None
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"usage": getattr(result, "usage", None)}
         match action, result:
             case _, BaseException():
                 more["error"] = type(result).__name__
@@ -127,25 +121,21 @@ class Timeline:
             case Classify(_, transcript), Classification():
                 about = transcript.last
                 more["probabilities"] = tuple(round(p, 4) for p in result.probabilities)
-                more["outside"] = _rounded(result.outside)
+                more["outside"] = round(result.outside, 4)
                 more["surprise"] = _surprise(result)
             case Verify(_, _, segment), Verification():
                 about = segment
                 more["surprise"] = _surprise(result)
         if about is not None:
             self._about.setdefault((about.author, about.text), []).append(len(self.calls))
-        more["usage"] = getattr(result, "usage", None)
+        at_ms = max(at_ms, 0.0 if kind == "prefill" else self._read.get(action.worker, 0.0))
         self.calls.append(CallSpan(kind, action.worker, round(at_ms, 1), round(ms, 1), **more))
-
-
-def _is_prefill(action: Action[Any]) -> bool:
-    return isinstance(action, Generate) and not action.criteria.max_tokens
 
 
 def _kind(action: Generate | Write | Classify | Verify) -> CallKind:
     match action:
         case Generate():
-            return "prefill" if _is_prefill(action) else "draft"
+            return "draft" if action.criteria.max_tokens else "prefill"
         case Write():
             return "write"
         case Classify():
@@ -155,9 +145,5 @@ def _kind(action: Generate | Write | Classify | Verify) -> CallKind:
 
 
 def _surprise(result: Classification | Verification) -> float | None:
-    values = (*(result.nll or ()), *(() if result.ending is None else (result.ending,)))
-    return _rounded(max(values, default=None))
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+    ending = () if result.ending is None else (result.ending,)
+    return max((round(value, 4) for value in (*(result.nll or ()), *ending)), default=None)

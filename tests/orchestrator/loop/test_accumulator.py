@@ -14,14 +14,7 @@ from orchestrator.errors import (
     WorkerUnavailable,
 )
 from orchestrator.loop.accumulator import ResponseAccumulator, error_kind
-from orchestrator.loop.actions import (
-    Accept,
-    Classify,
-    Generate,
-    Reject,
-    Verify,
-    Write,
-)
+from orchestrator.loop.actions import Accept, Classify, Generate, Reject, Verify, Write
 from orchestrator.loop.events import ActionCompleted, Metrics
 from orchestrator.types import (
     Classification,

@@ -23,14 +23,7 @@ from orchestrator.errors import (
 )
 from orchestrator.loop import executor
 from orchestrator.loop.accumulator import Failure, ResponseAccumulator
-from orchestrator.loop.actions import (
-    Accept,
-    Close,
-    Reject,
-    Script,
-    WorkerName,
-    Write,
-)
+from orchestrator.loop.actions import Accept, Close, Reject, Script, WorkerName, Write
 from orchestrator.loop.budget import spent
 from orchestrator.loop.events import (
     ActionCompleted,
