@@ -25,7 +25,7 @@ BESIDE = {  # called beside the path, each for one thing
     "orchestrator/http/planning.py",
     "orchestrator/http/records.py",
     "orchestrator/http/rendering.py",
-    "orchestrator/http/tools/call_reader.py",
+    "orchestrator/http/tools/answer_reader.py",
     "orchestrator/http/tools/offered.py",
     "orchestrator/loop/accumulator.py",
     "orchestrator/loop/answer_room.py",

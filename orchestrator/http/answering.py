@@ -42,7 +42,7 @@ from orchestrator.http.records import (
 )
 from orchestrator.http.rendering import joined
 from orchestrator.http.service import Service
-from orchestrator.http.tools.call_reader import calls_at_end, read_answer
+from orchestrator.http.tools.answer_reader import calls_at_end, calls_of
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event, RequestCompleted
 from orchestrator.loop.executor import deadline
@@ -174,7 +174,7 @@ class Answer:
                         async with within_deadline():
                             await self.encoder.before(workers)
                     if isinstance(event, RequestCompleted):
-                        response.called = bool(read_answer(choice, response)[1])
+                        response.called = bool(calls_of(choice, response))
                         async with within_deadline():
                             await self.encoder.after(workers)
                     yield event

@@ -46,6 +46,14 @@ MAX_DEPTH: Final = 32  # levels of nesting of a body
 MAX_VALUES: Final = 20_000  # values in a body: bounds the time that validation takes
 
 
+def read_json(text: str) -> Any:
+    """Return the value of a text of strict JSON; None for any other text."""
+    try:
+        return FINITE_JSON.decode(text)
+    except (ValueError, RecursionError):  # bad JSON, NaN, a number of thousands of digits
+        return None
+
+
 class Given(BaseModel):
     """A body of a client, or a part of one: strict types, no unknown keys."""
 

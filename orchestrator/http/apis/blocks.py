@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Literal
 
 from orchestrator.http.ask import Choice, Encoder
 from orchestrator.http.body import Json
-from orchestrator.http.rendering import Stripped
-from orchestrator.http.tools.call_reader import AnswerReader, CallPiece, Piece
+from orchestrator.http.tools.answer_reader import AnswerReader
+from orchestrator.http.tools.call_reader import CallPiece, Piece
 from orchestrator.loop.accumulator import ResponseAccumulator
-from orchestrator.loop.events import Event, TextDelta
+from orchestrator.loop.events import Event
 
-Phase = Literal["thought", "answer"]
 Kind = Literal["thought", "answer", "call"]
 """The content of a block."""
 
@@ -38,7 +36,7 @@ class BlockEncoder(Encoder):
         self, choice: Choice, response: ResponseAccumulator, *, begun: bool = False
     ) -> None:
         super().__init__(choice, response)
-        self._strip, self._answer = Stripped(begun=begun), AnswerReader(choice, response)
+        self._answer = AnswerReader(choice, response, begun=begun)
         self.open: Kind | None = None
         self.call: CallPiece | None = None
         self.text = ""
@@ -58,16 +56,14 @@ class BlockEncoder(Encoder):
         `last` one."""
 
     def more(self, events: Sequence[Event]) -> bytes:
-        texts = [event for event in events if isinstance(event, TextDelta)]
-        grouped = groupby(texts, key=lambda text: text.phase)
-        read = (self._read(phase, "".join(one.text for one in group)) for phase, group in grouped)
-        return b"".join(data for events in read for data in events)
+        read = (self._piece(phase, piece) for phase, piece in self._answer.read(events))
+        return b"".join(data for written in read for data in written)
 
     def read_whole(self) -> None:
         """Make the blocks of a finished answer."""
-        self._answer = AnswerReader(self.choice, self.response, self.response.reply_start)
-        b"".join(self._read("thought", self.response.thought))
-        b"".join(self._read("answer", self.response.answer))
+        b"".join(self._piece("thought", self.response.thought))
+        for piece in self._answer.whole():
+            b"".join(self._piece("answer", piece))
         self.read_end()
 
     def read_end(self) -> bytes:
@@ -83,11 +79,6 @@ class BlockEncoder(Encoder):
             yield from self._begin("answer")
             yield from self._close(last=True)
 
-    def _read(self, phase: Phase, text: str) -> Iterator[bytes]:
-        pieces = [text] if phase == "thought" else self._answer.feed(text)
-        for piece in pieces:
-            yield from self._piece(phase, piece)
-
     def _piece(self, kind: Kind, piece: Piece) -> Iterator[bytes]:
         if isinstance(piece, CallPiece):
             kind, text = "call", piece.arguments
@@ -96,7 +87,7 @@ class BlockEncoder(Encoder):
                 self.call = piece
                 yield from self._begin(kind)
         else:
-            text = piece if kind == "thought" else self._strip.feed(piece)
+            text = piece
             if text and self.open != kind:
                 yield from self._begin(kind)
         if text:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property, partial
-from itertools import groupby
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -30,9 +29,10 @@ from orchestrator.http.apis.scores import Scorer, TokenScore, shown_tokens
 from orchestrator.http.ask import Ask, Choice
 from orchestrator.http.body import Given, Json, contradiction, parse_request
 from orchestrator.http.records import call_json, step_json
-from orchestrator.http.rendering import Baton, Stripped, TokenUsage, planned
+from orchestrator.http.rendering import Baton, TokenUsage, planned
 from orchestrator.http.settings import REASONING_FIELDS, HttpSettings
-from orchestrator.http.tools.call_reader import AnswerReader, CallPiece, Piece, read_answer
+from orchestrator.http.tools.answer_reader import AnswerReader, Phase
+from orchestrator.http.tools.call_reader import CallPiece, Piece
 from orchestrator.http.tools.offered import (
     MAX_TOOLS,
     MessageToolCall,
@@ -354,8 +354,7 @@ class ChatEncoder(ChunkEncoder):
     ) -> None:
         super().__init__(body, choice, response)
         self._body, self._thought_in = body, thought_in
-        self._strip = Stripped(begun=body.continue_final_message)
-        self._answer = AnswerReader(choice, response)
+        self._answer = AnswerReader(choice, response, begun=body.continue_final_message)
         options = body.stream_options
         self._events = StreamEvents(response) if options and options.include_events else None
         self._logprobs: Json | None = None  # if they are asked for
@@ -372,7 +371,8 @@ class ChatEncoder(ChunkEncoder):
                 self._logprobs = _logprobs(shown_tokens(await scorer.answer(), begun=begun))
 
     def whole(self) -> Json:
-        text, calls = read_answer(self.choice, self.response)
+        text = "".join(one for one in self._answer.whole() if isinstance(one, str))
+        calls = self._answer.calls
         message: Json = {
             "role": "assistant",
             "content": text or None if calls else text,
@@ -402,7 +402,8 @@ class ChatEncoder(ChunkEncoder):
         return sse(first if self._events is None else {**first, "baton": _beginning(self.choice)})
 
     def more(self, events: Sequence[Event]) -> bytes:
-        chunks = [self.chunk(self._choice(delta)) for delta in self._deltas(events)]
+        deltas = (self._delta(*one) for one in self._answer.read(events))
+        chunks = [self.chunk(self._choice(delta)) for delta in deltas]
         if chunks and self._body.wants_running_usage:
             chunks[-1]["usage"] = self.running_usage
         if self._events is not None and (news := self._events.more(events)) is not None:
@@ -411,28 +412,16 @@ class ChatEncoder(ChunkEncoder):
         return b"".join(map(sse, chunks))
 
     def finish(self) -> bytes:
-        rest = [self._choice(delta) for delta in self._answer_deltas(self._answer.end())]
+        rest = [self._choice(self._delta("answer", piece)) for piece in self._answer.end()]
         if self._logprobs is not None:
             rest.append(self._choice({}, logprobs=self._logprobs))
         data = b"".join(sse(self.chunk(one)) for one in rest)
         return data + self.last_chunk(self._choice({}, self.response.finish_reason))
 
-    def _deltas(self, events: Sequence[Event]) -> Iterator[Json]:
-        """Yield the accepted text of `events` as OpenAI's deltas, one for each change of phase."""
-        texts = [event for event in events if isinstance(event, TextDelta)]
-        for phase, group in groupby(texts, key=lambda text: text.phase):
-            text = "".join(item.text for item in group)
-            if phase == "thought":
-                yield dict.fromkeys(self._thought_in, text)
-            else:
-                yield from self._answer_deltas(self._answer.feed(text))
-
-    def _answer_deltas(self, pieces: Iterable[Piece]) -> Iterator[Json]:
-        for piece in pieces:
-            if isinstance(piece, CallPiece):
-                yield {"tool_calls": [_call_delta(piece)]}
-            elif text := self._strip.feed(piece):
-                yield {"content": text}
+    def _delta(self, phase: Phase, piece: Piece) -> Json:
+        if isinstance(piece, CallPiece):
+            return {"tool_calls": [_call_delta(piece)]}
+        return dict.fromkeys(self._thought_in if phase == "thought" else ["content"], piece)
 
     def _choice(self, delta: Json, finish: str | None = None, logprobs: Json | None = None) -> Json:
         return {

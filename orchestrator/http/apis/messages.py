@@ -17,7 +17,7 @@ from orchestrator.http.apis.blocks import BlockEncoder, Kind
 from orchestrator.http.apis.conversation import TextBlock, Turn, read_turns, signature
 from orchestrator.http.apis.parameters import AnswerRequest, StopString, joined
 from orchestrator.http.ask import Ask, AskedPolicy, Choice, Labels
-from orchestrator.http.body import FINITE_JSON, Given, Json, contradiction, parse_request
+from orchestrator.http.body import Given, Json, contradiction, parse_request, read_json
 from orchestrator.http.rendering import Baton, baton, usage, usage_of
 from orchestrator.http.settings import HttpSettings
 from orchestrator.http.tools.offered import (
@@ -391,7 +391,8 @@ class MessagesEncoder(BlockEncoder):
             return {"type": "text", "text": text}
         assert self.call is not None
         head = {"type": "tool_use", "id": self.call.id, "name": self.call.name}
-        return {**head, "input": _arguments(text)}
+        given = read_json(text)  # of a call that was cut off the trace has the text
+        return {**head, "input": given if isinstance(given, dict) else {}}
 
     def _delta(self, kind: str, **more: str) -> bytes:
         delta = {"type": kind, **more}
@@ -431,12 +432,3 @@ class MessagesEncoder(BlockEncoder):
 
 def _event(kind: str, **more: Any) -> bytes:
     return sse({"type": kind, **more}, kind)
-
-
-def _arguments(text: str) -> Json:
-    """Return a call's input; empty if a cap or a model broke it off (the trace has its text)."""
-    try:
-        value = FINITE_JSON.decode(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -26,7 +26,7 @@ from typing_extensions import TypedDict
 from orchestrator.efforts import Effort
 from orchestrator.grammar import check
 from orchestrator.http.api import RESPONSES, sse
-from orchestrator.http.apis.blocks import BlockEncoder, Kind, Phase
+from orchestrator.http.apis.blocks import BlockEncoder, Kind
 from orchestrator.http.apis.parameters import (
     ANY_OBJECT,
     HINTS,
@@ -43,11 +43,13 @@ from orchestrator.http.body import (
     by_type,
     contradiction,
     parse_request,
+    read_json,
     without_nulls,
 )
 from orchestrator.http.errors import HttpError
 from orchestrator.http.rendering import Baton, baton, usage
 from orchestrator.http.settings import HttpSettings
+from orchestrator.http.tools.answer_reader import Phase
 from orchestrator.http.tools.offered import (
     MAX_TOOLS,
     Arguments,
@@ -447,7 +449,7 @@ class ResponsesEncoder(BlockEncoder):
         transcript = self.response.completed.transcript
         if kind == "thought":
             return transcript.forced and transcript.answer.is_blank
-        if kind == "call" and _is_json(self.text):
+        if kind == "call" and read_json(self.text) is not None:
             return False
         return not transcript.answer or transcript.answer[-1].finish not in ("eos", "stop")
 
@@ -509,14 +511,6 @@ class ResponsesEncoder(BlockEncoder):
             "output_tokens_details": counted["completion_tokens_details"],
             "total_tokens": counted["total_tokens"],
         }
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 _PART: dict[Phase, str] = {"thought": "reasoning_summary_part", "answer": "content_part"}

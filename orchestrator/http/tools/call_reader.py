@@ -8,16 +8,14 @@ begun stays a call: its arguments are passed on as they come, and may be cut off
 a model writes each argument in tags, its value is the text there, or that text read as JSON if the
 tool's schema wants no text.
 
-A call that breaks off and is written again, maybe by another model, is one call. If only one call
-is allowed, the answer ends with the first: text after it is dropped, since the model does not know
-the call's result yet.
+If only one call is allowed, the answer ends with the first: text after it is dropped, since the
+model does not know the call's result yet.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -31,27 +29,14 @@ from orchestrator.call_markup import (
     may_be_name,
 )
 from orchestrator.grammar import fits
-from orchestrator.http.ask import Choice
-from orchestrator.http.body import FINITE_JSON
+from orchestrator.http.body import FINITE_JSON, read_json
 from orchestrator.http.tools.tagged_arguments import TaggedArguments, dumped
-from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.stop_strings import overlap
 from orchestrator.types import CallFormat, ToolCall
 
 FENCE = "```"
 _OPENING = re.compile(r"(```[a-zA-Z_]{0,64})\s{0,64}(\S?)")  # bounded: tried with each piece
 _MOST_NAME = 128
-_BROKEN_OFF = re.compile(
-    r'[^"{]{0,80}\{\{?\s{0,64}"name"\s{0,64}:\s{0,64}"([\w.:/-]{1,128})'
-    r'("\s{0,64}(?:,\s{0,64}(?:"\w{0,16}(?:"\s{0,64}:?)?)?)?)?\s{0,64}'
-)
-_AGAIN = re.compile(
-    r"(?:```[a-zA-Z_]{0,64}\s{0,64}|<[^<>\s]{1,64}>\s{0,64})?"
-    r'\{\{?\s{0,64}"name"\s{0,64}:\s{0,64}"([\w.:/-]{1,128})"'
-)
-_MOST_AT_END = 32  # calls at the end of a thought
-_MOST_AGAIN = 512
-"""Characters, at most, of the second beginning of a call that broke off before its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,98 +50,6 @@ class CallPiece:
 
 
 Piece = str | CallPiece
-
-
-class AnswerReader:
-    """Reads a request's answer as it comes: text, and calls if there are tools.
-
-    A thought that continues in the answer holds only text, so calls are held back while a thought
-    may still end after them. `start` counts the characters of the answer that are left out.
-    """
-
-    def __init__(self, choice: Choice, response: ResponseAccumulator, start: int = 0) -> None:
-        self._choice, self._response = choice, response
-        self._reader: CallReader | None = None
-        self._start = self._fed = start
-        self._waiting: list[Piece] = []
-
-    def feed(self, text: str) -> list[Piece]:
-        """Return the pieces that are certain after this text."""
-        thought, start = "", self._response.reply_start
-        pieces: list[Piece] = []
-        if start > self._start:
-            thought, text = text[: start - self._fed], text[start - self._fed :]
-            pieces += [one for one in [*self._feed(thought), *self._rest()] if isinstance(one, str)]
-            self._reader, self._start = None, start
-        self._fed += len(thought) + len(text)
-        return pieces + self._feed(text)
-
-    def _feed(self, text: str) -> list[Piece]:
-        calls, tools = self._response.calls, self._choice.ask.tools
-        if self._reader is None and calls is not None and tools is not None and tools.names:
-            self._reader = CallReader(
-                calls,
-                tools.names,
-                f"call_{self._choice.trace_id}_",
-                strict=tools.strict,
-                parallel=tools.parallel,
-                schemas=tools.schemas,
-            )
-        if self._reader is None:
-            return [text]
-        pieces, self._waiting = [*self._waiting, *self._reader.feed(text)], []
-        if self._response.thinks_on:
-            calling = (i for i, piece in enumerate(pieces) if isinstance(piece, CallPiece))
-            size = next(calling, len(pieces))
-            pieces, self._waiting = pieces[:size], pieces[size:]
-        return pieces
-
-    def end(self) -> list[Piece]:
-        return [*self.feed(""), *self._rest()]
-
-    def _rest(self) -> list[Piece]:
-        pieces, self._waiting = self._waiting, []
-        return pieces if self._reader is None else [*pieces, *self._reader.end()]
-
-    @property
-    def calls(self) -> Sequence[ToolCall]:
-        return () if self._reader is None else self._reader.calls
-
-
-def read_answer(choice: Choice, response: ResponseAccumulator) -> tuple[str, Sequence[ToolCall]]:
-    """Return a whole answer's text, and the calls of tools in it."""
-    reader = AnswerReader(choice, response, response.reply_start)
-    pieces = [*reader.feed(response.raw_answer), *reader.end()]  # as a stream reads it
-    if not reader.calls:
-        return response.answer, ()
-    text = "".join(piece for piece in pieces if isinstance(piece, str)).rstrip()
-    return text if response.continues else text.lstrip(), reader.calls
-
-
-def calls_at_end(choice: Choice, response: ResponseAccumulator, thought: str) -> str:
-    """Return the text of the complete calls at the end of a thought; empty if there are none."""
-    calls, tools, text = response.calls, choice.ask.tools, thought.rstrip()
-    if calls is None or tools is None or not tools.names:
-        return ""
-    mark = re.escape(calls.trigger) or r"^(?=\{)"
-    for found in [*re.finditer(mark, text, re.MULTILINE)][-_MOST_AT_END:]:
-        written = text[found.start() :]
-        reader = CallReader(calls, tools.names, "", strict=tools.strict, schemas=tools.schemas)
-        pieces = [*reader.feed(written), *reader.end()]
-        rest = "".join(piece for piece in pieces if isinstance(piece, str))
-        whole = all(_is_whole(call, tools.strict.get(call.name)) for call in reader.calls)
-        if reader.calls and whole and not rest.strip():
-            return written
-    return ""
-
-
-def _is_whole(call: ToolCall, schema: Any) -> bool:
-    """Return whether a call has all its arguments, and these fit a strict tool's `schema`."""
-    try:
-        arguments = FINITE_JSON.decode(call.arguments)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(arguments, dict) and (schema is None or fits(arguments, schema))
 
 
 class CallReader:
@@ -193,13 +86,18 @@ class CallReader:
         self._tags: TaggedArguments | None = None  # if the last call's arguments are in tags
         self._doubled = False  # a loose call's outer braces
         self._searched = 0  # of what is held, for the end of a loose call
-        self._broken_off, self._named = "", ""  # a call, held back since it may be written again
-        self._in_fence = False  # whether it opened a block that is still to be closed
         self._found: list[ToolCall] = []
 
     @property
     def calls(self) -> Sequence[ToolCall]:
         return self._found if self._parallel else self._found[:1]
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether all calls have all their arguments, and these fit strict tools' schemas."""
+        return all(
+            self._fitting(call.name, read_json(call.arguments)) is not None for call in self.calls
+        )
 
     def feed(self, text: str) -> list[Piece]:
         """Return the pieces that are certain after this text."""
@@ -217,8 +115,6 @@ class CallReader:
             pieces += step(ended)
             if not (self._held or ended) or (self._state == state and len(self._held) == length):
                 break
-        if ended:
-            pieces += self._text("")
         return [one for one in pieces if isinstance(one, str) or self._parallel or one.index == 0]
 
     def _in_text(self, ended: bool) -> list[Piece]:
@@ -230,22 +126,17 @@ class CallReader:
         if self._blank and held.lstrip().startswith("{"):
             starts.append(len(held) - len(held.lstrip()))
         if starts:
-            at = min(starts)
-            self._held, self._state = held[at:], "call"
-            return self._text(held[:at])
+            self._state = "call"
+            return self._text(min(starts))
         kept = 0 if ended else max(overlap(held, trigger), overlap(held, FENCE))
-        self._held = held[len(held) - kept :]
-        return self._text(held[: len(held) - kept])
+        return self._text(len(held) - kept)
 
     def _in_call(self, ended: bool) -> list[Piece]:
         held, before = self._held, self._format.before.lstrip()
         if self._format.trigger or not held.startswith(FENCE):
             if found := begin_of_call(self._format, held):
-                self._begin, self._held, self._state = (
-                    held[: found.end()],
-                    held[found.end() :],
-                    "name",
-                )
+                self._begin, self._state = found[0], "name"
+                self._held = held[found.end() :]
                 return []
             if begins(before, held) and not ended:
                 return []
@@ -260,7 +151,7 @@ class CallReader:
                 self._searched = 0
                 if self._format.each is not None:
                     self._tags = TaggedArguments(self._format, self._schemas.get(name), self._names)
-                return self._called(name, "")
+                return [self._called(name, "")]
         if not ended and any(may_be_name(self._format, held, name) for name in self._names):
             return []
         self._held = self._begin + held
@@ -279,7 +170,7 @@ class CallReader:
         end = self._object.feed(self._held)
         if end is not None:
             self._state = "after"
-        text, self._held = self._held[:end], self._held[len(self._held) if end is None else end :]
+        text, self._held = self._held[:end], "" if end is None else self._held[end:]
         return self._argue(text)
 
     def _in_other_arguments(self, held: str, ended: bool) -> list[Piece]:
@@ -294,13 +185,11 @@ class CallReader:
             return []
         size = size or len(held)
         value, self._held, self._state = held[:size], held[size:], "after"
-        with suppress(ValueError, RecursionError):
-            text = FINITE_JSON.decode(value)
-            if text is None:
-                return self._argue("{}")
-            if isinstance(arguments := FINITE_JSON.decode(text), dict):
-                return self._argue(dumped(arguments))
-        return self._argue(value)
+        if value == "null":
+            return self._argue("{}")
+        text = read_json(value)
+        arguments = read_json(text) if isinstance(text, str) else None
+        return self._argue(dumped(arguments) if isinstance(arguments, dict) else value)
 
     def _in_tags(self, tags: TaggedArguments, ended: bool) -> list[Piece]:
         """Read the next argument, or the end of the arguments.
@@ -352,13 +241,13 @@ class CallReader:
 
     def _in_loose(self, ended: bool) -> list[Piece]:
         """Read a loose call: one in another form than the model's own. Search nothing twice."""
-        held = self._held
+        held, trigger = self._held, self._format.trigger
         if held.startswith(FENCE):
             opening = _OPENING.match(held)
             assert opening is not None
             if opening[2] and opening[2] not in "{[":  # neither an object nor a list of some
-                pieces, self._state = self._give_up(opening.end(1)), "code"
-                return pieces
+                self._state = "code"
+                return self._text(opening.end(1))
             end = held.find(FENCE, max(len(FENCE), self._searched - len(FENCE) + 1))
             self._searched = len(held)
             if end < 0 and not ended:
@@ -366,7 +255,7 @@ class CallReader:
             body = held[opening.end(1) : len(held) if end < 0 else end]
             size = len(held) if end < 0 else end + len(FENCE)
         else:
-            trigger, most = self._format.trigger, len(self._format.before) + _MOST_NAME
+            most = len(self._format.before) + _MOST_NAME
             another = held.find(trigger, 1, most) if trigger else -1
             begin = held.find("{", 0, most if another < 0 else another)
             if begin < 0:
@@ -377,53 +266,31 @@ class CallReader:
             self._doubled = held.startswith("{{", begin)
             begin += self._doubled
             start = max(begin, self._searched)
-            if (found := self._object.feed(held[start:])) is None:
+            found = self._object.feed(held[start:])
+            if found is None and not ended:
                 self._searched = len(held)
-                return self._break_off(len(held), ended) if ended else []
-            size = start + found
+                return []
+            size = len(held) if found is None else start + found
             body = held[begin:size]
         values = _objects(body)
         calls = [call for one in values for call in self._calls_in(one)]
         if not calls:
-            return self._give_up(size) if values else self._break_off(size, ended)
+            mark = -1 if values or not trigger else held.find(trigger, 1, size)
+            return self._give_up(size if mark < 0 else mark)
         self._held, self._state = held[size:], "tag"
-        return [piece for call in calls for piece in self._called(*call)]
-
-    def _break_off(self, size: int, ended: bool) -> list[Piece]:
-        """Hold back a beginning of a call that is no JSON and that a second beginning of this call
-        follows, before any arguments and once in an answer; any other beginning is text."""
-        held, found = self._held, _BROKEN_OFF.match(self._held)
-        if self._named or not found or not any(n.startswith(found[1]) for n in self._names):
-            return self._give_up(size)
-        again = _AGAIN.match(held, end := found.end())
-        if again is None:
-            if held.startswith(FENCE, end) and len(held) < end + _MOST_AGAIN and not ended:
-                self._searched = end  # what ends the block may begin another
-                return []
-            return self._give_up(size)
-        if again[1] != found[1] if found[2] else not again[1].startswith(found[1]):
-            another = bool(self._format.trigger) and held.startswith(self._format.trigger, end)
-            return self._give_up(end if another else size)
-        self._broken_off, self._named = held[:end], again[1]
-        self._in_fence = held.startswith(FENCE) and not again[0].startswith(FENCE)
-        self._held, self._state = held[end:], "call"
-        return []
+        return [self._called(*call) for call in calls]
 
     def _in_code(self, ended: bool) -> list[Piece]:
         held = self._held
         if (at := held.find(FENCE)) >= 0:
             return self._give_up(at + len(FENCE))
-        kept = 0 if ended else overlap(held, FENCE)
-        self._held = held[len(held) - kept :]
-        return self._text(held[: len(held) - kept])
+        return self._text(len(held) - (0 if ended else overlap(held, FENCE)))
 
-    def _called(self, name: str, arguments: str) -> list[Piece]:
-        if name == self._named:
-            self._broken_off = ""
-        pieces = self._text("")
-        call = ToolCall(f"{self._prefix}{len(self._found)}", name, arguments)
+    def _called(self, name: str, arguments: str) -> CallPiece:
+        index = len(self._found)
+        call = ToolCall(f"{self._prefix}{index}", name, arguments)
         self._found.append(call)
-        return [*pieces, CallPiece(len(self._found) - 1, call.id, name, arguments)]
+        return CallPiece(index, call.id, name, arguments)
 
     def _in_tag(self, ended: bool) -> list[Piece]:
         """Read the closing tag of a loose call, if it has one."""
@@ -431,21 +298,19 @@ class CallReader:
         if self._doubled and rest:
             rest, self._doubled = rest.removeprefix("}").lstrip(), False
             self._held = rest
-        end = FENCE if self._in_fence else "</"
-        if tag := re.match(FENCE if self._in_fence else r"</[^>]*>", rest):
-            self._held, self._state, self._in_fence = rest[tag.end() :], "text", False
-        elif ended or (rest and not end.startswith(rest[: len(end)])):
-            self._state, self._in_fence = "text", False
+        if tag := re.match(r"</[^>]*>", rest):
+            self._held, self._state = rest[tag.end() :], "text"
+        elif ended or (rest and not "</".startswith(rest[:2])):
+            self._state = "text"
         return []
 
     def _give_up(self, size: int) -> list[Piece]:
         """Return the first `size` characters as text: they are no call."""
-        text, self._held, self._state = self._held[:size], self._held[size:], "text"
-        return self._text(text)
+        self._state = "text"
+        return self._text(size)
 
-    def _text(self, text: str) -> list[Piece]:
-        """Return text, with a call before it that broke off and was not written again."""
-        text, self._broken_off = self._broken_off + text, ""
+    def _text(self, size: int) -> list[Piece]:
+        text, self._held = self._held[:size], self._held[size:]
         self._blank = self._blank and not text.strip()
         return [text] if text else []
 
@@ -454,25 +319,21 @@ class CallReader:
         if isinstance(value, list):
             found = [self._calls_in(one) for one in value]
             return [call for one in found for call in one] if all(found) else []
-        if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
-            return []
-        if name not in self._names:
-            return []
         # A tool's own definition has `parameters` as well.
         named = "parameters" if "parameters" in self._format.middle else "arguments"
-        arguments = value.get(named)
-        if arguments is None and named in value:
-            arguments = {}
-        if isinstance(arguments, str):
-            try:
-                arguments = FINITE_JSON.decode(arguments)
-            except (ValueError, RecursionError):
-                return []
+        name = value.get("name") if isinstance(value, dict) else None
+        if not isinstance(name, str) or name not in self._names or named not in value:
+            return []
+        given = {} if value[named] is None else value[named]
+        arguments = self._fitting(name, read_json(given) if isinstance(given, str) else given)
+        return [] if arguments is None else [(name, dumped(arguments))]
+
+    def _fitting(self, name: str, arguments: Any) -> dict[str, Any] | None:
+        """Return a call's arguments if they are an object that fits a strict tool's schema."""
         if not isinstance(arguments, dict):
-            return []
-        if name in self._strict and not fits(arguments, self._strict[name]):
-            return []
-        return [(name, dumped(arguments))]
+            return None
+        strict = self._strict.get(name)
+        return arguments if strict is None or fits(arguments, strict) else None
 
 
 class _JsonEnd:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, T
 from pydantic_core import PydanticCustomError
 
 from orchestrator.grammar import tool_rules
-from orchestrator.http.body import FINITE_JSON, UNSUPPORTED_ITEM, Given, contradiction, nesting
+from orchestrator.http.body import UNSUPPORTED_ITEM, Given, contradiction, nesting, read_json
 from orchestrator.types import Constraint, Message
 
 TOOL_NAME = r"^[a-zA-Z0-9_.:/-]{1,128}$"
@@ -133,11 +133,7 @@ def _arguments(given: object) -> object:
         return given
     if not given.strip():
         return "{}"
-    try:
-        levels = nesting(FINITE_JSON.decode(given))
-    except (ValueError, RecursionError):
-        return given
-    if levels > MAX_DEPTH:
+    if nesting(read_json(given)) > MAX_DEPTH:
         message = f"expected JSON at most {MAX_DEPTH} levels deep"
         raise PydanticCustomError("invalid_value", message)
     return given
