@@ -17,6 +17,7 @@ BESIDE = {  # called beside the path, each for one thing
     "orchestrator/background.py",
     "orchestrator/http/admission.py",
     "orchestrator/http/api.py",
+    "orchestrator/http/apis/answer_form.py",
     "orchestrator/http/apis/chunks.py",
     "orchestrator/http/apis/parameters.py",
     "orchestrator/http/ask.py",

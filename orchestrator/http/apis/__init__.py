@@ -8,5 +8,6 @@
 - `chunks`: the answers of chat and text completions.
 - `blocks`: the answers of responses and messages.
 - `parameters`: the parameters that requests share.
+- `answer_form`: the parameters for what an answer must match.
 - `scores`: log-probabilities of an answer's tokens.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -14,20 +14,20 @@ from typing_extensions import TypedDict
 from orchestrator.efforts import Effort
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest
 from orchestrator.http.api import CHAT, sse
+from orchestrator.http.apis.answer_form import AnswerForm
 from orchestrator.http.apis.chunks import ChunkEncoder
 from orchestrator.http.apis.parameters import (
     MOST_LIKELY,
     ONLY_TEXT,
-    AnswerForm,
     Choices,
     StreamOptions,
     TextRequest,
-    check_choices,
     joined,
+    parse_ask,
 )
 from orchestrator.http.apis.scores import Scorer, TokenScore, shown_tokens
-from orchestrator.http.ask import Ask, Choice
-from orchestrator.http.body import Given, Json, contradiction, parse_request
+from orchestrator.http.ask import Ask, AskedPolicy, Choice
+from orchestrator.http.body import Given, Json, contradiction
 from orchestrator.http.records import call_json, step_json
 from orchestrator.http.rendering import Baton, TokenUsage, planned
 from orchestrator.http.settings import REASONING_FIELDS, HttpSettings
@@ -218,15 +218,21 @@ class ChatRequest(AnswerForm, TextRequest):
         )
 
     @property
-    def cap(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+    def cap(self) -> tuple[str, int | None]:
+        name = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
+        return name, self.max_completion_tokens or self.max_tokens
 
     @property
-    def cap_name(self) -> str:
-        return "max_completion_tokens" if self.max_tokens is None else "max_tokens"
+    def answers(self) -> tuple[str, int]:
+        return "n", self.n
 
     @property
-    def thinking(self) -> bool:
+    def asked_policy(self) -> AskedPolicy:
+        budget = self.thinking_token_budget or 0  # -1 is no cap, and 0 no thought
+        return replace(super().asked_policy, thought_cap=budget if budget > 0 else None)
+
+    @property
+    def thinks(self) -> bool:
         template = self.chat_template_kwargs
         switched_off = False in (template.enable_thinking, template.thinking)
         off = switched_off or self.thinking_token_budget == 0
@@ -242,12 +248,12 @@ class ChatRequest(AnswerForm, TextRequest):
         return next(iter(self._efforts), None)
 
     @property
-    def conversation(self) -> tuple[Message, ...]:
+    def conversations(self) -> tuple[tuple[Message, ...], ...]:
         turns, called = list(self.tool_use.messages), dict[str, str]()
         for message in self.messages:
             turns.append(_turn(message, called))
             called |= {call.id: call.function.name for call in message.tool_calls or ()}
-        return tuple(turns)
+        return (tuple(turns),)
 
 
 def _turn(message: ChatMessage, called: Mapping[str, str]) -> Message:
@@ -312,32 +318,8 @@ class ChatCompletion(TypedDict):
 
 
 def parse(given: bytes, settings: HttpSettings) -> Ask:
-    """Parse a body; an `InvalidRequest` names what cannot be honoured."""
-    body, warnings = parse_request(given, ChatRequest, strict=settings.strict)
-    check_choices("n", body.n, settings.limits)
-    tools = body.tool_use
-    limits = body.limits(
-        settings,
-        body.cap,
-        body.cap_name,
-        tools.constraint,
-        thinking=body.thinking,
-        effort=body.effort,
-    )
-    budget = body.thinking_token_budget or 0  # -1 is no cap, and 0 no thought
-    return Ask(
-        CHAT,
-        (body.conversation,),
-        body.policy_choice(thought_cap=budget if budget > 0 else None),
-        body.sampling,
-        limits,
-        partial(ChatEncoder, body, REASONING_FIELDS[settings.reasoning_field]),
-        choices=body.n,
-        tools=tools,
-        seed=body.seed,
-        stream=body.stream,
-        labels=body.labels(warnings),
-    )
+    encoder = partial(ChatEncoder, REASONING_FIELDS[settings.reasoning_field])
+    return parse_ask(CHAT, ChatRequest, given, settings, encoder)
 
 
 class ChatEncoder(ChunkEncoder):
@@ -347,8 +329,8 @@ class ChatEncoder(ChunkEncoder):
 
     def __init__(
         self,
-        body: ChatRequest,
         thought_in: Sequence[str],
+        body: ChatRequest,
         choice: Choice,
         response: ResponseAccumulator,
     ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
 from typing import Annotated, Literal, NotRequired
 
@@ -14,18 +13,18 @@ from typing_extensions import TypedDict
 
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest
 from orchestrator.http.api import TEXT_COMPLETION, sse
+from orchestrator.http.apis.answer_form import AnswerForm
 from orchestrator.http.apis.chunks import ChunkEncoder
 from orchestrator.http.apis.parameters import (
     MOST_LIKELY,
     UNSUPPORTED,
-    AnswerForm,
     Choices,
     TextRequest,
-    check_choices,
+    parse_ask,
 )
 from orchestrator.http.apis.scores import ScoredSegment, Scorer, TokenScore
-from orchestrator.http.ask import Ask, Choice
-from orchestrator.http.body import Json, contradiction, parse_request
+from orchestrator.http.ask import Ask, AskedPolicy, Choice
+from orchestrator.http.body import Json, contradiction
 from orchestrator.http.rendering import Baton, TokenUsage
 from orchestrator.http.settings import HttpSettings
 from orchestrator.loop.accumulator import ResponseAccumulator
@@ -108,8 +107,25 @@ class CompletionRequest(AnswerForm, TextRequest):
         )
 
     @property
+    def cap(self) -> tuple[str, int | None]:
+        return "max_tokens", self.max_tokens
+
+    @property
     def constraint(self) -> Constraint | None:
         return self.form and replace(self.form, exact=True)
+
+    @property
+    def answers(self) -> tuple[str, int]:
+        prompts = len(self.prompt)
+        return "n" if prompts == 1 else "prompt", self.n * prompts
+
+    @property
+    def asked_policy(self) -> AskedPolicy:
+        return replace(super().asked_policy, alone="model")
+
+    @property
+    def thinks(self) -> bool:
+        return False
 
 
 class TextChoice(TypedDict):
@@ -135,23 +151,7 @@ class TextCompletion(TypedDict):
 
 
 def parse(given: bytes, settings: HttpSettings) -> Ask:
-    """Parse a body; an `InvalidRequest` names what cannot be honoured."""
-    body, warnings = parse_request(given, CompletionRequest, strict=settings.strict)
-    choices = body.n * len(body.prompt)
-    check_choices("n" if len(body.prompt) == 1 else "prompt", choices, settings.limits)
-    form = body.constraint
-    return Ask(
-        TEXT_COMPLETION,
-        body.conversations,
-        body.policy_choice(alone="model"),
-        body.sampling,
-        body.limits(settings, body.max_tokens, "max_tokens", form, thinking=False),
-        partial(CompletionEncoder, body),
-        choices=choices,
-        seed=body.seed,
-        stream=body.stream,
-        labels=body.labels(warnings),
-    )
+    return parse_ask(TEXT_COMPLETION, CompletionRequest, given, settings, CompletionEncoder)
 
 
 class CompletionEncoder(ChunkEncoder):

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Annotated, Any, Final, Literal, NotRequired
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from typing_extensions import TypedDict
 
+from orchestrator.efforts import Effort
 from orchestrator.grammar import check
 from orchestrator.http.api import MESSAGES, sse
+from orchestrator.http.apis.answer_form import json_form
 from orchestrator.http.apis.blocks import BlockEncoder, Kind
 from orchestrator.http.apis.conversation import TextBlock, Turn, read_turns, signature
-from orchestrator.http.apis.parameters import AnswerRequest, StopString, joined
+from orchestrator.http.apis.parameters import (
+    AnswerRequest,
+    StopString,
+    joined,
+    parse_ask,
+)
 from orchestrator.http.ask import Ask, AskedPolicy, Choice, Labels
-from orchestrator.http.body import Given, Json, contradiction, parse_request, read_json
+from orchestrator.http.body import Given, Json, contradiction, read_json
 from orchestrator.http.rendering import Baton, baton, usage, usage_of
 from orchestrator.http.settings import HttpSettings
 from orchestrator.http.tools.offered import (
@@ -148,10 +154,8 @@ class OutputConfig(Given):
     format: JsonFormat | None = None
 
     @property
-    def constraint(self) -> Constraint | None:
-        if self.format is None:
-            return None
-        return Constraint("json_schema", json.dumps(self.format.schema_))
+    def form(self) -> Constraint | None:
+        return None if self.format is None else json_form(self.format.schema_)
 
 
 class MessagesMetadata(Given):
@@ -214,8 +218,8 @@ class MessagesRequest(AnswerRequest):
             raise contradiction(place, "an answer is continued without its thought: leave it out")
         if self.prefilled and len(self.turns) == 1:
             raise contradiction("messages", "expected a turn before the assistant's")
-        if self.output_config.constraint is not None:
-            check(self.output_config.constraint, "output_config.format.schema")
+        if (form := self.output_config.form) is not None:
+            check(form, "output_config.format.schema")
         self.tool_use  # noqa: B018 (refuses a choice of a tool that is missing)
         if self.advisor is not None and self.model.partition("@")[0] not in EXECUTORS:
             expected = " or ".join(EXECUTORS)
@@ -226,16 +230,30 @@ class MessagesRequest(AnswerRequest):
     def advisor(self) -> AdvisorTool | None:
         return next((one for one in self.tools if isinstance(one, AdvisorTool)), None)
 
-    def policy_choice(
-        self, *, alone: str | None = None, thought_cap: int | None = None
-    ) -> AskedPolicy:
-        """Return the policy that is asked for; the advisor tool asks for one as well."""
-        asked = super().policy_choice(alone=alone, thought_cap=thought_cap)
+    @property
+    def asked_policy(self) -> AskedPolicy:
+        """The policy that is asked for; the advisor tool asks for one as well."""
+        asked = replace(super().asked_policy, thought_cap=self.thinking.budget_tokens)
         if self.advisor is None:
             return asked
         model = asked.model if asked.model.startswith("advisor") else "advisor"
         parameters = {**self.advisor.parameters, **asked.parameters}
         return replace(asked, model=model, parameters=parameters)
+
+    @property
+    def cap(self) -> tuple[str, int | None]:
+        return "max_tokens", self.max_tokens
+
+    @property
+    def thinks(self) -> bool:
+        return self.thinking.type != "disabled" and not self.prefilled
+
+    @property
+    def effort(self) -> Effort | None:
+        return self.output_config.effort
+
+    def labels(self, warnings: tuple[str, ...]) -> Labels:
+        return Labels(self.metadata.user_id, {}, self.priority, warnings)
 
     @cached_property
     def turns(self) -> tuple[Message, ...]:
@@ -247,7 +265,7 @@ class MessagesRequest(AnswerRequest):
             [tool.function for tool in self.tools if isinstance(tool, MessagesTool)],
             self.tool_choice.choice,
             parallel=not self.tool_choice.disable_parallel_tool_use,
-            form=self.output_config.constraint,
+            form=self.output_config.form,
             inner="input_schema",
         )
 
@@ -261,9 +279,9 @@ class MessagesRequest(AnswerRequest):
         return self.stop_sequences
 
     @property
-    def conversation(self) -> tuple[Message, ...]:
+    def conversations(self) -> tuple[tuple[Message, ...], ...]:
         system = (Message("system", self.system),) if self.system else ()
-        return (*self.tool_use.messages, *system, *self.turns)
+        return ((*self.tool_use.messages, *system, *self.turns),)
 
 
 class CountRequest(MessagesRequest):
@@ -302,38 +320,12 @@ class TokenCount(TypedDict):
 
 
 def parse(given: bytes, settings: HttpSettings) -> Ask:
-    """Parse a body; an `InvalidRequest` names what cannot be honoured."""
-    return _ask(MessagesRequest, given, settings)
+    return parse_ask(MESSAGES, MessagesRequest, given, settings, MessagesEncoder)
 
 
 def parse_count(given: bytes, settings: HttpSettings) -> Ask:
     """Parse a body whose prompt is to be counted."""
-    return _ask(CountRequest, given, settings)
-
-
-def _ask(kind: type[MessagesRequest], given: bytes, settings: HttpSettings) -> Ask:
-    body, warnings = parse_request(given, kind, strict=settings.strict)
-    tools, thinks = body.tool_use, body.thinking.type != "disabled" and not body.prefilled
-    limits = body.limits(
-        settings,
-        body.max_tokens,
-        "max_tokens",
-        tools.constraint,
-        thinking=thinks,
-        effort=body.output_config.effort,
-    )
-    return Ask(
-        MESSAGES,
-        (body.conversation,),
-        body.policy_choice(thought_cap=body.thinking.budget_tokens),
-        body.sampling,
-        limits,
-        partial(MessagesEncoder, body),
-        tools=tools,
-        seed=body.seed,
-        stream=body.stream,
-        labels=Labels(body.metadata.user_id, {}, body.priority, warnings),
-    )
+    return parse_ask(MESSAGES, CountRequest, given, settings, MessagesEncoder)
 
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

@@ -15,14 +15,12 @@ effort `none`, or a budget of 0, there is no thought.
 
 from __future__ import annotations
 
-import json
-import re
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, Self
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any, Final, Self, TypeVar
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     Field,
     StringConstraints,
@@ -32,12 +30,18 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from orchestrator.efforts import Effort
-from orchestrator.errors import InvalidRequest
-from orchestrator.grammar import check
-from orchestrator.http.ask import AskedPolicy, Labels
-from orchestrator.http.body import MAX_DEPTH, Given, Parameters, contradiction, nesting
-from orchestrator.http.settings import HttpSettings, ServiceLimits
-from orchestrator.types import Constraint, Limits, PartialSampling
+from orchestrator.http.api import Api
+from orchestrator.http.ask import Ask, AskedPolicy, Choice, Encoder, Labels
+from orchestrator.http.body import (
+    Given,
+    Parameters,
+    contradiction,
+    parse_request,
+)
+from orchestrator.http.settings import HttpSettings
+from orchestrator.http.tools.offered import ToolUse
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.types import Constraint, Limits, Message, PartialSampling
 
 HINTS: Final = frozenset({
     "parallel_tool_calls",  # without tools there are none
@@ -164,63 +168,119 @@ class AnswerRequest(Parameters):
     )
 
     @property
+    def tool_use(self) -> ToolUse | None:
+        return None
+
+    @property
+    @abstractmethod
+    def conversations(self) -> tuple[tuple[Message, ...], ...]:
+        """The messages that get an answer each."""
+
+    @property
+    @abstractmethod
+    def cap(self) -> tuple[str, int | None]:
+        """The parameter that caps thought and answer together, and its value in tokens."""
+
+    @property
     @abstractmethod
     def stops(self) -> Sequence[str]:
         """The strings that end the answer."""
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The form that the answer must match."""
+        return None if self.tool_use is None else self.tool_use.constraint
+
+    @property
+    def answers(self) -> tuple[str, int]:
+        """The parameter that asks for several answers, and their number."""
+        return "n", 1
+
+    @property
+    def thinks(self) -> bool:
+        return True
+
+    @property
+    def effort(self) -> Effort | None:
+        return None
 
     @property
     def sampling(self) -> PartialSampling:
         top_k = None if self.top_k is None else max(self.top_k, 0)
         return PartialSampling(self.temperature, self.top_p, top_k)
 
-    def policy_choice(
-        self, *, alone: str | None = None, thought_cap: int | None = None
-    ) -> AskedPolicy:
-        """Return the policy that is asked for; `alone`: as in `AskedPolicy`."""
-        for name, given in (("ignore_eos", self.ignore_eos), ("min_tokens", self.min_tokens > 0)):
-            if alone is None and given:
-                alone = name
-        return AskedPolicy(self.model, self.policy, self.speculation, alone, thought_cap)
+    @property
+    def asked_policy(self) -> AskedPolicy:
+        alone = "ignore_eos" if self.ignore_eos else "min_tokens" if self.min_tokens else None
+        return AskedPolicy(self.model, self.policy, self.speculation, alone)
 
-    def limits(
-        self,
-        settings: HttpSettings,
-        cap: int | None,
-        cap_name: str,
-        form: Constraint | None,
-        *,
-        thinking: bool = True,
-        effort: Effort | None = None,
-    ) -> Limits:
-        """Return the limits of each answer; `cap` is in tokens, None for the service's default.
+    @abstractmethod
+    def labels(self, warnings: tuple[str, ...]) -> Labels:
+        """Return the facts about the request that change no answer."""
+
+    def limits(self, settings: HttpSettings) -> Limits:
+        """Return the limits of each answer.
 
         Raises:
             InvalidRequest: a limit is above the service's, or contradicts another parameter.
         """
-        most = settings.limits
+        most, (name, cap) = settings.limits, self.cap
         if cap is not None and cap > most.max_tokens_cap:
-            raise InvalidRequest(
-                f"{cap_name}: must be at most {most.max_tokens_cap} (limits.max_tokens_cap)",
-                param=cap_name,
+            raise contradiction(
+                name, f"must be at most {most.max_tokens_cap} (limits.max_tokens_cap)"
             )
         for name, given in (("ignore_eos", self.ignore_eos), ("min_tokens", self.min_tokens)):
-            if given and form is not None:
+            if given and self.constraint is not None:
                 raise contradiction(name, "contradicts an answer that must match a form")
         max_tokens = min(most.max_tokens, most.max_tokens_cap) if cap is None else cap
         if self.min_tokens > max_tokens:
             raise contradiction("min_tokens", f"is {self.min_tokens}, above the cap {max_tokens}")
+        effort = self.effort or ""
         return Limits(
             max_tokens,
             most.deadline_s,
             tuple(self.stops),
-            thinking and effort != "none",
+            self.thinks and effort != "none",
             self.ignore_eos,
             self.min_tokens,
             complete=most.complete,
-            effort="" if effort in (None, "none") else effort,
+            effort="" if effort == "none" else effort,
             prices=settings.prices,
-            constraint=form,
+            constraint=self.constraint,
         )
+
+
+Request = TypeVar("Request", bound=AnswerRequest)
+
+
+def parse_ask(
+    api: Api,
+    kind: type[Request],
+    given: bytes,
+    settings: HttpSettings,
+    encoder: Callable[[Request, Choice, ResponseAccumulator], Encoder],
+) -> Ask:
+    """Parse a body of the `kind`; an `InvalidRequest` names what cannot be honoured."""
+    body, warnings = parse_request(given, kind, strict=settings.strict)
+    name, answers = body.answers
+    most = min(settings.limits.choices, settings.limits.concurrent)
+    if answers > most:
+        raise contradiction(
+            name, f"this service gives at most {most} answers to a request, not {answers}"
+        )
+    return Ask(
+        api,
+        body.conversations,
+        body.asked_policy,
+        body.sampling,
+        body.limits(settings),
+        partial(encoder, body),
+        choices=answers,
+        tools=body.tool_use,
+        seed=body.seed,
+        stream=body.stream,
+        labels=body.labels(warnings),
+    )
 
 
 class TextRequest(AnswerRequest):
@@ -262,131 +322,3 @@ class TextRequest(AnswerRequest):
 
     def labels(self, warnings: tuple[str, ...]) -> Labels:
         return Labels(self.user, self.metadata, self.priority, warnings)
-
-
-def check_choices(name: str, count: int, limits: ServiceLimits) -> None:
-    """Refuse more answers than the service gives; `name` is the parameter that asks for them."""
-    most = min(limits.choices, limits.concurrent)
-    if count > most:
-        raise InvalidRequest(
-            f"{name}: this service gives at most {most} answers to a request, not {count}",
-            param=name,
-            code="invalid_value",
-        )
-
-
-ANY_OBJECT = '{"type": "object"}'
-_Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=256)]
-
-
-class NamedSchema(Given):
-    """A JSON Schema; `strict` changes nothing, since an answer always matches it."""
-
-    name: Annotated[str, Field(max_length=64)] = ""
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(Given):
-    """`response_format`: plain text, any JSON object, or JSON that matches a schema."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: NamedSchema | None = None
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise contradiction(
-                "response_format",
-                "json_schema must be given where the type is json_schema, and only there",
-            )
-        return self
-
-    @property
-    def constraint(self) -> Constraint | None:
-        if self.json_schema is not None:
-            return Constraint("json_schema", json.dumps(self.json_schema.schema_))
-        return Constraint("json_schema", ANY_OBJECT) if self.type == "json_object" else None
-
-
-def _schema_text(given: object) -> object:
-    """Return a JSON Schema as JSON; a text is only checked."""
-    if isinstance(given, dict):
-        return json.dumps(given)
-    if isinstance(given, str):
-        try:
-            levels = nesting(json.loads(given))
-        except (ValueError, RecursionError):
-            levels = 0
-        if not 0 < levels <= MAX_DEPTH:
-            raise PydanticCustomError(
-                "invalid_value", f"expected the JSON of a schema, at most {MAX_DEPTH} levels deep"
-            )
-    return given
-
-
-class StructuredOutput(Given):
-    """`structured_outputs`, as vLLM has it: one of its forms."""
-
-    json_: Annotated[
-        str | None,
-        BeforeValidator(_schema_text, json_schema_input_type=dict[str, Any] | str | None),
-    ] = Field(default=None, alias="json")
-    regex: str | None = None
-    choice: _Choices | None = None
-    grammar: str | None = Field(default=None, description="in Lark's notation")
-    json_object: bool | None = None
-    disable_any_whitespace: bool | None = Field(default=None, description="JSON has none anyway")
-    disable_fallback: bool | None = Field(default=None, description="there is none anyway")
-    disable_additional_properties: Literal[False] | None = None
-    whitespace_pattern: None = None
-    structural_tag: None = None
-
-
-class AnswerForm(BaseModel):
-    """The parameters for what an answer must match; at most one may be given."""
-
-    response_format: ResponseFormat | None = Field(
-        default=None, description="the answer is text, JSON, or JSON that matches a schema"
-    )
-    structured_outputs: StructuredOutput | None = Field(
-        default=None, description="vLLM's: the answer matches a schema, a regex, ..."
-    )
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
-        given = self._given()
-        if len(given) > 1:
-            first, second = list(given)[:2]
-            raise contradiction(second, f"contradicts {first}: give one of them")
-        for place, constraint in given.items():
-            check(constraint, place)
-        return self
-
-    @property
-    def form(self) -> Constraint | None:
-        return next(iter(self._given().values()), None)
-
-    def _given(self) -> dict[str, Constraint]:
-        other = self.structured_outputs or StructuredOutput()
-        choice = None if other.choice is None else "|".join(map(_literally, other.choice))
-        asked: dict[str, tuple[Literal["json_schema", "regex", "grammar"], str | None]] = {
-            "json": ("json_schema", other.json_),
-            "regex": ("regex", other.regex),
-            "choice": ("regex", choice),
-            "grammar": ("grammar", other.grammar),
-            "json_object": ("json_schema", ANY_OBJECT if other.json_object else None),
-        }
-        form = None if self.response_format is None else self.response_format.constraint
-        found = {} if form is None else {"response_format": form}
-        for name, (kind, source) in asked.items():
-            if source is not None:
-                found[f"structured_outputs.{name}"] = Constraint(kind, source)
-        return found
-
-
-def _literally(text: str) -> str:
-    """Return a regular expression that matches only this text (`re.escape` escapes characters that
-    some dialects refuse to have escaped)."""
-    return re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", text)

@@ -5,11 +5,10 @@ A client sends the whole conversation as `input`, with the reasoning items of ea
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import count
 from typing import Annotated, Any, Final, Literal
 
@@ -26,15 +25,15 @@ from typing_extensions import TypedDict
 from orchestrator.efforts import Effort
 from orchestrator.grammar import check
 from orchestrator.http.api import RESPONSES, sse
+from orchestrator.http.apis.answer_form import AnswerForm, FormatType, format_form
 from orchestrator.http.apis.blocks import BlockEncoder, Kind
 from orchestrator.http.apis.parameters import (
-    ANY_OBJECT,
     HINTS,
     ONLY_TEXT,
     UNSUPPORTED,
-    AnswerForm,
     TextRequest,
     joined,
+    parse_ask,
 )
 from orchestrator.http.ask import Ask, Choice
 from orchestrator.http.body import (
@@ -42,7 +41,6 @@ from orchestrator.http.body import (
     Json,
     by_type,
     contradiction,
-    parse_request,
     read_json,
     without_nulls,
 )
@@ -204,17 +202,15 @@ class Reasoning(Given):
 class TextFormat(Given):
     """`text.format`: a chat completion's `response_format`, with the schema's fields in it."""
 
-    type: Literal["text", "json_object", "json_schema"] = "text"
+    type: FormatType = "text"
     name: Annotated[str, Field(max_length=64)] | None = None
     description: str | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
     @property
-    def constraint(self) -> Constraint | None:
-        if self.type == "json_schema":
-            return Constraint("json_schema", json.dumps(self.schema_))
-        return Constraint("json_schema", ANY_OBJECT) if self.type == "json_object" else None
+    def form(self) -> Constraint | None:
+        return format_form(self.type, self.schema_, "text.format.schema")
 
 
 class TextSettings(Given):
@@ -284,13 +280,8 @@ class ResponsesRequest(TextRequest):
             raise contradiction(
                 "include", f"{LOGPROBS} is not supported here; chat completions have logprobs"
             )
-        form = self.text.format
-        if (form.type == "json_schema") != (form.schema_ is not None):
-            raise contradiction(
-                "text.format.schema", "must be given where the type is json_schema, and only there"
-            )
-        if form.constraint is not None:
-            check(form.constraint, "text.format.schema")
+        if (form := self.text.format.form) is not None:
+            check(form, "text.format.schema")
         self.tool_use  # noqa: B018 (refuses a choice of a tool that is missing)
         return self
 
@@ -304,14 +295,22 @@ class ResponsesRequest(TextRequest):
             self.tools,
             self.tool_choice,
             parallel=self.parallel_tool_calls,
-            form=self.text.format.constraint,
+            form=self.text.format.form,
             inner="parameters",
         )
 
     @property
-    def conversation(self) -> tuple[Message, ...]:
+    def conversations(self) -> tuple[tuple[Message, ...], ...]:
         system = (Message("system", self.instructions),) if self.instructions else ()
-        return (*self.tool_use.messages, *system, *self.turns)
+        return ((*self.tool_use.messages, *system, *self.turns),)
+
+    @property
+    def cap(self) -> tuple[str, int | None]:
+        return "max_output_tokens", self.max_output_tokens
+
+    @property
+    def effort(self) -> Effort | None:
+        return self.reasoning.effort
 
 
 class ResponseObject(TypedDict):
@@ -326,28 +325,7 @@ class ResponseObject(TypedDict):
 
 
 def parse(given: bytes, settings: HttpSettings) -> Ask:
-    """Parse a body; an `InvalidRequest` names what cannot be honoured."""
-    body, warnings = parse_request(given, ResponsesRequest, strict=settings.strict)
-    tools = body.tool_use
-    limits = body.limits(
-        settings,
-        body.max_output_tokens,
-        "max_output_tokens",
-        tools.constraint,
-        effort=body.reasoning.effort,
-    )
-    return Ask(
-        RESPONSES,
-        (body.conversation,),
-        body.policy_choice(),
-        body.sampling,
-        limits,
-        partial(ResponsesEncoder, body),
-        tools=tools,
-        seed=body.seed,
-        stream=body.stream,
-        labels=body.labels(warnings),
-    )
+    return parse_ask(RESPONSES, ResponsesRequest, given, settings, ResponsesEncoder)
 
 
 class ResponsesEncoder(BlockEncoder):

@@ -45,7 +45,7 @@ def test_any_body_is_understood_or_refused(body: dict[str, object]) -> None:
     whole = {"model": "baton", "messages": [{"role": "user", "content": "hi"}], **body}
     with suppress(InvalidRequest):
         asked, _warnings = parse_request(json.dumps(whole).encode(), ChatRequest)
-        assert asked.conversation
+        assert asked.conversations[0]
         assert asked.sampling.over(GREEDY).temperature >= 0
 
 
@@ -111,7 +111,7 @@ def test_roles_and_parts() -> None:
     asked, _warnings = parse_request(
         json.dumps({"model": "m", "messages": turns}).encode(), ChatRequest
     )
-    said = [(message.role, message.content) for message in asked.conversation]
+    said = [(message.role, message.content) for message in asked.conversations[0]]
     assert said == [("system", "be brief"), ("user", "one\ntwo")]
 
 
@@ -158,7 +158,7 @@ def test_what_is_unknown_within_is_left_out_where_the_deployment_says_so() -> No
     (warning,) = warnings
     said = warning.removesuffix(" are unknown here, and left out").split(", ")
     assert sorted(said) == PLACES
-    assert [message.content for message in asked.conversation[1:]] == ["be brief", "one\ntwo"]
+    assert [message.content for message in asked.conversations[0][1:]] == ["be brief", "one\ntwo"]
     assert asked.tool_use.names == {"add"}
     items = [{"role": "user", "content": "hi", "mood": "glad", "n": [1]}]
     body = {"model": "m", "input": items}
@@ -290,7 +290,7 @@ def test_hints_and_what_a_client_made_of_a_reply_pass() -> None:
     options = {"include_obfuscation": True}
     body = {"model": "m", "messages": turns, "stream": True, "stream_options": options}
     asked, _warnings = parse_request(json.dumps(body).encode(), ChatRequest)
-    assert [message.content for message in asked.conversation] == ["a\nb", "{}", "5"]
+    assert [message.content for message in asked.conversations[0]] == ["a\nb", "{}", "5"]
 
 
 def test_keys() -> None:

@@ -67,7 +67,7 @@ def test_instructions_come_before_what_a_developer_says() -> None:
     request = ResponsesRequest.model_validate(
         {"model": "baton", "input": items, "instructions": "Be brief."}
     )
-    assert [(turn.role, turn.content) for turn in request.conversation] == [
+    assert [(turn.role, turn.content) for turn in request.conversations[0]] == [
         ("system", "Be brief."),
         ("system", "Be kind."),
         ("user", "2 + 3?"),
