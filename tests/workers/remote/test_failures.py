@@ -221,9 +221,6 @@ async def test_a_stream_that_breaks_off_goes_on(after: int) -> None:
 
 
 async def test_a_stream_that_gets_on_by_one_token_a_try() -> None:
-    async with odd(breaks_off(1), retries=1) as (behind, worker):
-        segment = whole(await write(worker, StopCriteria(3))).segment
-        assert (segment.tokens, segment.finish) == ((IDS[0],) * 3, "length")
     async with odd(breaks_off(0), breaks_off(2), well, retries=1) as (behind, worker):
         assert whole(await write(worker)).segment.text == TEXT  # progress renews the tries
         assert len(behind.bodies) == 3
@@ -256,14 +253,7 @@ async def test_silence_counts_as_a_loss() -> None:
     async with odd(hangs, silence_s=0.1, retries=0) as (_, worker):
         with pytest.raises(WorkerUnavailable, match="ReadTimeout"):
             await write(worker)
-
-
-async def test_nobody_listens() -> None:
-    worker = ModelWorker(RemoteBackend(Server("http://127.0.0.1:9", retries=1), "m", TOKENIZER))
-    with pytest.raises(WorkerUnavailable, match=r"127.0.0.1:9"):
-        await write(worker)
-    assert not await worker.backend.is_available()
-    await worker.backend.aclose()
+        assert not await worker.backend.is_available(timeout_s=0.1)
 
 
 async def test_a_redirect_is_not_followed() -> None:
@@ -312,23 +302,32 @@ async def test_nonsense_instead_of_a_law(body: str) -> None:
             await worker.classify(QUESTION, LabelQuery((Message("user", "?"),), "", ("1", "2")))
 
 
-async def test_what_the_server_refuses() -> None:
-    too_long = "This model's maximum context length is 100 tokens. However, you requested 2000"
-    for reply, kind in (
-        (refusal(400, too_long), ContextLengthExceeded),
+TOO_LONG = "This model's maximum context length is 10: ask ops@10.0.0.7 with key sk-123"
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (refusal(400, TOO_LONG), ContextLengthExceeded),
         (refusal(400, "temperature must be below 3"), Declined),
         (http(422, '{"detail": "Unexpected fields"}'), Declined),
         (http(400, '{"message": "old vLLM", "object": "error"}'), Declined),
         (http(413, "no JSON"), Declined),
         (refusal(404, "The model `x` does not exist"), Absent),
         (refusal(401, "no"), WorkerError),
-    ):
-        async with odd(reply) as (behind, worker):
-            with pytest.raises(kind) as caught:
-                await write(worker)
-            assert type(caught.value) is kind
-            assert len(behind.bodies) == 1  # nothing that another try would change
-            assert "\n" not in str(caught.value)
+    ],
+)
+async def test_what_the_server_refuses(reply: Reply, kind: type[Exception]) -> None:
+    """No other try would change it, the breaker stays closed, and no client sees its words."""
+    breaker = CircuitBreaker("it", failure_threshold=1)
+    async with odd(reply, breaker=breaker) as (behind, worker):
+        with pytest.raises(kind) as caught:
+            await write(worker)
+        assert type(caught.value) is kind
+        assert len(behind.bodies) == 1
+        assert not breaker.is_open
+        assert "\n" not in str(caught.value)
+        assert not any(word in http_error(caught.value).message for word in ("sk-123", "10.0.0.7"))
 
 
 async def test_hanging_up_closes_the_connection() -> None:
@@ -391,15 +390,6 @@ async def test_a_list_of_models_does_not_close_the_breaker() -> None:
         assert breaker.is_open
 
 
-async def test_refusals_do_not_open_the_breaker() -> None:
-    breaker = CircuitBreaker("it", failure_threshold=2)
-    async with odd(refusal(400, "no"), retries=0, breaker=breaker) as (_, worker):
-        for _ in range(5):
-            with pytest.raises(Declined):
-                await write(worker)
-        assert not breaker.is_open
-
-
 async def test_a_probe_that_failed_is_made_again() -> None:
     async with odd(refusal(500, "starting"), retries=0) as (behind, worker):
         worker.backend._capabilities = None
@@ -412,16 +402,20 @@ async def test_a_probe_that_failed_is_made_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "localhost:8000", "ftp://x", "http://", "http://u:p@x/v1", "http://x/v1?key=1"]
+    ("url", "name"),
+    [
+        *((bad, None) for bad in ("", "localhost:8000", "ftp://x", "http://", "http://u:p@x/v1")),
+        ("http://x/v1?key=1", None),
+        *((f"http://x:1{end}", "http://x:1/v1") for end in ("", "/", "/v1/")),
+        ("http://x:1/openai/v1/", "http://x:1/openai/v1"),
+    ],
 )
-def test_what_is_no_address(url: str) -> None:
+def test_addresses(url: str, name: str | None) -> None:
+    if name is not None:
+        assert Server(url).name == name
+        return
     with pytest.raises(ConfigError, match="url"):
         Server(url)
-
-
-def test_the_path_is_v1_unless_said() -> None:
-    assert Server("http://x:1").name == Server("http://x:1/").name == "http://x:1/v1"
-    assert Server("http://x:1/openai/v1/").name == "http://x:1/openai/v1"
 
 
 def stream(*choices: Any, usage: Any = None, **more: Any) -> Reply:
@@ -620,15 +614,6 @@ async def test_what_is_compressed_is_refused_by_name(coding: str) -> None:
             await write(worker)
 
 
-async def test_a_servers_own_words_reach_no_client() -> None:
-    words = "maximum context length is 10: ask ops@10.0.0.7 with key sk-123"
-    async with odd(refusal(400, words)) as (_, worker):
-        with pytest.raises(ContextLengthExceeded) as caught:
-            await write(worker)
-        assert "sk-123" not in str(caught.value)
-        assert "10.0.0.7" not in http_error(caught.value).message
-
-
 async def test_a_companys_own_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trusted where the setting or the environment names it, and by nobody else."""
     for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
@@ -653,9 +638,9 @@ async def test_a_companys_own_authority(tmp_path: Path, monkeypatch: pytest.Monk
 def test_authorities_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("no certificate")
-    for name in (str(text), str(tmp_path / "missing.pem"), str(tmp_path)):
+    for name in (text, tmp_path / "missing.pem", tmp_path):
         with pytest.raises(ConfigError, match="ca: expected a file of certificates"):
-            Server("https://x/v1", ca=name)
+            Server("https://x/v1", ca=str(name))
     monkeypatch.setenv("SSL_CERT_FILE", str(text))
     with pytest.raises(ConfigError, match="SSL_CERT_FILE"):
         Server("https://x/v1")

@@ -22,7 +22,6 @@ from orchestrator.types import (
     Transcript,
 )
 from policies import POLICIES
-from policies.specreason import SpecReason
 from tests.workers.conftest import (
     CONTROLS,
     chain_checkpoint,
@@ -39,6 +38,7 @@ from tests.workers.remote.test_worker import (
     answer,
     ask,
     call,
+    texts,
     write,
 )
 from tests.workers.remote.vllm_like import PAIR, serving
@@ -90,22 +90,8 @@ async def test_texts_are_those_of_the_model(
 ) -> None:
     """The same text with the same ends, the same ids, and their log-probabilities."""
     for question in QUESTIONS:
-        transcript = ask(question)
-        whole = await write(pair["small"], transcript, StopCriteria(200))
-        step = await write(pair["small"], transcript, StopCriteria(200, until=("\n\n",)))
-        closed = replace(transcript.extend(whole.segment), closed=True)
-        for where, criteria in [
-            (transcript, StopCriteria(200)),
-            (transcript, StopCriteria(200, until=("\n\n",))),
-            (transcript, StopCriteria(5)),
-            (transcript, StopCriteria(200, stop=("=",))),
-            (transcript.extend(step.segment), StopCriteria(200, until=("\n\n",))),
-            (closed, StopCriteria(200)),
-            (closed, StopCriteria(200, stop=("boxed", " "))),
-        ]:
-            ours, theirs = [
-                (await write(worker["small"], where, criteria)).segment for worker in (pair, served)
-            ]
+        for where, criteria, ours in await texts(pair["small"], question):
+            theirs = (await write(served["small"], where, criteria)).segment
             assert replace(theirs, logprobs=()) == replace(ours, logprobs=())
             assert theirs.logprobs == pytest.approx(ours.logprobs, abs=5e-3)
 
@@ -119,20 +105,8 @@ async def test_texts_with_a_draft_model_are_those_of_the_model(
         worker = ModelWorker(RemoteBackend(Server(url), MODEL, pair["large"].tokenizer))
         assert await worker.backend.capabilities() == replace(ABLE, missing="ids")
         for question in QUESTIONS:
-            transcript = ask(question)
-            whole = await write(pair["large"], transcript, StopCriteria(200))
-            closed = replace(transcript.extend(whole.segment), closed=True)
-            for where, criteria in [
-                (transcript, StopCriteria(200)),
-                (transcript, StopCriteria(200, until=("\n\n",))),
-                (transcript, StopCriteria(5)),
-                (transcript, StopCriteria(200, stop=("=",))),
-                (closed, StopCriteria(200)),
-                (closed, StopCriteria(200, stop=("boxed", " "))),
-            ]:
-                ours, theirs = [
-                    (await write(one, where, criteria)).segment for one in (pair["large"], worker)
-                ]
+            for where, criteria, ours in await texts(pair["large"], question):
+                theirs = (await write(worker, where, criteria)).segment
                 assert theirs == replace(ours, logprobs=())
         drafted = call(ask(QUESTIONS[0]).extend(Segment("large", "12 + 34 is 46.\n\n")), "large")
         ours, theirs = [await one.classify(drafted, SCORE) for one in (pair["large"], worker)]
@@ -149,37 +123,29 @@ async def test_ids_that_stop_coming_in_mid_answer(
         worker = ModelWorker(RemoteBackend(Server(url), MODEL, pair["large"].tokenizer))
         assert await worker.backend.capabilities() == ABLE
         for question in QUESTIONS:
-            ours, theirs = [
-                (await write(one, ask(question), StopCriteria(200))).segment
-                for one in (pair["large"], worker)
-            ]
-            assert (theirs.text, theirs.tokens, theirs.finish) == (
-                ours.text,
-                ours.tokens,
-                ours.finish,
-            )
+            await same_thoughts(pair["large"], worker, question)
     assert f"{worker.backend.server.name} leaves out ids of some tokens" in caplog.text
 
 
 async def test_a_thought_ends_where_a_proxy_drops_all_ids(
-    files: dict[str, Path], pair: dict[Any, EngineWorker]
+    urls: dict[str, str], pair: dict[Any, EngineWorker]
 ) -> None:
     """The server hides the marker unless `preserved_tokens` names it."""
-    with (
-        serving_gguf(files["small"], 1024) as url,
-        serving(Corrupting(url, "ids are dropped").app) as proxy,
-    ):
-        worker = ModelWorker(
-            RemoteBackend(Server(proxy, retries=0), MODEL, pair["small"].tokenizer)
-        )
+    with serving(Corrupting(urls["small"], "ids are dropped").app) as proxy:
+        server = Server(proxy, retries=0)
+        worker = ModelWorker(RemoteBackend(server, MODEL, pair["small"].tokenizer))
         assert await worker.backend.capabilities() == ServerCapabilities("ids", extras=True)
         for question in QUESTIONS:
-            ours, theirs = [
-                (await write(one, ask(question), StopCriteria(200))).segment
-                for one in (pair["small"], worker)
-            ]
-            assert replace(theirs, logprobs=()) == replace(ours, logprobs=())
-            assert ours.finish == "think_end"
+            assert await same_thoughts(pair["small"], worker, question) == "think_end"
+
+
+async def same_thoughts(ours: EngineWorker, theirs: ModelWorker, question: str) -> str:
+    """Check that two workers write the same thought; return why it ends."""
+    one, other = [
+        (await write(worker, ask(question), StopCriteria(200))).segment for worker in (ours, theirs)
+    ]
+    assert replace(other, logprobs=()) == replace(one, logprobs=())
+    return str(one.finish)
 
 
 @pytest.mark.parametrize("drops", [None, "ids are dropped"])
@@ -261,17 +227,6 @@ def test_a_delimiter_that_the_server_is_not_told_of_is_not_where_it_stopped(
     assert parser.push(Chunk("", (), "stop", None)) == "eos"
 
 
-async def test_distributions_are_those_of_the_model(
-    served: dict[Any, ModelWorker], pair: dict[Any, EngineWorker]
-) -> None:
-    for question in QUESTIONS:
-        drafted = await write(pair["small"], ask(question), StopCriteria(200, until=("\n\n",)))
-        judged = call(ask(question).extend(drafted.segment), "large")
-        ours, theirs = [await worker["large"].classify(judged, SCORE) for worker in (pair, served)]
-        assert theirs.probabilities == pytest.approx(ours.probabilities, abs=2e-3)
-        assert theirs.outside == pytest.approx(ours.outside, abs=2e-3)
-
-
 async def test_sampling_draws_from_the_whole_distribution(
     served: dict[Any, ModelWorker],
 ) -> None:
@@ -318,14 +273,6 @@ async def test_every_policy_answers_or_is_refused_by_name(
         assert [(s.author, s.text, s.accepted) for s in theirs.steps] == [
             (s.author, s.text, s.accepted) for s in ours.steps
         ]
-
-
-@pytest.mark.parametrize("scoring", ["likelihood", "both"])
-async def test_a_score_that_needs_the_prompt_is_refused_by_name(
-    scoring: Any, served: dict[Any, ModelWorker]
-) -> None:
-    with pytest.raises(Unsupported, match="log-probabilities of the prompt"):
-        await answer(SpecReason(scoring=scoring, judge="short"), served, QUESTIONS[0])
 
 
 async def test_what_it_costs_is_what_the_server_says(served: dict[Any, ModelWorker]) -> None:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from orchestrator.types import LabelQuery, StopCriteria
-from tests.deploy.conftest import free_port
+from tests.workers.remote.conftest import running
 from tests.workers.remote.corruptions import Corrupting
 from tests.workers.remote.test_worker import DIGITS, GREEDY, JUDGE, QUESTIONS, ask, call, write
 from tests.workers.remote.vllm_like import serving
@@ -38,8 +31,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 FOLDER = str(resolve("embedded:large"))
 OPTIONS = (
-    "--served-model-name large --host 127.0.0.1 --dtype float32 --enforce-eager --max-num-seqs 4 "
-    "--block-size 32 --enable-prompt-tokens-details"
+    "-m vllm.entrypoints.openai.api_server --served-model-name large --dtype float32 "
+    "--enforce-eager --max-num-seqs 4 --block-size 32 --enable-prompt-tokens-details"
 )
 ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
@@ -53,31 +46,9 @@ ENVIRONMENT = {
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """vLLM's server on this machine."""
-    port = free_port()
-    log: Path = tmp_path_factory.mktemp("vllm") / "log"
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", FOLDER]
-    command += [*OPTIONS.split(), "--port", str(port)]
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            command, env=os.environ | ENVIRONMENT, stdout=out, stderr=subprocess.STDOUT
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        until = time.monotonic() + 500
-        while True:
-            assert process.poll() is None, log.read_text()[-2000:]
-            assert time.monotonic() < until, "vLLM's server does not answer"
-            with suppress(httpx.HTTPError):
-                if httpx.get(f"{url}/health", timeout=5.0).status_code == 200:
-                    break
-            time.sleep(0.5)
+    command = [*OPTIONS.split(), "--model", FOLDER]
+    with running(command, ENVIRONMENT, tmp_path_factory.mktemp("vllm") / "log") as url:
         yield url
-    finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=30)
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import ExitStack, aclosing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
-from math import inf, log
 from typing import Any
 
 import pytest
@@ -39,7 +38,6 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Delta
 from policies import POLICIES
-from policies.specreason import SpecReason
 from tests.workers.conftest import chain_checkpoint, continuation
 from tests.workers.remote.vllm_like import MODEL, PAIR, ServerBehavior, VllmLike, serving
 from workers.engine.loading import load
@@ -58,7 +56,6 @@ from workers.remote.response_parser import ResponseParser
 from workers.remote.server import Server
 from workers.retry import CircuitBreaker
 from workers.text.prompt import PromptRenderer
-from workers.top_logprobs import stop_nll, whole_stop_nll
 from workers.worker import EngineWorker, ModelWorker
 
 QUESTIONS = [problem.question for problem in draw("dev", 7, 4)]
@@ -68,6 +65,7 @@ JUDGE = (Message("user", "Score?"),)
 SCORE = LabelQuery(JUDGE, "", DIGITS)
 
 
+STEP = StopCriteria(200, until=("\n\n",))
 NAMES = {"ids": "ids", "logprobs": "log-probabilities"}
 KNOWN: dict[int, dict[tuple[int, ...], torch.Tensor]] = {}
 """What the models compute behind a prompt, by worker: the servers of all ways share it."""
@@ -241,33 +239,26 @@ async def test_what_a_server_can_do_is_seen(
     assert await workers["small"].backend.capabilities() == able
 
 
-async def texts(
-    pair: dict[Any, EngineWorker], question: str
-) -> list[tuple[Transcript, StopCriteria, Segment]]:
-    """Places to write, and what the small model writes there."""
-    transcript, step = ask(question), StopCriteria(200, until=("\n\n",))
-    whole = (await write(pair["small"], transcript, StopCriteria(200))).segment
-    first = (await write(pair["small"], transcript, step)).segment
-    closed = replace(transcript.extend(whole), closed=True)
-    cases = [
-        (transcript, StopCriteria(200)),
-        (transcript, step),
-        (transcript, StopCriteria(5)),
-        (transcript, StopCriteria(200, stop=("=",))),
-        (transcript.extend(first), step),
-        (closed, StopCriteria(200)),
-        (closed, StopCriteria(200, stop=("boxed", " "))),
+async def texts(worker: Any, question: str) -> list[tuple[Transcript, StopCriteria, Segment]]:
+    """Places to write, and what a model writes there."""
+    transcript, stopped = ask(question), StopCriteria(200, stop=("boxed", " "))
+    whole, first = [
+        (await write(worker, transcript, criteria)).segment
+        for criteria in (StopCriteria(200), STEP)
     ]
+    closed = replace(transcript.extend(whole), closed=True)
+    limits = (StopCriteria(200), STEP, StopCriteria(5), StopCriteria(200, stop=("=",)))
+    cases = [(transcript, criteria) for criteria in limits]
+    cases += [(transcript.extend(first), STEP), (closed, StopCriteria(200)), (closed, stopped)]
     return [
-        (where, criteria, (await write(pair["small"], where, criteria)).segment)
+        (where, criteria, (await write(worker, where, criteria)).segment)
         for where, criteria in cases
     ]
 
 
 async def drafted(pair: dict[Any, EngineWorker], question: str) -> Segment:
     """The small model's first step."""
-    step = StopCriteria(200, until=("\n\n",))
-    made: Generation = await ours_of(("step", question), write, pair["small"], ask(question), step)
+    made: Generation = await ours_of(("step", question), write, pair["small"], ask(question), STEP)
     return made.segment
 
 
@@ -277,7 +268,9 @@ async def test_texts_are_those_of_the_model(
     """Whatever a server can do, the same words with the same ends, and the same ids."""
     workers, able = way
     for question in QUESTIONS:
-        for where, criteria, ours in await ours_of(("texts", question), texts, pair, question):
+        for where, criteria, ours in await ours_of(
+            ("texts", question), texts, pair["small"], question
+        ):
             theirs = (await write(workers["small"], where, criteria)).segment
             assert (theirs.text, theirs.finish) == (ours.text, ours.finish)
             assert theirs.tokens == ours.tokens
@@ -297,7 +290,7 @@ async def test_what_stops_coming_in_mid_stream_is_gone_without(
 ) -> None:
     """No text is lost, and later calls begin without what was missing."""
     behavior = ServerBehavior(completions=completions, lacks_after=9)
-    for criteria in (StopCriteria(200), StopCriteria(200, until=("\n\n",)), StopCriteria(12)):
+    for criteria in (StopCriteria(200), STEP, StopCriteria(12)):
         ours = (await write(pair["small"], ask(QUESTIONS[0]), criteria)).segment
         late = len(ours.tokens) > 9
         with (servers := Servers(pair, behavior)) as workers:
@@ -429,7 +422,7 @@ async def test_the_likelihood_of_an_end_is_that_of_the_model(
     for question in QUESTIONS:
         transcript = ask(question)
         whole = (await write(pair["small"], transcript, StopCriteria(200))).segment
-        step = (await write(pair["small"], transcript, StopCriteria(200, until=("\n\n",)))).segment
+        step = (await write(pair["small"], transcript, STEP)).segment
         answered = replace(transcript.extend(whole), closed=True)
         spoken = (await write(pair["small"], answered, StopCriteria(200))).segment
         assert (whole.finish, spoken.finish) == ("think_end", "eos")
@@ -451,37 +444,6 @@ async def test_the_likelihood_of_an_end_is_that_of_the_model(
         assert True in exact_cases
 
 
-@pytest.mark.parametrize("shown", [1, 5, 20])
-@pytest.mark.parametrize("sharpness", [0.0, 1.0, 5.0])
-def test_the_likelihood_of_an_end_is_bounded(shown: int, sharpness: float) -> None:
-    noise = torch.Generator().manual_seed(shown)
-    logprobs = (sharpness * torch.randn(200, generator=noise, dtype=torch.float64)).log_softmax(0)
-    best = logprobs.topk(shown)
-    shown_logprobs = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    known = {i: float(p) for i, p in enumerate(logprobs)}
-    unlikely = int(logprobs.argmin())
-    stop_token_ids = [unlikely, int(logprobs.argmax())]
-    both = float(logprobs[stop_token_ids].logsumexp(0))
-    assert stop_nll(known, stop_token_ids) == pytest.approx(-both)
-    assert stop_nll(shown_logprobs, stop_token_ids[:1]) <= -float(logprobs[unlikely]) + 1e-9
-    assert stop_nll(shown_logprobs, ()) == inf
-    assert stop_nll({1: -inf, 5: -0.1}, {1}) == inf
-
-
-async def test_ends_that_add_nothing_are_not_looked_up() -> None:
-    asked: list[set[int]] = []
-
-    async def lookup(allowed: Collection[int]) -> tuple[int, float]:
-        asked.append(set(allowed))
-        return min(allowed), -20.0
-
-    nll = await whole_stop_nll({7: -1e-5, 3: -12.0}, {7, 8, 9}, lookup)
-    assert (asked, nll) == ([], pytest.approx(1e-5))
-    nll = await whole_stop_nll({3: -0.1, 4: -5.0}, {8, 9}, lookup)
-    assert nll == pytest.approx(20 - log(2))
-    assert asked == [{8, 9}, {9}]
-
-
 def test_a_character_that_the_trace_began_is_completed(prompts: PromptRenderer) -> None:
     tokenizer = prompts.tokenizer
     first, second = (tokenizer.pieces.index(bytes([byte])) for byte in "é".encode())
@@ -492,35 +454,6 @@ def test_a_character_that_the_trace_began_is_completed(prompts: PromptRenderer) 
     assert parser.push(Chunk("", (Token(second, -0.5, {}),), None, None)) == "length"
     segment = text.segment("length")
     assert (segment.text, segment.tokens, segment.logprobs) == ("é", (second,), (-0.5,))
-
-
-async def test_greedy_specreason_needs_no_more_than_text(
-    way: tuple[dict[Any, ModelWorker], ServerCapabilities], pair: dict[Any, EngineWorker]
-) -> None:
-    workers, _ = way
-    policy = SpecReason(scoring="greedy", judge="short", threshold=5)
-    for question in QUESTIONS:
-        ours = await ours_of(("answer", question), answer, policy, pair, question)
-        theirs = await answer(policy, workers, question)
-        assert theirs.transcript.text == ours.transcript.text
-        assert [s.text for s in theirs.transcript.answer] == [
-            s.text for s in ours.transcript.answer
-        ]
-        assert [(s.author, s.accepted, s.score) for s in theirs.steps] == [
-            (s.author, s.accepted, s.score) for s in ours.steps
-        ]
-
-
-async def test_scoring_that_needs_a_distribution_is_refused_by_name(
-    pair: dict[Any, EngineWorker],
-) -> None:
-    with Servers(pair, PLAIN) as workers:
-        for scoring, lacks in (
-            ("expected", "a distribution over labels"),
-            ("likelihood", "verifying"),
-        ):
-            with pytest.raises(Unsupported, match=lacks):
-                await answer(SpecReason(scoring=scoring, judge="short"), workers, QUESTIONS[0])
 
 
 @pytest.mark.parametrize(
@@ -550,20 +483,6 @@ async def test_every_policy_answers_over_servers_as_in_process(
         assert theirs.metrics.large_tokens == ours.metrics.large_tokens
 
 
-@pytest.mark.parametrize("scoring", ["expected", "likelihood"])
-async def test_scores_are_those_of_the_model(
-    scoring: Any, pair: dict[Any, EngineWorker], vllm: dict[Any, ModelWorker]
-) -> None:
-    policy = SpecReason(scoring=scoring, judge="short", threshold=6)
-    for question in QUESTIONS:
-        ours, theirs = [await answer(policy, them, question) for them in (pair, vllm)]
-        assert [(s.author, s.text, s.accepted) for s in theirs.steps] == [
-            (s.author, s.text, s.accepted) for s in ours.steps
-        ]
-        for one, other in zip(ours.steps, theirs.steps, strict=True):
-            assert other.score == (one.score and pytest.approx(one.score, abs=1e-2))
-
-
 async def test_a_seed_makes_sampling_repeatable(vllm: dict[Any, ModelWorker]) -> None:
     small, transcript = vllm["small"], ask(QUESTIONS[0])
     texts = [
@@ -577,16 +496,13 @@ async def test_a_seed_makes_sampling_repeatable(vllm: dict[Any, ModelWorker]) ->
 async def test_the_second_half_of_a_text_does_not_repeat_the_draws_of_the_first(
     pair: dict[Any, EngineWorker],
 ) -> None:
-    servers = Servers(pair, ServerBehavior())
+    servers, transcript = Servers(pair, ServerBehavior()), ask(QUESTIONS[0])
     with servers as workers:
-        transcript, sampling = ask(QUESTIONS[0]), Sampling(1.2, seed=7)
-        first = await write(workers["small"], transcript, StopCriteria(8), sampling)
+        small, sampling = workers["small"], Sampling(1.2, seed=7)
+        first = (await write(small, transcript, StopCriteria(8), sampling)).segment
         for _ in range(2):
-            await write(
-                workers["small"], transcript.extend(first.segment), StopCriteria(8), sampling
-            )
-    asked = servers.apps["small"].requests[-3:]
-    seeds = [body["seed"] for _, body in asked]
+            await write(small, transcript.extend(first), StopCriteria(8), sampling)
+    seeds = [body["seed"] for _, body in servers.apps["small"].requests[-3:]]
     assert seeds[0] != seeds[1] == seeds[2]
     assert all(0 <= seed < 2**53 for seed in seeds)
 
@@ -601,11 +517,6 @@ async def test_doubt_ends_before_the_doubtful_token(
             for worker in (pair, vllm)
         ]
         assert (theirs.text, theirs.finish) == (ours.text, ours.finish)
-
-
-async def test_doubt_needs_log_probabilities(pair: dict[Any, EngineWorker]) -> None:
-    with Servers(pair, PLAIN) as workers, pytest.raises(Unsupported, match="min_confidence"):
-        await write(workers["small"], ask("1+1?"), StopCriteria(9, min_confidence=0.5))
 
 
 async def test_what_it_costs_is_what_the_server_says(vllm: dict[Any, ModelWorker]) -> None:
@@ -647,45 +558,32 @@ async def test_a_prompt_that_is_too_long(pair: dict[Any, EngineWorker]) -> None:
             assert caught.value.code == "context_length_exceeded"
 
 
-async def test_a_thought_leaves_room_for_the_answer(pair: dict[Any, EngineWorker]) -> None:
-    with Servers(pair, ServerBehavior()) as workers:
-        small = workers["small"]
-        await small.backend.capabilities()
-        transcript = ask("1+1?")
-        small.backend.context = len(small.prompts.transcript(transcript)) + 10
-        reserve = min(64, small.context // 8)
-        whole = await write(small, transcript, StopCriteria(1 << 30))
-        assert len(whole.segment.tokens) <= 10 - reserve
-        full = transcript.extend(Segment("policy", "1" * (10 - reserve)))
-        nothing = await write(small, full, StopCriteria(1 << 30))
-        assert (nothing.segment.text, nothing.segment.finish) == ("", "length")
-
-
 async def test_a_key_is_sent_and_a_wrong_one_reported(pair: dict[Any, EngineWorker]) -> None:
     with Servers(pair, ServerBehavior(key="k1"), key="k1") as workers:
         assert (await write(workers["small"], ask("1+1?"), StopCriteria(4))).segment.text
-    with (
-        Servers(pair, ServerBehavior(key="k1"), key="another") as workers,
-        pytest.raises(WorkerError, match="is the key right"),
-    ):
-        await write(workers["small"], ask("1+1?"), StopCriteria(4))
 
 
-async def test_a_server_without_the_model(pair: dict[Any, EngineWorker]) -> None:
-    with Servers(pair, ServerBehavior()) as workers:
-        stranger = ModelWorker(
-            RemoteBackend(workers["small"].backend.server, "another", pair["small"].tokenizer)
-        )
-        with pytest.raises(Absent, match="`another` does not exist"):
-            await write(stranger, ask("1+1?"), StopCriteria(4))
-
-
-async def test_a_server_that_cannot_continue(pair: dict[Any, EngineWorker]) -> None:
-    with (
-        Servers(pair, ServerBehavior(completions=False, continues=False)) as workers,
-        pytest.raises(Unsupported, match="does not continue the last message"),
-    ):
-        await write(workers["small"], ask("1+1?"), StopCriteria(4))
+@pytest.mark.parametrize(
+    ("behavior", "options", "model", "error", "message"),
+    [
+        (ServerBehavior(key="k1"), {"key": "k2"}, MODEL, WorkerError, "is the key right"),
+        (ServerBehavior(), {}, "another", Absent, "`another` does not exist"),
+        (replace(CHAT, continues=False), {}, MODEL, Unsupported, "does not continue the last mess"),
+    ],
+)
+async def test_a_server_that_cannot_be_used_is_named(
+    behavior: ServerBehavior,
+    options: dict[str, Any],
+    model: str,
+    error: type[Exception],
+    message: str,
+    pair: dict[Any, EngineWorker],
+) -> None:
+    with Servers(pair, behavior, **options) as workers:
+        backend = workers["small"].backend
+        worker = ModelWorker(RemoteBackend(backend.server, model, pair["small"].tokenizer))
+        with pytest.raises(error, match=message):
+            await write(worker, ask("1+1?"), StopCriteria(4))
 
 
 async def test_a_server_that_breaks_down_over_a_field_is_asked_without(
@@ -717,31 +615,17 @@ async def test_a_server_that_fails_all_the_time_is_unavailable(
         assert await workers["small"].backend.capabilities() == VLLM
 
 
-async def test_bad_sampling_is_refused_here(vllm: dict[Any, ModelWorker]) -> None:
-    for name, value in (("temperature", -1.0), ("top_p", 0.0), ("top_k", -2)):
-        with pytest.raises(InvalidRequest) as caught:
-            await write(
-                vllm["small"], ask("1+1?"), StopCriteria(4), replace(GREEDY, **{name: value})
-            )
-        assert caught.value.param == name
-
-
 async def test_cached_prefixes_are_kept_apart_by_owner(pair: dict[Any, EngineWorker]) -> None:
-    servers = Servers(pair, ServerBehavior())
+    """Of a dialect without a field for that the count of cached tokens is not told."""
+    servers, owned = Servers(pair, ServerBehavior()), replace(call(ask("12+3?")), owner="a digest")
     with servers as workers:
-        owned = replace(call(ask("12+3?")), owner="somebody's digest")
         for one in (owned, call(ask("12+3?"))):
             _ = [item async for item in workers["small"].generate(one, StopCriteria(3), GREEDY)]
     salts = [body.get("cache_salt") for _, body in servers.apps["small"].requests]
-    assert salts[-2:] == ["somebody's digest", None]
-
-
-def test_what_a_server_shares_among_its_callers_is_not_told() -> None:
+    assert salts[-2:] == ["a digest", None]
     answer = {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 7}}}
-    assert protocol.usage(answer, 9, 1).cached == 7
-    assert protocol.usage(answer, 9, 1, shared=True).cached == 0
-    assert not LLAMA_CPP.salts
-    assert not OPENAI.salts
+    assert [protocol.usage(answer, 9, 1, shared=one).cached for one in (False, True)] == [7, 0]
+    assert {LLAMA_CPP.salts, OPENAI.salts} == {False}
 
 
 def held(constraint: Constraint, answer: str = "") -> Call:
@@ -808,7 +692,6 @@ def test_an_answer_that_its_server_did_not_hold_is_refused(
             check_held(constraint, text, "a server")
 
 
-@pytest.mark.asyncio
 async def test_no_text_ends_before_min_tokens(
     way: tuple[dict[Any, ModelWorker], ServerCapabilities], pair: dict[Any, EngineWorker]
 ) -> None:
@@ -833,7 +716,6 @@ async def test_no_text_ends_before_min_tokens(
         assert longer == 0 if ends == "think_end" else longer >= 9
 
 
-@pytest.mark.asyncio
 async def test_no_more_of_the_likeliest_than_the_server_shows(
     way: tuple[dict[Any, ModelWorker], ServerCapabilities], pair: dict[Any, EngineWorker]
 ) -> None:
@@ -851,32 +733,37 @@ async def test_no_more_of_the_likeliest_than_the_server_shows(
 
 
 async def test_sglang_reads_a_judged_step_alone(pair: dict[Any, EngineWorker]) -> None:
-    """Of what stands before the step nothing is read again, also where the step is cached too."""
-    servers = Servers(pair, SGLANG)
+    """Of what is before the step nothing is read again, also if the step is cached too."""
+    servers, transcript = Servers(pair, SGLANG), ask(QUESTIONS[0])
+    for _ in range(3):
+        before, made = transcript, await write(pair["small"], transcript, STEP)
+        transcript = transcript.extend(made.segment)
+    query = replace(SCORE, nll=True)
     with servers as workers:
         large, app = workers["large"], servers.apps["large"]
-        transcript = ask(QUESTIONS[0])
-        for _ in range(3):
-            step = (
-                await write(pair["small"], transcript, StopCriteria(200, until=("\n\n",)))
-            ).segment
-            transcript = transcript.extend(step)
-        before = Transcript(transcript.messages, thought=transcript.thought.first(2))
         prefix = len(large.prompts.transcript(before))
         for _ in range(2):
-            verified = await large.verify(replace(call(before), owner="me"), step, GREEDY)
-            judged = await large.classify(call(transcript), replace(SCORE, nll=True))
-        assert verified.usage.cached >= prefix - 1
+            owned = replace(call(before), owner="me")
+            verified = await large.verify(owned, made.segment, GREEDY)
+            judged = await large.classify(call(transcript), query)
+        assert min(verified.usage.cached, judged.usage.cached) >= prefix - 1
         path, body = app.requests[-2]
-        assert (path, body["logprob_start_len"], body["extra_key"]) == (
-            "/generate",
-            prefix - 1,
-            "me",
-        )
-        assert judged.usage.cached >= prefix - 1
-        ours = await pair["large"].classify(call(transcript), replace(SCORE, nll=True))
+        asked = path, body["logprob_start_len"], body["extra_key"]
+        assert asked == ("/generate", prefix - 1, "me")
+        ours = await pair["large"].classify(call(transcript), query)
         assert judged.nll == pytest.approx(ours.nll, abs=1e-3)
         assert judged.probabilities == pytest.approx(ours.probabilities, abs=2e-3)
+
+
+@contextmanager
+def generating(
+    pair: dict[Any, EngineWorker], behavior: ServerBehavior, generate: Any, **options: Any
+) -> Iterator[ModelWorker]:
+    """The small model's server, whose `/generate` is another's."""
+    app = VllmLike(pair["small"], behavior)
+    app.app.router.routes.insert(0, Route("/generate", generate, methods=["POST"]))
+    with serving(app.app) as url:
+        yield ModelWorker(RemoteBackend(Server(url, **options), MODEL, pair["small"].tokenizer))
 
 
 @pytest.mark.parametrize(
@@ -901,13 +788,8 @@ async def test_another_servers_generate_is_not_taken_for_sglangs(
     async def generate(_: Any) -> Any:
         return HTMLResponse(answer) if isinstance(answer, str) else JSONResponse(answer)
 
-    app = VllmLike(pair["small"], ROUTED)
-    app.app.router.routes.insert(0, Route("/generate", generate, methods=["POST"]))
-    with serving(app.app) as url:
-        server = Server(url)
-        worker = ModelWorker(RemoteBackend(server, MODEL, pair["small"].tokenizer))
+    with generating(pair, ROUTED, generate) as worker:
         assert (await worker.backend.capabilities()).dialect is SGLANG_COMPLETIONS
-        await server.aclose()
 
 
 @pytest.mark.parametrize("status", [302, 401, 403, 429, 500, 503])
@@ -920,16 +802,12 @@ async def test_a_gateway_that_closes_generate_costs_one_request(
         asked.append(status)
         return JSONResponse({}, status, {"retry-after": "0"})
 
-    app = VllmLike(pair["small"], ROUTED)
-    app.app.router.routes.insert(0, Route("/generate", generate, methods=["POST"]))
     caplog.set_level("INFO", "workers.remote.probe")
-    with serving(app.app) as url:
-        server = Server(url, breaker=CircuitBreaker("it", failure_threshold=1))
-        worker = ModelWorker(RemoteBackend(server, MODEL, pair["small"].tokenizer))
+    breaker = CircuitBreaker("it", failure_threshold=1)
+    with generating(pair, ROUTED, generate, breaker=breaker) as worker:
         for _ in range(2):
             assert (await worker.backend.capabilities()).dialect is SGLANG_COMPLETIONS
         await worker.verify(call(ask(QUESTIONS[0])), Segment("large", "12 + 34 is 46."), GREEDY)
-        await server.aclose()
     assert asked == [status]
     assert [one.message for one in caplog.records if str(status) in one.message]
 
@@ -938,11 +816,6 @@ async def test_generate_by_another_model_is_not_used(
     pair: dict[Any, EngineWorker], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It names no model: beside an adapter, or behind a router, another one answers there."""
-    small, large = (VllmLike(pair[name], SGLANG) for name in PAIR)
-    small.app.router.routes.insert(0, Route("/generate", large.generate, methods=["POST"]))
-    with serving(small.app) as url:
-        server = Server(url)
-        worker = ModelWorker(RemoteBackend(server, MODEL, pair["small"].tokenizer))
+    with generating(pair, SGLANG, VllmLike(pair["large"], SGLANG).generate) as worker:
         assert (await worker.backend.capabilities()).dialect is SGLANG_COMPLETIONS
-        await server.aclose()
     assert "another model answers there" in caplog.text

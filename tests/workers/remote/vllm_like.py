@@ -1,10 +1,7 @@
 """A server in vLLM's dialect of OpenAI's API, over a real engine: for tests of the remote worker.
 
-Requests and answers have vLLM's fields, shapes and refusals: prompts as ids or text,
-`return_token_ids`, `return_tokens_as_token_ids`, `logprobs`, `allowed_token_ids`, `logit_bias`,
-`prompt_logprobs`, `stop`, `stop_token_ids`, `min_tokens`, `echo`, `continue_final_message`, streams
-that end in a chunk of usage and `[DONE]`; and SGLang's own `/generate`. `ServerBehavior` switches
-features off, for servers that lack them.
+Requests and answers have vLLM's fields, shapes and refusals; and SGLang's own `/generate`.
+`ServerBehavior` switches features off, for servers that lack them.
 """
 
 from __future__ import annotations
@@ -49,7 +46,6 @@ class ServerBehavior:
     prompt_logprobs: bool = True
     min_tokens: bool = True
     generates: bool = False  # has SGLang's own path, beside OpenAI's
-    echo_logprobs: bool = True
     continues: bool = True  # continue_final_message
     tells_context: bool = True
     key: str | None = None
@@ -172,40 +168,37 @@ class VllmLike:
         assert not unknown
         assert body["return_logprob"]
         settings, ids = body["sampling_params"], body["input_ids"]
-        assert settings["max_new_tokens"] == 1
-        assert settings["temperature"] == 0
+        assert (settings["max_new_tokens"], settings["temperature"]) == (1, 0)
         start = body["logprob_start_len"]
         first = len(ids) - 1 if start == -1 else start
-        # What stands before `first` may come from the cache, and nothing after it.
+        # What is before `first` may come from the cache, and nothing after it.
         handle = RequestHandle(self.worker.backend.engine.lease_s)
         asked = LogProbsRequest(handle, ids, num_logits=len(ids) - first)
-        rows = await self.worker.backend.engine.answer(asked)
-        made = int(rows[-1].argmax())
-        scored = [] if start == -1 else list(zip(rows[:-1], ids[first + 1 :], strict=True))
-
-        def shown(of: Any) -> dict[str, Any]:
-            return {
-                "top": [[float(of[i]), int(i), None] for i in of.topk(body["top_logprobs_num"])[1]],
-                "token_ids": [[float(of[i]), i, None] for i in body.get("token_ids_logprob", ())],
-            }
-
+        *rows, last = await self.worker.backend.engine.answer(asked)
+        made = int(last.argmax())
         meta: dict[str, Any] = {
-            "id": "x",
             "finish_reason": {"type": "length", "length": 1},
             "prompt_tokens": len(ids),
             "completion_tokens": 1,
             "cached_tokens": asked.cached,
             "input_token_logprobs": [],
-            "output_token_logprobs": [[float(rows[-1][made]), made, None]],
+            "output_token_logprobs": [[float(last[made]), made, None]],
         }
         if start != -1:
+            scored = zip(rows, ids[first + 1 :], strict=True)
             own = [[float(row[i]), i, None] for row, i in scored]
             meta["input_token_logprobs"] = [[None, ids[first], None], *own]
+
+        def shown(of: Any, kind: str) -> list[Any]:
+            count, named = body["top_logprobs_num"], body.get("token_ids_logprob", ())
+            some = of.topk(count)[1] if kind == "top" else named
+            return [[float(of[i]), int(i), None] for i in some]
+
         for kind, field in (("top", "top_logprobs_num"), ("token_ids", "token_ids_logprob")):
             if body.get(field):
-                behind = [shown(row)[kind] for row, _ in scored]
-                meta[f"input_{kind}_logprobs"] = [None, *behind] if start != -1 else []
-                meta[f"output_{kind}_logprobs"] = [shown(rows[-1])[kind]]
+                before = [None, *(shown(row, kind) for row in rows)] if start != -1 else []
+                meta[f"input_{kind}_logprobs"] = before
+                meta[f"output_{kind}_logprobs"] = [shown(last, kind)]
         return JSONResponse({"text": "", "output_ids": [made], "meta_info": meta})
 
     async def body(self, request: Request) -> dict[str, Any]:
@@ -380,101 +373,82 @@ class VllmLike:
         chat: bool,
         part: str,
     ) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0}
-        asked = body.get("top_logprobs") if chat else body.get("logprobs")
-        if chat:
-            choice[part] = {"role": "assistant", "content": text}
-        else:
-            choice["text"] = text
-        choice["logprobs"] = None
-        if asked is not None and self.behavior.max_logprobs:
-            tops = [
-                self.top(body, logprobs, i, asked)
-                for logprobs, i in zip(positions, ids, strict=True)
-            ]
-            name = self.namer(body)
-            if chat:
-                choice["logprobs"] = {
-                    "content": [
-                        {
-                            "token": name(i),
-                            "logprob": top[i],
-                            "bytes": None,
-                            "top_logprobs": [
-                                {"token": name(j), "logprob": p, "bytes": None}
-                                for j, p in top.items()
-                            ],
-                        }
-                        for i, top in zip(ids, tops, strict=True)
-                    ]
-                }
-            else:
-                choice["logprobs"] = {
-                    "tokens": [name(i) for i in ids],
-                    "token_logprobs": [top[i] for i, top in zip(ids, tops, strict=True)],
-                    "top_logprobs": [{name(j): p for j, p in top.items()} for top in tops],
-                    "text_offset": [0] * len(ids),
-                }
+        choice: dict[str, Any] = {"index": 0, "logprobs": None}
+        choice |= {part: {"role": "assistant", "content": text}} if chat else {"text": text}
         if self.behavior.token_ids and body.get("return_token_ids"):
             choice["token_ids"] = [i + 1 for i in ids] if self.behavior.foreign else ids
+        count = body.get("top_logprobs") if chat else body.get("logprobs")
+        if count is None or not self.behavior.max_logprobs:
+            return choice
+        rows = [
+            (self.named(body, i), self.top(body, logprobs, i, count))
+            for logprobs, i in zip(positions, ids, strict=True)
+        ]
+        if chat:
+            content = [
+                {
+                    "token": name,
+                    "logprob": top[name],
+                    "bytes": None,
+                    "top_logprobs": [
+                        {"token": n, "logprob": p, "bytes": None} for n, p in top.items()
+                    ],
+                }
+                for name, top in rows
+            ]
+            choice["logprobs"] = {"content": content}
+        else:
+            choice["logprobs"] = {
+                "tokens": [name for name, _ in rows],
+                "token_logprobs": [top[name] for name, top in rows],
+                "top_logprobs": [top for _, top in rows],
+                "text_offset": [0] * len(ids),
+            }
         return choice
 
-    def top(self, body: dict[str, Any], logprobs: Any, chosen: int, count: int) -> dict[int, float]:
-        """Log-probabilities by id: the token's own first, as vLLM has it."""
+    def top(self, body: dict[str, Any], logprobs: Any, chosen: int, count: int) -> dict[str, float]:
+        """Log-probabilities by name: the token's first, as vLLM has it."""
         likeliest = logprobs.topk(min(count, len(logprobs))).indices.tolist()
-        return {i: max(float(logprobs[i]), -9999.0) for i in [chosen, *likeliest]}
+        return {self.named(body, i): max(float(logprobs[i]), -9999.0) for i in [chosen, *likeliest]}
 
-    def namer(self, body: dict[str, Any]) -> Any:
+    def named(self, body: dict[str, Any], token: int) -> str:
         if self.behavior.named_ids and body.get("return_tokens_as_token_ids"):
-            return lambda i: f"token_id:{i}"
-        return lambda i: self.hf.decode([i])
+            return f"token_id:{token}"
+        return str(self.hf.decode([token]))
 
-    async def prompt_rows(self, prompt: list[int]) -> Any:
-        return await self.worker.backend.engine.answer(
-            LogProbsRequest(
-                RequestHandle(self.worker.backend.engine.lease_s), prompt, num_logits=len(prompt)
-            )
-        )
+    async def prompt_rows(self, prompt: list[int]) -> list[tuple[int, Any]]:
+        """Each id but the first, and the log-probabilities at its place."""
+        handle = RequestHandle(self.worker.backend.engine.lease_s)
+        asked = LogProbsRequest(handle, prompt, num_logits=len(prompt))
+        rows = await self.worker.backend.engine.answer(asked)
+        return list(zip(prompt[1:], rows, strict=False))
 
     async def prompt_logprobs(self, prompt: list[int], count: int) -> list[Any]:
-        positions = await self.prompt_rows(prompt)
-        rows: list[Any] = [None]
-        for logprobs, chosen in zip(positions, prompt[1:], strict=False):
-            ranked = logprobs.topk(count).indices.tolist()
-            rank = {i: int((logprobs > logprobs[i]).sum()) + 1 for i in [chosen, *ranked]}
-            rows.append(
-                {
-                    str(i): {
-                        "logprob": max(float(logprobs[i]), -9999.0),
-                        "rank": rank[i],
-                        "decoded_token": self.hf.decode([i]),
-                    }
-                    for i in rank
+        def row(chosen: int, logprobs: Any) -> dict[str, Any]:
+            shown = dict.fromkeys([chosen, *logprobs.topk(count).indices.tolist()])
+            return {
+                str(i): {
+                    "logprob": max(float(logprobs[i]), -9999.0),
+                    "rank": int((logprobs > logprobs[i]).sum()) + 1,
+                    "decoded_token": self.hf.decode([i]),
                 }
-            )
-        return rows
+                for i in shown
+            }
+
+        return [None, *(row(*each) for each in await self.prompt_rows(prompt))]
 
     async def echo(self, body: dict[str, Any], choice: dict[str, Any], prompt: list[int]) -> None:
         choice["text"] = self.hf.decode(prompt) + choice["text"]
-        if choice["logprobs"] is None or not self.behavior.echo_logprobs:
+        shown = choice["logprobs"]
+        if shown is None:
             return
-        name, positions, shown = (
-            self.namer(body),
-            await self.prompt_rows(prompt),
-            choice["logprobs"],
-        )
-        tops = [
-            self.top(body, logprobs, chosen, body["logprobs"])
-            for logprobs, chosen in zip(positions, prompt[1:], strict=False)
-        ]
-        shown["tokens"] = [*map(name, prompt), *shown["tokens"]]
-        shown["token_logprobs"] = [
-            None,
-            *(top[i] for top, i in zip(tops, prompt[1:], strict=True)),
-            *shown["token_logprobs"],
-        ]
-        named = [{name(i): p for i, p in top.items()} for top in tops]
-        shown["top_logprobs"] = [None, *named, *shown["top_logprobs"]]
+        names = [self.named(body, i) for i in prompt]
+        rows = await self.prompt_rows(prompt)
+        tops = [self.top(body, logprobs, i, body["logprobs"]) for i, logprobs in rows]
+        own = [top[name] for name, top in zip(names[1:], tops, strict=True)]
+        shown["tokens"] = [*names, *shown["tokens"]]
+        shown["token_logprobs"] = [None, *own, *shown["token_logprobs"]]
+        shown["top_logprobs"] = [None, *tops, *shown["top_logprobs"]]
 
 
 def choose(logprobs: Any, sampling: Sampling, position: int) -> int:

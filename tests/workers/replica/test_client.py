@@ -17,13 +17,12 @@ from ray.serve.exceptions import BackPressureError
 
 from deploy.lab.reenact.clock import VirtualLoop
 from orchestrator.errors import (
-    ContextLengthExceeded,
     Overloaded,
     WorkerError,
     WorkerUnavailable,
 )
-from orchestrator.types import Generation, LabelQuery, Message, StopCriteria, Transcript
-from orchestrator.worker import Call, Delta
+from orchestrator.types import Generation, LabelQuery, StopCriteria
+from orchestrator.worker import Delta
 from tests.orchestrator.waiting import until
 from tests.workers.replica.handles import (
     CRITERIA,
@@ -38,7 +37,6 @@ from tests.workers.replica.handles import (
     tag,
     taken_by,
 )
-from tests.workers.scripted import segment
 from workers import streams
 from workers.replica import client, routers, silence
 from workers.replica.client import ReplicaWorker
@@ -46,10 +44,15 @@ from workers.replica.server import ReplicaServer, ReplicaStatus
 from workers.retry import CircuitBreaker
 
 pytestmark = pytest.mark.virtual_time
+NINE = LabelQuery((), "", ("9",))
 
 
 def dead() -> ActorDiedError:
     return ActorDiedError()
+
+
+def timed(handle: Handle, seconds: float) -> ReplicaWorker:
+    return ReplicaWorker(handle, retry_timeout_s=seconds)
 
 
 async def collect(
@@ -65,20 +68,6 @@ async def collect(
 @pytest.fixture(autouse=True)
 def no_batching(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "BATCH_S", 0.0)
-
-
-async def test_a_generation_arrives_as_the_worker_made_it() -> None:
-    expected = [item async for item in story().generate(call(), CRITERIA, GREEDY)][-1]
-    deltas, whole = await collect(ReplicaWorker(Handle(story(delay=0.001))), CRITERIA)
-    assert whole.segment == expected.segment
-    assert "".join(delta.text for delta in deltas) == "One and two and three.\n\n"
-    assert len(deltas) > 1
-
-
-async def test_an_unstreamed_generation_is_one_item() -> None:
-    deltas, whole = await collect(ReplicaWorker(Handle(story())), CRITERIA, stream=False)
-    assert deltas == []
-    assert whole.segment.text == "One and two and three.\n\n"
 
 
 async def test_calls_of_a_session_prefer_one_replica() -> None:
@@ -114,27 +103,11 @@ async def test_a_stream_that_dies_goes_on_where_it_broke_off(
     assert handle.sessions == ["r1/0", "r1/1"][:tries]  # the second call asks another replica
 
 
-async def test_a_verification_arrives_with_its_texts() -> None:
-    draft = segment("small", "One and a half.", "think_end")
-    expected = await story().verify(call(), draft, GREEDY)
-    answer = await ReplicaWorker(Handle(story())).verify(call(), draft, GREEDY)
-    assert answer == expected
-    assert [option.text for option in answer.options[:3]] == ["One ", "and ", "two "]
-
-
 async def test_a_classification_is_made_again() -> None:
     handle = Handle(story(), deaths=[(0, dead()), (0, dead())])
     answer = await ReplicaWorker(handle).classify(call(), LabelQuery((), "", ("8", "9")))
     assert answer.probabilities == (0.0, 1.0)
     assert len(handle.sessions) == 3
-
-
-async def test_retries_end() -> None:
-    handle = Handle(story(), deaths=[(0, dead())] * 100)
-    with pytest.raises(WorkerUnavailable, match="lost"):
-        await ReplicaWorker(handle, retry_timeout_s=0.2).classify(
-            call(), LabelQuery((), "", ("9",))
-        )
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -165,7 +138,7 @@ async def test_a_pool_that_is_down_is_waited_for_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(client, "PROBE_TIMEOUT_S", 0.1)
     now = 0.0
     handle = Handle(story(), deaths=[(0, dead())] * 100, silent=True)
-    worker = ReplicaWorker(handle, retry_timeout_s=0.2)
+    worker = timed(handle, 0.2)
     worker._breaker = CircuitBreaker(
         "the pool", failure_threshold=1, reset_timeout_s=5.0, clock=lambda: now
     )
@@ -174,7 +147,7 @@ async def test_a_pool_that_is_down_is_waited_for_once(monkeypatch: pytest.Monkey
         """How often the pool was called for one call."""
         before = len(handle.sessions)
         with suppress(WorkerUnavailable):
-            await worker.classify(call(), LabelQuery((), "", ("9",)))
+            await worker.classify(call(), NINE)
         return len(handle.sessions) - before
 
     assert await attempts() > 1
@@ -195,12 +168,11 @@ async def test_a_pool_that_is_down_is_waited_for_once(monkeypatch: pytest.Monkey
 
 async def test_a_status_shows_that_a_pool_is_there_again() -> None:
     handle = Handle(story(), deaths=[(0, dead())] * 100, silent=True)
-    worker = ReplicaWorker(handle, retry_timeout_s=0.1)
-    with pytest.raises(WorkerUnavailable, match="lost"):
-        await collect(worker, CRITERIA)
-    handle.deaths.clear()
-    with pytest.raises(WorkerUnavailable, match="in a row"):
-        await collect(worker, CRITERIA)
+    worker = timed(handle, 0.1)
+    for message in ("lost", "in a row"):
+        with pytest.raises(WorkerUnavailable, match=message):
+            await collect(worker, CRITERIA)
+        handle.deaths.clear()
     handle.silent = False
     await worker.status()
     assert (await collect(worker, CRITERIA))[1].segment.text
@@ -209,7 +181,7 @@ async def test_a_status_shows_that_a_pool_is_there_again() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_call_that_fails_shuts_no_pool_in_which_a_replica_answers(stream: bool) -> None:
     handle = Handle(story(), deaths=[(0, dead())] * 100)
-    worker = ReplicaWorker(handle, retry_timeout_s=0.1)
+    worker = timed(handle, 0.1)
     with pytest.raises(WorkerUnavailable, match="lost"):
         await collect(worker, CRITERIA, stream=stream)
     handle.deaths.clear()
@@ -228,7 +200,7 @@ async def test_a_silent_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(streams, "HEARTBEAT_S", 1000.0)
     slow = story(delay=0.2)
     with pytest.raises(WorkerUnavailable):
-        await collect(ReplicaWorker(Handle(slow), retry_timeout_s=0.3), CRITERIA)
+        await collect(timed(Handle(slow), 0.3), CRITERIA)
 
 
 class Stopped:
@@ -281,7 +253,7 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 async def test_a_call_leaves_a_stopped_replica(router: Any, items: int) -> None:
     undisturbed = (await collect(ReplicaWorker(Handle(story())), CRITERIA))[1].segment
     handle = HalfStopped(story(delay=0.001), after=items)
-    worker = ReplicaWorker(handle, retry_timeout_s=5)
+    worker = timed(handle, 5)
     assert (await collect(worker, CRITERIA))[1].segment == undisturbed
     assert handle.sessions == ["r1/0", "r1/1"]
     assert not worker._breaker.is_open
@@ -294,7 +266,7 @@ async def test_a_call_leaves_a_stopped_replica(router: Any, items: int) -> None:
 async def test_a_call_waits_on_where_no_replica_is_silent(router: Any) -> None:
     router.replicas = set()
     handle = HalfStopped(story())
-    asked = asyncio.create_task(collect(ReplicaWorker(handle, retry_timeout_s=0.6), CRITERIA))
+    asked = asyncio.create_task(collect(timed(handle, 0.6), CRITERIA))
     await asyncio.sleep(0.3)
     assert handle.sessions == ["r1/0"]  # all of them are busy
     with pytest.raises(WorkerUnavailable, match="in time"):
@@ -303,7 +275,7 @@ async def test_a_call_waits_on_where_no_replica_is_silent(router: Any) -> None:
 
 async def test_who_was_stopped_itself_calls_nobody_silent(router: Any) -> None:
     handle = Handle(story(delay=0.02))
-    items = ReplicaWorker(handle, retry_timeout_s=0.3).generate(call(), CRITERIA, GREEDY)
+    items = timed(handle, 0.3).generate(call(), CRITERIA, GREEDY)
     await anext(items)
     rest = asyncio.create_task(_all(items))
     await asyncio.sleep(0)
@@ -327,36 +299,24 @@ async def test_heartbeats_keep_a_slow_stream_alive(monkeypatch: pytest.MonkeyPat
     assert len(handle.sessions) == 1
 
 
-NINE = LabelQuery((), "", ("9",))
-
-
 @pytest.mark.parametrize("patience_s", [0.1, 5.0])
+@pytest.mark.parametrize("silent", [set(), {"stopped"}])
 async def test_a_slow_answer_is_waited_for_while_its_replica_answers(
-    monkeypatch: pytest.MonkeyPatch, patience_s: float
-) -> None:
-    monkeypatch.setattr(silence, "SILENCE_TIMEOUT_S", 0.1)
-    handle = Handle(story(delay=0.4))
-    assert (await ReplicaWorker(handle, retry_timeout_s=patience_s).classify(call(), NINE)).labels
-    assert handle.methods == ["answer_call"]
-
-
-@pytest.mark.parametrize("patience_s", [0.1, 5.0])
-async def test_a_slow_answer_is_waited_for_while_another_replica_is_silent(
-    router: Any, patience_s: float
+    router: Any, patience_s: float, silent: set[str]
 ) -> None:
     handle = Handle(story(delay=0.8))
-    router.replicas = {"stopped", tag(handle.replica)}
-    worker = ReplicaWorker(handle, retry_timeout_s=patience_s)
+    router.replicas = {tag(handle.replica), *silent}
+    worker = timed(handle, patience_s)
     assert (await worker.classify(call(), NINE)).labels
-    assert handle.sessions == ["r1/0"]
-    assert router.avoided == {"stopped"}
+    assert (handle.sessions, handle.methods) == (["r1/0"], ["answer_call"])
+    assert router.avoided == silent
     assert not worker._breaker.is_open
 
 
 async def test_an_answer_that_no_replica_works_on_is_not_waited_for(router: Any) -> None:
     router.replicas = set()  # all answer, and have no place
     handle = HalfStopped(story(), taker=None)
-    asked = asyncio.create_task(ReplicaWorker(handle, retry_timeout_s=0.6).classify(call(), NINE))
+    asked = asyncio.create_task(timed(handle, 0.6).classify(call(), NINE))
     await asyncio.sleep(0.3)
     assert not asked.done()
     with pytest.raises(WorkerUnavailable, match="took the call in time"):
@@ -399,7 +359,7 @@ async def test_an_answer_is_not_waited_for_where_its_replica_stopped(
     router: Any, taker: str | None
 ) -> None:
     handle = HalfStopped(story(), taker=taker)
-    worker = ReplicaWorker(handle, retry_timeout_s=5)
+    worker = timed(handle, 5)
     assert (await worker.classify(call(), NINE)).labels == ("9",)
     assert handle.sessions == ["r1/0", "r1/1"]
     router.replicas = set()
@@ -408,7 +368,7 @@ async def test_an_answer_is_not_waited_for_where_its_replica_stopped(
 
 async def test_an_answer_of_a_pool_that_is_silent_is_waited_for_that_long(router: Any) -> None:
     handle = HalfStopped(story(), silent=True)
-    asked = asyncio.create_task(ReplicaWorker(handle, retry_timeout_s=0.4).classify(call(), NINE))
+    asked = asyncio.create_task(timed(handle, 0.4).classify(call(), NINE))
     await asyncio.sleep(0.2)
     assert not asked.done()
     with pytest.raises(WorkerUnavailable, match="answered in time"):
@@ -430,22 +390,18 @@ async def test_who_waits_for_an_answer_may_hang_up() -> None:
     assert handle.backend.live == 0
 
 
-async def test_errors_are_the_workers_own() -> None:
-    with pytest.raises(ContextLengthExceeded) as info:
-        await collect(ReplicaWorker(Handle(story(context=1))), CRITERIA)
-    assert info.value.param == "messages"
+BUG = RayTaskError("stream_call", "Traceback ...", KeyError("x")).as_instanceof_cause()
 
 
-async def test_a_full_pool_is_overloaded() -> None:
-    handle = Handle(story(), deaths=[(0, BackPressureError(1, 1))])
-    with pytest.raises(Overloaded):
-        await collect(ReplicaWorker(handle), CRITERIA)
-
-
-async def test_a_bug_on_the_replica_is_not_retried() -> None:
-    bug = RayTaskError("stream_call", "Traceback ...", KeyError("x")).as_instanceof_cause()
-    handle = Handle(story(), deaths=[(0, bug)])
-    with pytest.raises(WorkerError, match="KeyError"):
+@pytest.mark.parametrize(
+    ("death", "error", "message"),
+    [(BackPressureError(1, 1), Overloaded, "waiting"), (BUG, WorkerError, "KeyError")],
+)
+async def test_what_no_other_replica_would_change_is_not_retried(
+    death: Exception, error: type[Exception], message: str
+) -> None:
+    handle = Handle(story(), deaths=[(0, death)])
+    with pytest.raises(error, match=message):
         await collect(ReplicaWorker(handle), CRITERIA)
     assert len(handle.sessions) == 1
 
@@ -461,18 +417,7 @@ async def test_closing_the_iterator_cancels_the_call() -> None:
     assert handle.backend.live == 0
 
 
-async def test_the_status_of_a_replica() -> None:
-    stats = (await ReplicaWorker(Handle(story())).status()).stats
-    assert stats == {
-        "live_rows": 0,
-        "queued": 0,
-        "rows": 4,
-        "slots": 8,
-        "calls": 0,
-        "later_calls": 0,
-        "affine_calls": 0,
-        "prefixes": 0,
-    }
+async def test_no_status_of_a_silent_replica() -> None:
     with pytest.raises(WorkerUnavailable):
         await ReplicaWorker(Handle(story(), silent=True)).status(0.1)
 
@@ -500,26 +445,22 @@ class Pool(Handle):
 
 async def test_how_often_a_request_found_the_replica_that_knew_it() -> None:
     backends = [story(), story()]
-    pool = Pool(
-        backends[0],
-        replicas=[ReplicaServer(lambda one=one: one) for one in backends],  # type: ignore[misc]
-        home={"a": 0, "b": 1},
-    )
-    lost = []
+    replicas = [ReplicaServer(lambda one=one: one) for one in backends]  # type: ignore[misc]
+    pool, lost = Pool(backends[0], replicas=replicas, home={"a": 0, "b": 1}), []
     worker = ReplicaWorker(pool, on_lost=lambda: lost.append(1))
-    transcript = Transcript((Message("user", "How many?"),))
+
+    def counted() -> list[int]:
+        return [pool.counted(name) for name in ("calls", "later_calls", "affine_calls")]
 
     async def ask(request: str) -> None:
-        await worker.classify(Call(request, transcript, "large"), LabelQuery((), "", ("9",)))
+        await worker.classify(replace(call(), request=request), NINE)
 
     for request in ("a", "b", "a", "a"):
         await ask(request)
-    assert (pool.counted("calls"), pool.counted("later_calls")) == (4, 2)
-    assert pool.counted("affine_calls") == 2
+    assert counted() == [4, 2, 2]
     pool.home["a"] = 1  # another replica, which has not seen it
     await ask("a")
-    assert (pool.counted("later_calls"), pool.counted("affine_calls")) == (3, 2)
+    assert counted() == [5, 3, 2]
     pool.deaths = [(0, dead())]
     await ask("b")  # lost with its replica, and made on one that does not know it
-    assert (pool.counted("calls"), len(lost)) == (6, 1)
-    assert (pool.counted("later_calls"), pool.counted("affine_calls")) == (4, 2)
+    assert (counted(), len(lost)) == ([6, 4, 2], 1)

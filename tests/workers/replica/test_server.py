@@ -10,26 +10,12 @@ from orchestrator.errors import (
     WorkerUnavailable,
 )
 from orchestrator.types import LabelQuery
-from orchestrator.worker import Delta
 from tests.workers.replica.handles import (
-    CRITERIA,
-    GREEDY,
     call,
     story,
 )
 from workers.replica import server
 from workers.replica.server import ReplicaServer, ReplicaSize, ReplicaStatus
-
-
-async def test_closing_a_streamed_call_frees_the_worker() -> None:
-    backend = story(delay=0.01)
-    items = ReplicaServer(lambda: backend).stream_call(
-        "r1", False, call(), Delta("", ()), CRITERIA, GREEDY
-    )
-    await anext(items)
-    assert backend.live == 1
-    await items.aclose()
-    assert backend.live == 0
 
 
 async def test_an_engine_that_makes_no_progress_is_ill(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,11 +100,7 @@ def test_a_spread_replica_takes_its_gpus_on_nodes_of_its_labels() -> None:
     nodes = {"pool": "big"}
     app = server.deployment("LargeWorker", story, size=ReplicaSize(gpus=3, gpu=1.0), nodes=nodes)
     options = app._bound_deployment._replica_config
-    assert options.placement_group_bundles == [
-        {"CPU": 0.2, "GPU": 1.0},
-        {"GPU": 1.0},
-        {"GPU": 1.0},
-    ]
+    assert options.placement_group_bundles == [{"CPU": 0.2, "GPU": 1.0}, {"GPU": 1.0}, {"GPU": 1.0}]
     assert options.placement_group_strategy == "PACK"
     assert options.placement_group_bundle_label_selector == [nodes] * 3
     assert options.ray_actor_options["label_selector"] == nodes

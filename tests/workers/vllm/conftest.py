@@ -30,21 +30,21 @@ def large() -> Iterator[Any]:
     worker.close()
 
 
+def _builtin(model: str) -> Iterator[Any]:
+    from workers.engine.loading import load
+
+    worker = load(model, rows=4, max_len=1024, threads=1)
+    yield worker
+    worker.close()
+
+
 @pytest.fixture(scope="session")
 def builtin() -> Iterator[Any]:
     """The same model over our own engine."""
-    from workers.engine.loading import load
-
-    worker = load("embedded:large", rows=4, max_len=1024, threads=1)
-    yield worker
-    worker.close()
+    yield from _builtin("embedded:large")
 
 
 @pytest.fixture(scope="session")
 def builtin_small() -> Iterator[Any]:
     """The embedded small model over our own engine."""
-    from workers.engine.loading import load
-
-    worker = load("embedded:small", rows=4, max_len=1024, threads=1)
-    yield worker
-    worker.close()
+    yield from _builtin("embedded:small")

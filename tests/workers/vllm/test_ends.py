@@ -24,15 +24,19 @@ def ends() -> TokenEnds:
     return TokenEnds(prompts)
 
 
-def test_tokens_that_hold_a_delimiter_end_a_step(ends: TokenEnds) -> None:
-    """But for one after a colon, and one that the model has not."""
-    assert ends.of(StopCriteria(9, ("\n\n",))) == {1, 2, 4}
-
-
-def test_a_stop_that_is_a_token_ends_a_text(ends: TokenEnds) -> None:
-    assert ends.of(StopCriteria(9, stop=("END", "no token", "!\n\n"))) == {6}
-
-
-def test_a_text_without_delimiters_has_no_such_end(ends: TokenEnds) -> None:
-    assert ends.of(StopCriteria(9)) == set()
-    assert ends.of(StopCriteria(9, ("",))) == set()
+@pytest.mark.parametrize(
+    ("criteria", "found"),
+    [
+        (
+            StopCriteria(9, ("\n\n",)),
+            {1, 2, 4},
+        ),  # not after a colon
+        (StopCriteria(9, stop=("END", "no token", "!\n\n")), {6}),
+        (StopCriteria(9), set()),
+        (StopCriteria(9, ("",)), set()),
+    ],
+)
+def test_the_tokens_that_end_a_text_alone(
+    ends: TokenEnds, criteria: StopCriteria, found: set[int]
+) -> None:
+    assert ends.of(criteria) == found
