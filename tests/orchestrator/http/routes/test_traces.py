@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -18,10 +19,13 @@ from tests.orchestrator.serving import HTTP, post, scripted, service, serving, u
 
 
 def listed(url: str, key: str = "", **params: Any) -> list[dict[str, Any]]:
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    reply = HTTP.get(f"{url}/v1/traces", params=params, headers=headers)
+    reply = HTTP.get(f"{url}/v1/traces", params=params, headers=by(key))
     assert reply.status_code == 200, reply.text
     return reply.json()["data"]
+
+
+def by(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 @pytest.fixture(scope="module")
@@ -83,31 +87,20 @@ def test_a_record_has_the_calls_that_its_steps_name(url: str) -> None:
     assert first["at_ms"] > 0
 
 
-def test_a_key_sees_its_own_requests_and_the_admin_key_everybodys() -> None:
-    access = Access(Keys(["one", "two"]), Keys(["boss"]))
-    with serving(service(access=access)) as url:
-        for key in ("one", "two"):
-            post(url, headers={"authorization": f"Bearer {key}"})
-        until(lambda: len(listed(url, "boss")) == 2)
-        assert len(listed(url, "one")) == len(listed(url, "two")) == 1
-        assert listed(url, "one") != listed(url, "two")
-        assert HTTP.get(f"{url}/v1/traces").status_code == 401
-
-
 def test_a_keys_list_says_nothing_of_others_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither by what it lacks, nor do others push its own out."""
     monkeypatch.setattr(traces, "SEARCHED", 4)
     monkeypatch.setattr(answering, "OUTCOMES_OF_KEPT", 8)
     made = service(access=Access(Keys(["one", "two"]), Keys(["boss"])))
     with serving(made) as url:
-        mine = [post(url, headers={"authorization": "Bearer one"}) for _ in range(3)]
-        for _ in range(12):
-            post(url, headers={"authorization": "Bearer two"})
-        post(url, headers={"authorization": "Bearer boss"})
+        mine = [post(url, headers=by("one")) for _ in range(3)]
+        for key in (*["two"] * 12, "boss"):
+            post(url, headers=by(key))
         until(lambda: len(listed(url, "one")) == 3 and len(listed(url, "two")) == 4)
         ids = [one.json()["baton"]["trace_id"] for one in mine]
         assert [row["id"] for row in listed(url, "one")] == ids[::-1]
         until(lambda: len({row["key"] for row in listed(url, "boss")}) == 2)
+        assert HTTP.get(f"{url}/v1/traces").status_code == 401
     assert isinstance(made.shared.store, MemoryStore)
     streams = made.shared.store._streams
     few, many = sorted(len(own) for name, own in streams.items() if name.startswith(OUTCOMES_OF))
@@ -116,31 +109,26 @@ def test_a_keys_list_says_nothing_of_others_requests(monkeypatch: pytest.MonkeyP
 
 
 def test_a_key_reads_and_judges_its_own_answers_alone_and_once() -> None:
-    access = Access(Keys(["one", "two"]), Keys(["boss"]), Keys(["eye"]))
-    made = service(access=access)
+    made = service(access=Access(Keys(["one", "two"]), Keys(["boss"]), Keys(["eye"])))
+
+    def rewards() -> list[Any]:
+        entries = asyncio.run(made.shared.store.newest(REWARDS, 100))
+        return [json.loads(one.event) for one in entries]
+
     with serving(made) as url:
+        told = post(url, headers=by("one")).json()["baton"]
 
-        def ask(method: str, path: str, key: str, **more: Any) -> int:
-            headers = {"authorization": f"Bearer {key}"}
-            return HTTP.request(method, url + path, headers=headers, **more).status_code
+        def read(key: str) -> int:
+            trace = f"{url}/v1/traces/{told['trace_id']}"
+            return HTTP.get(trace, headers=by(key)).status_code
 
-        told = post(url, headers={"authorization": "Bearer one"}).json()["baton"]
-        path = f"/v1/traces/{told['trace_id']}"
-        until(lambda: ask("GET", path, "one") == 200)
-        assert [ask("GET", path, key) for key in ("two", "boss", "eye")] == [404, 200, 200]
-        worth = {"trace_id": told["trace_id"], "reward": 1.0}
-        assert ask("POST", "/v1/feedback", "two", json=worth) == 404
-        assert ask("POST", "/v1/feedback", "eye", json=worth) == 403
-        for _ in range(20):
-            assert ask("POST", "/v1/feedback", "one", json=worth) == 200
-        assert ask("POST", "/v1/feedback", "one", json=worth | {"reward": 0.0}) == 409
-        assert ask("POST", "/v1/feedback", "boss", json=worth) == 200
-        until(lambda: len(rewards(made)) == 2)
-        assert len({one["key"] for one in rewards(made)}) == 2
+        def judge(key: str, worth: float = 1.0) -> int:
+            body = {"trace_id": told["trace_id"], "reward": worth}
+            return HTTP.post(f"{url}/v1/feedback", json=body, headers=by(key)).status_code
 
-
-def rewards(made: Any) -> list[Any]:
-    import asyncio
-
-    entries = asyncio.run(made.shared.store.newest(REWARDS, 100))
-    return [json.loads(one.event) for one in entries]
+        until(lambda: read("one") == 200)
+        assert [read(key) for key in ("two", "boss", "eye")] == [404, 200, 200]
+        assert [judge(key) for key in ("two", "eye", *["one"] * 20)] == [404, 403, *[200] * 20]
+        assert (judge("one", 0.0), judge("boss")) == (409, 200)
+        until(lambda: len(rewards()) == 2)
+        assert len({one["key"] for one in rewards()}) == 2
