@@ -86,28 +86,27 @@ def test_a_line_for_every_request_with_its_id(log: Kept) -> None:
     with serving(service(access=Access(Keys({KEY})))) as url:
         assert post(url, KEY).status_code == 200
     (line,) = [record for record in log.records if record["name"] == "orchestrator.http.middleware"]
-    assert line["request_id"] == "asked-by-me"
-    assert (line["method"], line["path"]) == ("POST", "/v1/chat/completions")
-    assert line["status"] == 200
+    about = {"request_id": "asked-by-me", "method": "POST", "path": "/v1/chat/completions"}
+    assert line.items() >= (about | {"status": 200}).items()
     assert line["ms"] > 0
 
 
 def test_no_prompt_no_answer_and_no_key_whatever_goes_wrong(log: Kept) -> None:
     bug = ValueError(f"cannot encode {SECRET!r}")
     large = scripted(failures={0: bug, 1: bug})
+    asked: list[dict[str, Any]] = [
+        {"model": "small-only"},
+        {"model": "large-only"},
+        {"model": "large-only", "stream": True},
+        {"temperature": -1},
+        {"policy": {SECRET: 1}},
+    ]
     with serving(service(access=Access(Keys({KEY})), large=large)) as url:
-        statuses = [
-            post(url, KEY, model="small-only").status_code,
-            post(url, KEY, model="large-only").status_code,
-            post(url, KEY, model="large-only", stream=True).status_code,
-            post(url, KEY, temperature=-1).status_code,
-            post(url, KEY, policy={SECRET: 1}).status_code,
-            post(url, WRONG).status_code,
-            HTTP.get(f"{url}/v1/models", params={"q": SECRET}).status_code,
-        ]
-    assert 200 in statuses
-    assert {400, 401} <= set(statuses)
-    assert len([one for one in log.records if one["name"] == "orchestrator.http.middleware"]) >= 7
+        statuses = {post(url, KEY, **one).status_code for one in asked}
+        statuses.add(post(url, WRONG).status_code)
+        HTTP.get(f"{url}/v1/models", params={"q": SECRET})
+    assert statuses >= {200, 400, 401}
+    assert len([one for one in log.records if one["name"] == "orchestrator.http.middleware"]) == 7
     assert "ValueError" in log.text  # it is logged, by its kind and place
     for word in (SECRET, KEY, WRONG, "twice that is 8"):
         assert word not in log.text
