@@ -75,8 +75,7 @@ class Orchestrator:
             name: connect_worker(spec) for name, spec in specs.items() if spec.url is not None
         }
         workers: dict[WorkerName, Any] = {**replicas, **remote}
-        views = WorkerViews(workers)
-        orchestrator = args.orchestrator
+        views, http = WorkerViews(workers), args.orchestrator
         self._service = Service(
             Catalog(
                 POLICIES,
@@ -88,9 +87,9 @@ class Orchestrator:
             Pools(workers, views.ready, views.facts, args.sampling),
             HttpSettings(
                 args.limits,
-                orchestrator.reasoning_field,
-                orchestrator.strict,
-                orchestrator.cors_origins,
+                http.reasoning_field,
+                http.strict,
+                http.cors_origins,
                 proxy_adds_request_id=True,
                 loopback=args.auth is None,
                 trace_ttl_s=args.store.trace_ttl_s,
@@ -115,8 +114,7 @@ class Orchestrator:
         return create_app(self._service)
 
     async def check_health(self) -> None:
-        """Called by Serve every two seconds, which is how often metrics are exported, and keys
-        read again."""
+        """Export metrics and read keys again; Serve calls this every two seconds."""
         self._export()
         try:
             self._service.access = self._args.access()
@@ -167,9 +165,8 @@ async def _answer_now(
     heard = [count for count in counts if isinstance(count, int)]
     ended = max(sum(heard), here)
     if not ended and len(heard) < len(counts):
-        raise HttpError(
-            503, "a replica, which may have this request, did not answer", code="replica_silent"
-        )
+        message = "a replica, which may have this request, did not answer"
+        raise HttpError(503, message, code="replica_silent")
     return ended
 
 

@@ -34,15 +34,10 @@ def uncalibrated(args: Args) -> list[str]:
     if workers.embedded:
         return []  # the defaults were measured on them
     # A file of this pair need not have every policy: some the pair cannot run. The policy that is
-    # served by default must be in it.
+    # served by default must be in it. The coin uses no scores.
     asked = POLICIES if chosen is None else (args.policy.default,)
-    guessed = [
-        name
-        for name in asked
-        if POLICIES[name].calibrated is not None
-        and POLICIES[name] is not Coin  # it uses no scores
-        and name not in known
-    ]
+    scored = [one for one in asked if POLICIES[one].calibrated and POLICIES[one] is not Coin]
+    guessed = [name for name in scored if name not in known]
     if not guessed:
         return []
     named = "FILE" if chosen is None else chosen

@@ -31,15 +31,14 @@ def open_spans(tracing: Tracing) -> tuple[Spans, Callable[[], None]]:
 
     from orchestrator.telemetry.spans import Spans
 
-    exporter: SpanExporter
+    # What `sys.stdout` is now: Serve's log, in a replica.
+    exporter: SpanExporter = ConsoleSpanExporter(out=sys.stdout)
     if tracing.exporter == "otlp":
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         exporter = OTLPSpanExporter(
             tracing.endpoint, certificate_file=authorities(), headers=headers(tracing)
         )
-    else:
-        exporter = ConsoleSpanExporter(out=sys.stdout)  # as it is now: Serve's log, in a replica
     provider = TracerProvider(
         # Not the process's provider, which Serve may use too.
         sampler=ParentBasedTraceIdRatio(tracing.sample),

@@ -112,22 +112,16 @@ class _Inside:
         self._add_calls(prefills, self._request)
         if moment is None and not own:
             return
-        starts, ends = [call.at_ms for call in own], [call.at_ms + call.ms for call in own]
-        if moment is not None:
-            starts.append(moment.at_ms)
-            ends.append(moment.at_ms)
+        times = [] if moment is None else [(moment.at_ms, moment.at_ms)]
+        times += [(call.at_ms, call.at_ms + call.ms) for call in own]
+        starts, ends = zip(*times, strict=True)
         span = self._tracer.start_span("step", self._request, start_time=self._at(min(starts)))
         self._add_calls(own, set_span_in_context(span))
         if step is not None:
-            span.set_attributes(
-                {
-                    "baton.author": step.author,
-                    "baton.accepted": step.accepted,
-                    "baton.tokens": step.tokens,
-                    "baton.phase": step.phase,
-                    **({} if step.score is None else {"baton.score": step.score}),
-                }
-            )
+            for name in ("author", "accepted", "tokens", "phase"):
+                span.set_attribute(f"baton.{name}", getattr(step, name))
+            if step.score is not None:
+                span.set_attribute("baton.score", step.score)
         span.end(self._at(max(ends)))
 
     def _add_calls(self, calls: list[CallSpan], context: Context) -> None:
@@ -142,14 +136,9 @@ class _Inside:
             if call.error is not None:
                 _fail(span, call.error)
             if (usage := call.usage) is not None:
-                span.set_attributes(
-                    {
-                        "baton.prompt_tokens": usage.prompt,
-                        "baton.cached_tokens": usage.cached,
-                        "baton.generated_tokens": usage.generated,
-                        "baton.passes": usage.passes,
-                    }
-                )
+                for name in ("prompt", "cached", "generated"):
+                    span.set_attribute(f"baton.{name}_tokens", getattr(usage, name))
+                span.set_attribute("baton.passes", usage.passes)
             if call.finish is not None:
                 span.set_attribute("baton.finish", call.finish)
             span.end(self._at(call.at_ms + call.ms))

@@ -30,7 +30,7 @@ LISTED: Final = 100  # versions or changes in a list, by default
 
 
 class ChangeNote(Given):
-    """The reason and the author of a change; the body for ending an experiment."""
+    """The reason and the author of a change; the body that ends an experiment."""
 
     note: Note = ""
     author: Author = ""
@@ -136,11 +136,8 @@ async def _overview(service: Service) -> Json:
         state = await read_state(service.shared.store)
         if state.revision or not revision:
             earlier = active_before(state)
-            known = {
-                "active": None,
-                "previous": earlier[0] if earlier else None,
-                "can_roll_back": bool(earlier),
-            }
+            previous = earlier[0] if earlier else None
+            known = {"active": None, "previous": previous, "can_roll_back": bool(earlier)}
             numbers, revision = newest_numbers(state)[0], state.revision
             with suppress(Unusable):  # `not_in_effect` says so
                 known["active"] = active(state)
