@@ -102,21 +102,6 @@ def test_ray_listens_on_the_loopback_address_alone(served: Served) -> None:
     assert [name for name, loopback in heard if not loopback] == []
 
 
-async def test_chat_through_the_openai_client(served: Served) -> None:
-    answer = await served.client.chat.completions.create(
-        model="baton",
-        messages=QUESTION,  # type: ignore[arg-type]
-        max_tokens=60,
-    )
-    extra: Any = answer.model_extra
-    assert extra["baton"]["policy"] == "specreason"
-    assert {step["author"] for step in extra["baton"]["steps"]} >= {"large"}
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens > 0
-    models = [model.id async for model in served.client.models.list()]
-    assert models[:2] == ["baton", "small-only"]
-
-
 async def test_the_stream_says_what_the_whole_answer_says(served: Served) -> None:
     whole = await served.client.chat.completions.create(
         model="large-only",
@@ -148,28 +133,6 @@ async def test_requests_side_by_side_have_the_methods_they_ask_for(served: Serve
     assert served.metric("baton_worker_passes_total", "large") > before
     with pytest.raises(openai.BadRequestError, match="offers vanilla, chain, lookup"):
         await stream(served, extra_body={"speculation": "kangaroo"})
-
-
-async def test_the_arms_of_an_experiment_may_differ_by_method_alone(served: Served) -> None:
-    arms = [
-        {"name": "plain", "policy": "large-only"},
-        {"name": "drafted", "policy": "large-only", "speculation": "chain"},
-    ]
-    document = {"name": "methods", "arms": arms, "goal": {"metric": "ms"}}
-    async with httpx.AsyncClient(base_url=served.url, timeout=120) as http:
-        assert (await http.post("/v1/experiments", json=document)).status_code == 201
-        try:
-            answers = await asyncio.gather(
-                *(stream(served, "baton", max_tokens=60) for _ in range(12))
-            )
-        finally:
-            await http.post("/v1/experiments/methods/stop", json={})
-    assert len({text for text, _ in answers}) == 1
-    methods = {
-        (baton["arm"], baton["speculation"]["large"])
-        for baton in (last.model_extra["baton"] for _, last in answers)
-    }
-    assert methods == {("plain", "vanilla"), ("drafted", "chain")}
 
 
 async def test_all_large_replicas_die_during_streams(served: Served) -> None:
@@ -285,24 +248,6 @@ async def test_a_request_stays_on_one_of_two_replicas(served: Served) -> None:
     after = [served.metric(name, "large") for name in names]
     cached, prompt = (new - old for new, old in zip(after, before, strict=True))
     assert cached / prompt > 0.9
-
-
-async def test_the_other_doors_lead_to_the_same_models(served: Served) -> None:
-    api = served.client
-    card = await api.models.retrieve("large-only")
-    assert (card.model_extra or {})["max_model_len"] > 100
-    said = await api.completions.create(
-        model="large-only", prompt="12+30=", max_tokens=4, echo=True, logprobs=1
-    )
-    told = said.choices[0].logprobs
-    assert told is not None
-    assert "".join(told.tokens or ()) == said.choices[0].text
-    made = await api.responses.create(
-        model="large-only", input="What is 12+30?", max_output_tokens=60
-    )
-    assert [item.type for item in made.output] == ["reasoning", "message"]
-    assert made.usage is not None
-    assert made.usage.output_tokens <= 60
 
 
 async def test_errors_are_openais(served: Served) -> None:
