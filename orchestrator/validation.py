@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from types import UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from orchestrator.errors import InvalidRequest
+from orchestrator.errors import ConfigError, InvalidRequest
 
 _FIELDS: Final = "__pydantic_fields__"
 _KEY: Final = "[key]"
@@ -75,6 +76,16 @@ def with_numbers(data: Any) -> Any:
     if isinstance(data, list):
         return [with_numbers(value) for value in data]
     return float(data) if isinstance(data, str) and _POWER.fullmatch(data) else data
+
+
+@contextmanager
+def refusing(before: str = "", instead_of: str = "") -> Iterator[None]:
+    """Raise a ConfigError as the ValueError that pydantic expects, with `before` before its text,
+    in place of the text's prefix `instead_of`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ValueError(before + str(error).removeprefix(instead_of)) from None
 
 
 def invalid_request(

@@ -17,14 +17,14 @@ from deploy.service.calibration import read as read_calibration
 from deploy.service.calibration import same_checkpoint
 from deploy.service.overrides import overridden
 from deploy.service.store_spec import StoreSpec
-from deploy.service.worker_spec import ONE, Nodes, Params, Replicas, Workers, refusing
+from deploy.service.worker_spec import ONE, Nodes, Params, Replicas, Workers
 from orchestrator.errors import ConfigError
 from orchestrator.http.auth import Access, Keys, is_loopback
 from orchestrator.http.settings import ReasoningField, ServiceLimits
 from orchestrator.loop.policy import Policy
 from orchestrator.state.versions import build
 from orchestrator.types import PartialSampling, TokenPrices
-from orchestrator.validation import StrictModel, closest, first_error
+from orchestrator.validation import StrictModel, closest, first_error, refusing
 from policies import POLICIES
 from policies.judge import Judging
 from workers.embedded.checkpoints import GATE_FILE, JUDGE_FILE

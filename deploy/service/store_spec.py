@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from deploy.service.worker_spec import refusing
 from orchestrator.errors import ConfigError
-from orchestrator.validation import StrictModel
+from orchestrator.validation import StrictModel, refusing
 from workers.remote.address import checked
 
 if TYPE_CHECKING:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from deploy.service.calibration import fingerprint
 from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName
-from orchestrator.validation import StrictModel, with_numbers
+from orchestrator.validation import StrictModel, refusing, with_numbers
 from orchestrator.worker import SERVER_METHOD
 from workers.embedded.checkpoints import EMBEDDED, folder_of, place_of, resolve
 from workers.embedded.remarks import REMARKS
@@ -45,16 +43,6 @@ Nodes = dict[str, str]
 """Labels of the Ray nodes where replicas may run; {}: any."""
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
-
-
-@contextmanager
-def refusing(before: str = "", instead_of: str = "") -> Iterator[None]:
-    """Raise a ConfigError as the ValueError that pydantic expects, with `before` before its text,
-    in place of the text's prefix `instead_of`."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ValueError(before + str(error).removeprefix(instead_of)) from None
 
 
 class MethodSpec(StrictModel):

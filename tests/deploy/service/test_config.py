@@ -48,14 +48,11 @@ ARGS = "applications.0.args"
 def test_local_yaml_spells_out_what_the_contract_promises() -> None:
     deployment = load(DEFAULT_FILE)
     assert deployment.url == "http://127.0.0.1:8000"
+    assert load(DEFAULT_FILE, port=9000).url == "http://127.0.0.1:9000"
     assert deployment.args.workers.large.model == "embedded:large"
     application = GOOD["applications"][0]
     assert {"route_prefix", "import_path"} <= application.keys()
     assert application["args"]["store"] == "memory"
-
-
-def test_every_key_of_local_yaml_is_ours_or_serves() -> None:
-    assert Args.model_validate(GOOD["applications"][0]["args"])
 
 
 def test_a_lossy_method_is_marked(tmp_path: Path) -> None:
@@ -86,10 +83,6 @@ def test_what_a_request_may_ask_of_the_large_worker(tmp_path: Path) -> None:
 def test_speculation_of_vllm_that_changes_the_text_is_lossy(sampler: str, lossy: bool) -> None:
     method = MethodSpec(method="ngram", params={"rejection_sample_method": sampler})
     assert method.lossy is is_lossy(method.params) is lossy
-
-
-def test_the_port_can_be_replaced() -> None:
-    assert load(DEFAULT_FILE, port=9000).url == "http://127.0.0.1:9000"
 
 
 @pytest.mark.parametrize(
@@ -210,11 +203,10 @@ def test_keys_come_from_the_environment_or_a_file(
 ) -> None:
     file = tmp_path / "keys"
     file.write_text("c\n\n d \n")
-    auth = {"api_keys_env": "KEYS", "api_keys_file": str(file), "admin_key_env": "ADMIN"}
-    args = load(write(tmp_path, {f"{ARGS}.auth": auth})).args
     monkeypatch.setenv("KEYS", "a, b")
     monkeypatch.setenv("ADMIN", " root ")
-    assert args.access() == Access(Keys("abcd"), Keys(["root"]))
+    auth = Auth(api_keys_env="KEYS", api_keys_file=file, admin_key_env="ADMIN")
+    assert auth.access() == Access(Keys("abcd"), Keys(["root"]))
     assert load(DEFAULT_FILE).args.access() == Access()
 
 
@@ -227,39 +219,35 @@ def test_keys_come_from_the_environment_or_a_file(
     ],
 )
 def test_keys_that_are_promised_must_be_there(
-    monkeypatch: pytest.MonkeyPatch, auth: dict[str, str], said: str
+    monkeypatch: pytest.MonkeyPatch, auth: dict[str, Any], said: str
 ) -> None:
     monkeypatch.setenv("ASK", "sk-ask")
-    args = Args.model_validate({**GOOD["applications"][0]["args"], "auth": auth})
     with pytest.raises(ConfigError, match=said):
-        args.access()
+        Auth(**auth).access()
 
 
 def test_a_key_file_that_is_no_text_is_named_and_not_shown(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_bytes(b"good\n\xe9vil\n")
-    args = load(write(tmp_path, {f"{ARGS}.auth": {"api_keys_file": str(file)}})).args
     with pytest.raises(ConfigError, match=r"keys: not UTF-8 text") as told:
-        args.access()
+        Auth(api_keys_file=file).access()
     assert "0xe9" not in str(told.value)
 
 
 def test_a_checkpoint_says_how_it_judges(tmp_path: Path) -> None:
     """judge.json beside the large model gives the policy's defaults; the file goes before it."""
-    curve = {"policy": {"judge": "short", "scoring": "likelihood", "likelihood": [3.5, 0.5]}}
-    (tmp_path / "judge.json").write_text(json.dumps(curve))
+    judge = {"judge": "short", "scoring": "likelihood", "likelihood": [3.5, 0.5]}
+    (tmp_path / "judge.json").write_text(json.dumps({"policy": judge}))
     (tmp_path / "config.json").write_text("{}")
     workers = {"small": {"model": "embedded:small"}, "large": {"model": str(tmp_path)}}
     args = Args.model_validate({"workers": workers})
-    assert args.policy.params["specreason"] == curve["policy"]
-    assert "large-only" not in args.policy.params
     for name, policy in POLICIES.items():
-        given = curve["policy"] if issubclass(policy, Judging) else {}
-        assert args.policy.params.get(name, {}) == given
+        assert args.policy.params.get(name, {}) == (judge if issubclass(policy, Judging) else {})
         assert args.policy.policy(name)  # and the values fit them
-    own = {"params": {"specreason": {"scoring": "greedy", "threshold": 5}}}
-    args = Args.model_validate({"workers": workers, "policy": own})
-    assert args.policy.params["specreason"] == curve["policy"] | own["params"]["specreason"]
+    own = {"scoring": "greedy", "threshold": 5}
+    policy = {"params": {"specreason": own}}
+    args = Args.model_validate({"workers": workers, "policy": policy})
+    assert args.policy.params["specreason"] == judge | own
 
 
 def test_prices(tmp_path: Path) -> None:
@@ -297,15 +285,9 @@ def test_keys_are_rotated_without_a_restart(tmp_path: Path) -> None:
     users.write_text("one\n")
     eyes.write_text("sha256:" + hashlib.sha256(b"eye").hexdigest())
     auth = Auth(api_keys_file=users, observer_keys_file=eyes)
-    before = auth.access()
-    assert before == auth.access()
-    assert before.users.owner("Bearer one")
-    assert before.observers.owner("Bearer eye")
-    assert not before.admins
+    assert auth.access() == auth.access() == Access(Keys(["one"]), observers=Keys(["eye"]))
     users.write_text("two\n")
-    after = auth.access()
-    assert after != before
-    assert (after.users.owner("Bearer one"), bool(after.users.owner("Bearer two"))) == (None, True)
+    assert auth.access() == Access(Keys(["two"]), observers=Keys(["eye"]))
     eyes.write_text("")
     with pytest.raises(ConfigError, match="holds no key"):
         auth.access()
