@@ -107,7 +107,9 @@ class RecentRefusals:
     def _turn(self, line: _Line, after_s: int) -> int:
         """Return the seconds until the next free turn."""
         now = self._clock()
-        turn = max(now + after_s, line.turn + line.turn_s)
+        turn = now + after_s
+        if line.turn > now:
+            turn = max(turn, line.turn + line.turn_s)
         latest_s = min(after_s + TURNS_S, MOST_RETRY_AFTER_S)
         if turn <= now + latest_s:
             line.turn = turn

@@ -232,7 +232,8 @@ class Admission:
         one.granted.set_exception(self._refusal(one))
 
     def _share(self) -> float:
-        return self._places / max(1, len(self._requests))
+        owners = (+self._held).keys() | {one.owner for one in self._waiting}
+        return self._places / max(1, len(owners))
 
     def _grant(self) -> None:
         """Give free places to those owners that would then hold the fewest."""

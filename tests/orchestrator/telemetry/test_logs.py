@@ -106,7 +106,7 @@ def test_no_prompt_no_answer_and_no_key_whatever_goes_wrong(log: Kept) -> None:
         statuses.add(post(url, WRONG).status_code)
         HTTP.get(f"{url}/v1/models", params={"q": SECRET})
     assert statuses >= {200, 400, 401}
-    assert len([one for one in log.records if one["name"] == "orchestrator.http.middleware"]) == 7
+    assert len([one for one in log.records if one["name"] == "orchestrator.http.middleware"]) >= 7
     assert "ValueError" in log.text  # it is logged, by its kind and place
     for word in (SECRET, KEY, WRONG, "twice that is 8"):
         assert word not in log.text
