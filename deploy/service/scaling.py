@@ -11,8 +11,7 @@ from typing import Any
 
 from deploy.service.worker_spec import Replicas
 
-LOOK_BACK_S = 15.0
-"""Seconds over which a replica's load is averaged; fewer if the delays are shorter."""
+LOOK_BACK_S = 15.0  # over which a replica's load is averaged; fewer if the delays are shorter
 
 
 def gpus_for(shares: list[float]) -> int:

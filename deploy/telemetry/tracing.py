@@ -37,7 +37,7 @@ def open_spans(tracing: Tracing) -> tuple[Spans, Callable[[], None]]:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         exporter = OTLPSpanExporter(
-            tracing.endpoint, certificate_file=authorities(), headers=headers(tracing)
+            tracing.endpoint, certificate_file=_authorities(), headers=headers(tracing)
         )
     provider = TracerProvider(
         # Not the process's provider, which Serve may use too.
@@ -49,13 +49,12 @@ def open_spans(tracing: Tracing) -> tuple[Spans, Callable[[], None]]:
     return Spans(provider.get_tracer("baton")), provider.shutdown
 
 
-def authorities() -> str | None:
+def _authorities() -> str | None:
     """Return the certificates of `SSL_CERT_FILE` or `SSL_CERT_DIR`, which the exporter ignores;
     None if OpenTelemetry's own variables name others."""
     own = ("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE")
-    if any(map(os.environ.get, own)):
-        return None
-    return os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")
+    ours = os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")
+    return None if any(map(os.environ.get, own)) else ours
 
 
 def headers(tracing: Tracing) -> dict[str, str]:

@@ -30,8 +30,7 @@ def sse(value: dict[str, Any], event: str = "") -> bytes:
 class ErrorForm:
     """OpenAI's form of errors: a body, and the event that ends a stream that failed."""
 
-    schema: ClassVar[type] = Error
-    """The type of the body."""
+    schema: ClassVar[type] = Error  # of the body
 
     def body(self, error: HttpError, request_id: str | None = None) -> dict[str, Any]:
         return error.body
@@ -105,31 +104,16 @@ OPENAI_ERRORS: Final = ErrorForm()
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """An API.
-
-    Attributes:
-        path: of requests for an answer.
-        operation: as OpenTelemetry names it.
-        id_prefix: the ids of answers begin with it.
-        question: the name of the parameter with the question.
-        errors: the form of errors.
-        also: further paths that an API key may post to.
-        key_header: a header that may hold the API key in place of Authorization.
-        id_header: a header in which clients look for the request's id, beside x-request-id.
-        session_header: a header that names the session in place of x-session-id.
-        ping: what is sent in a stream that is silent.
-    """
-
-    path: str
-    operation: str
-    id_prefix: str
-    question: str
+    path: str  # of requests for an answer
+    operation: str  # as OpenTelemetry names it
+    id_prefix: str  # of answers
+    question: str  # the name of the parameter with the question
     errors: ErrorForm = OPENAI_ERRORS
-    also: tuple[str, ...] = ()
-    key_header: str = ""
-    id_header: str = ""
-    session_header: str = ""
-    ping: bytes = b": ping\n\n"
+    also: tuple[str, ...] = ()  # further paths that an API key may post to
+    key_header: str = ""  # may hold the API key in place of Authorization
+    id_header: str = ""  # clients look for the request's id there, beside x-request-id
+    session_header: str = ""  # names the session in place of x-session-id
+    ping: bytes = b": ping\n\n"  # is sent in a stream that is silent
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -42,20 +42,15 @@ if TYPE_CHECKING:  # most services make no spans and load no tracing
 
 
 class LiveRequests:
-    """The requests that are being answered.
-
-    Attributes:
-        quiet: is set while there are none.
-        cuts: one function for each response that is being sent, which ends it.
-        hurries: what ends the thoughts of a key's requests, by the key and a name of the request.
-    """
+    """The requests that are being answered; `quiet` is set while there are none."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self.admission = Admission(
             limits.concurrent, limits.wait_s, prompt_tokens=limits.prompt_tokens
         )
         self.draining = False
-        self.cuts: set[Callable[[], object]] = set()
+        self.cuts: set[Callable[[], object]] = set()  # each ends a response that is being sent
+        # What ends the thoughts of a key's requests, by the key and a name of the request.
         self.hurries: dict[tuple[str | None, str], list[Hurry]] = {}
         self.quiet = asyncio.Event()
         self.quiet.set()
