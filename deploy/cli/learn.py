@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from deploy.evaluation.gate_learning import FittedModel, GateExample
     from deploy.evaluation.recording import Recording
-    from deploy.service.config import Workers
+    from deploy.service.worker_spec import Workers
 
 learn = typer.Typer(help="Learn from a pair's recorded requests.")
 
