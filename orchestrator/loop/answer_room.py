@@ -29,15 +29,9 @@ from orchestrator.types import (
 from orchestrator.worker import Delta, closing
 
 Shown = TextDelta | StepCompleted
+GivenUp = tuple[Transcript, list[Segment]]
+"""The end of a thought that a cap cut: the transcript before it, and its accepted drafts."""
 Stream = AsyncIterator[Delta | Generation]
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """The end of a thought that a cap cut: the transcript before it, and its accepted drafts."""
-
-    start: Transcript
-    drafts: tuple[Segment, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +100,7 @@ class HeldEnd:
             for event in events
             if isinstance(event, StepCompleted)
         ]
-        return rejected, GivenUp(start, tuple(drafts))
+        return rejected, (start, drafts)
 
     def hold(self, before: Transcript, events: list[Shown], draft: Segment | None = None) -> None:
         """Hold back events that follow a transcript, or that follow events already held."""
@@ -155,10 +149,9 @@ async def generated(
                 # Even if a step ends with the very last token, no room is left for an answer.
                 full = item.usage.generated >= criteria.max_tokens
                 if full and item.segment.finish not in ENDED:
-                    cut_off = replace(
-                        item.segment, text="", tokens=(), logprobs=(), finish="length"
-                    )
-                    item = replace(item, segment=cut_off, provenance=None)
+                    nothing = Segment(item.segment.author, "", finish="length")
+                    nothing = replace(nothing, tokenizer=item.segment.tokenizer)
+                    item = replace(item, segment=nothing, provenance=None)
                 yield item if first is None else _joined(first, item)
 
 

@@ -106,23 +106,20 @@ class PolicyRunner:
             WorkerError: the request must be complete, and a worker died in mid-text.
             Exception: a failure that the policy did not catch.
         """
-        if not isinstance(self._reply, BaseException):
-            self._probe = self._probes.after(self.transcript)
-            if self._probe is not None:
-                self.response.begin(self._probe)
-                return self._probe
+        failed = isinstance(self._reply, BaseException)
+        self._probe = None if failed else self._probes.after(self.transcript)
+        if self._probe is not None:
+            self.response.begin(self._probe)
+            return self._probe
         reply, self._reply = self._reply, None
+        resume = self._script.throw if failed else self._script.send
         action: Action[Any] | None = None
         try:
-            if isinstance(reply, BaseException):
-                action = self._affordable(self._script.throw(reply))
-            else:
-                action = self._affordable(self._script.send(reply))
+            action = self._affordable(resume(reply))
         except StopIteration:
             if not self.transcript.done:
-                name = type(self.policy).__name__
                 raise BatonError(
-                    f"policy {name} returned a transcript that is not done: "
+                    f"policy {type(self.policy).__name__} returned a transcript that is not done: "
                     "it must continue until `transcript.done`"
                 ) from None
         except ContextLengthExceeded:
@@ -134,8 +131,7 @@ class PolicyRunner:
                 return self.next_action()
             self.transcript = self.budget.cut(self.transcript)
         self.response.begin(action)
-        if self._complete and self.response.missing is not None:
-            raise self.response.missing
+        self._check_complete(self.response.missing)
         return action
 
     def _affordable(self, action: Action[Any]) -> Action[Any]:
@@ -186,7 +182,9 @@ class PolicyRunner:
         self.response.calls = next(iter(formats), None)
         known = next((answer.closing for answer in answers if answer.closing), "")
         self.budget = replace(self.budget, ending=self.budget.ending.with_words(known))
-        yield from map(self.response.add, prefilled)
+        for result in prefilled:
+            yield self.response.add(result)
+            self._check_complete(result.answer)
 
     def _add_result(self, result: ActionCompleted) -> Iterator[Event]:
         """Change the transcript by an action's result, and yield the text that may be shown."""
@@ -199,9 +197,10 @@ class PolicyRunner:
             self._idle = 0
         events, given_up = self._end.settle(before, self.transcript, caused, draft)
         if given_up is not None:
-            for each in given_up.drafts:
+            start, drafts = given_up
+            for each in drafts:
                 self.response.give_up(each)
-            self.transcript = self._reply = self.budget.close(given_up.start, True, "length")
+            self.transcript = self._reply = self.budget.close(start, True, "length")
         self.response.thinks_on = self.budget.may_think_on(self.transcript)
         yield from map(self.response.add, events)
         if self.transcript.reply_start > before.reply_start:
@@ -209,6 +208,7 @@ class PolicyRunner:
         if self.transcript.done and not before.done:
             yield from self.rest_of_text()
         yield self.response.add(result)
+        self._check_complete(result.answer)
 
     def _apply(self, result: ActionCompleted) -> Iterator[Shown]:
         """Change the transcript by the result, and prepare the policy's reply."""
@@ -222,9 +222,7 @@ class PolicyRunner:
         if isinstance(answer, BaseException):
             return
         if isinstance(action, Write | Accept | Close):
-            self._check_extends(action.transcript)
-        if isinstance(action, Advise):
-            self._check_advises(action.transcript)
+            self._check(action)
         match action:
             case Generate():
                 self._drafts[answer.segment] = replace(answer, ms=result.ms)
@@ -237,10 +235,10 @@ class PolicyRunner:
                     size = len(segment.tokens)
                     delta = TextDelta(segment.author, self.phase, segment.text, size)
                     yield from self._shown(delta)
-                yield self._step(segment, self._made(segment), accepted=True, score=score)
+                yield self._step(segment, self._made(segment), True, score)
                 yield from self._commit(segment)
             case Reject(segment, score):
-                yield self._step(segment, self._made(segment), accepted=False, score=score)
+                yield self._step(segment, self._made(segment), False, score)
             case Close(_, forced, finish):
                 yield from self._close(forced, finish)
 
@@ -260,14 +258,14 @@ class PolicyRunner:
         # without the end that was given up for an answer. Then the context is not full.
         short = made.usage.generated < allowed or self._end.room.certain(before, allowed) < allowed
         if segment.text or segment.tokens:
-            yield self._step(segment, made, accepted=True)
+            yield self._step(segment, made)
         yield from self._commit(segment, allowed if short else None)
 
     def _advised(self, made: Generation) -> Iterator[Shown]:
         """Add advice, whose text has been shown; nothing if it is blank."""
         self._reply = self.transcript
         if made.segment.text.strip():
-            step = self._step(made.segment, made, accepted=True)
+            step = self._step(made.segment, made)
             yield replace(step, step=replace(step.step, phase="advice"))
             thought = self.transcript.thought.plus(made.segment)
             self.transcript = self._reply = replace(self.transcript, thought=thought)
@@ -297,7 +295,7 @@ class PolicyRunner:
             yield TextDelta("policy", self.phase, APART)
         if nudged:
             yield from self._shown(TextDelta(NUDGE.author, self.phase, NUDGE.text), early=True)
-            yield self._step(NUDGE, None, accepted=True)
+            yield self._step(NUDGE)
 
     def _last_words(self, after: Transcript) -> Iterator[Shown]:
         """Yield the words by which the budget ends a thought by force."""
@@ -306,7 +304,7 @@ class PolicyRunner:
             return
         if after.thought[-1] is words:
             yield TextDelta(words.author, "thought", words.text)
-            yield self._step(words, None, accepted=True)
+            yield self._step(words)
 
     def _calls_in_thought(self, last: Segment) -> Segment | None:
         """Return the calls of tools at the end of a thought, as the answer, if the model ends its
@@ -343,8 +341,9 @@ class PolicyRunner:
         close = Close(self.transcript, forced=True)
         yield from self._add_result(ActionCompleted(close, None, 0.0))
         self._script.close()
-        after = self.transcript
-        self._script, self._reply = _nothing() if after.done else self.policy.solve(after), None
+        self._reply = None
+        if not self.transcript.done:
+            self._script = self.policy.solve(self.transcript)
 
     def rest_of_text(self) -> Iterator[Shown]:
         """Yield the text that was held back until the answer's end, once."""
@@ -398,22 +397,25 @@ class PolicyRunner:
     def _count_idle(self) -> None:
         self._idle += 1
         if self._idle > MAX_IDLE:
-            name = type(self.policy).__name__
             raise BatonError(
-                f"policy {name} makes no progress: {self._idle} actions in a row added nothing "
-                "to the transcript"
+                f"policy {type(self.policy).__name__} makes no progress: {self._idle} actions in "
+                "a row added nothing to the transcript"
             )
 
-    def _check_extends(self, transcript: Transcript) -> None:
-        # Text that was streamed cannot be taken back.
+    def _check(self, action: Write | Accept | Close) -> None:
+        """Refuse an action that breaks a rule: text that was streamed cannot be taken back."""
+        transcript = action.transcript
         if transcript is not self.transcript and transcript != self.transcript:
             raise BatonError("a policy may only extend the transcript that it was last given")
         if transcript.done:
             raise BatonError("a policy may not extend a transcript whose answer has ended")
-
-    def _check_advises(self, transcript: Transcript) -> None:
-        if transcript.thinking or not transcript.begins_answer:
+        if isinstance(action, Advise) and (transcript.thinking or not transcript.begins_answer):
             raise BatonError("advice comes before an answer, in a transcript without a thought")
+
+    def _check_complete(self, answer: Any) -> None:
+        """Raise a worker's failure if the request lets no policy work around it."""
+        if self._complete and isinstance(answer, WorkerError):
+            raise answer
 
     def _made(self, segment: Segment) -> Generation | None:
         """Return the generation that made a segment, which may be one end of a longer draft.
@@ -425,30 +427,22 @@ class PolicyRunner:
         count = len(segment.tokens)
         for draft in islice(reversed(self._drafts.values()), CUT_AMONG):
             ids = draft.segment.tokens
-            if draft.segment.author == segment.author and segment.tokens in (
-                ids[:count],
-                ids[-count:],
-            ):
+            is_end = segment.tokens in (ids[:count], ids[-count:])
+            if draft.segment.author == segment.author and is_end:
                 return replace(draft, ms=draft.ms * count / len(ids), provenance=None)
         return None
 
     def _step(
         self,
         segment: Segment,
-        made: Generation | None,
-        *,
-        accepted: bool,
+        made: Generation | None = None,
+        accepted: bool = True,
         score: float | None = None,
     ) -> StepCompleted:
         """Return the step of a segment; `made`: the generation that made it, if any."""
         tokens, ms = len(segment.tokens), 0.0 if made is None else made.ms
         step = Step(segment.author, segment.text, accepted, tokens, ms, score, self.phase)
         return StepCompleted(step, None if made is None else made.provenance)
-
-
-def _nothing() -> Script[None]:
-    """Return the script of an answer that has ended."""
-    yield from ()
 
 
 def _answered(transcript: Transcript, names: Iterable[WorkerName]) -> Script[None]:

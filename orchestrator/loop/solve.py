@@ -3,23 +3,18 @@
 The loop is *draft, verify, commit* (SpecReason, arXiv 2504.07891, section 4.1), except that the
 policy decides which worker drafts, and which verifies and how. Four objects share the work:
 
-- `PolicyRunner` (policy_runner.py) runs the policy's generator and builds the transcript, without
-  I/O. It turns results into events, and counts each event once (`ResponseAccumulator`,
-  accumulator.py).
-- `Budget` (budget.py) charges accepted tokens to the request: `clip` before a generation,
-  `commit` after an accepted segment, which also decides whether the phase has ended.
-- `Spending` (spending.py) caps the large model's tokens and cost in the thought.
-- `Executor` (executor.py) carries actions out: it alone calls workers, streams the text of a
-  `Write`, and keeps the deadline.
+- `PolicyRunner` runs the policy's generator and builds the transcript, without I/O. It turns
+  results into events, and adds each event once to the response (`ResponseAccumulator`).
+- `Budget` charges accepted tokens to the request: `clip` before a generation, `commit` after an
+  accepted segment, which also decides whether the phase has ended.
+- `Spending` caps the large model's tokens and cost in the thought.
+- `Executor` alone calls workers. It streams the text of a `Write`, and keeps the deadline.
 
 Both workers prefill the prompt first. The policy's first action runs beside the longer prefill, and
 its events come after both (`PromptsRead`).
 
 A transcript is a thought and an answer. If no model of the policy marks its thought
 (`Generation.thinks` of the prefills), it is an answer alone, and the steps are the answer's.
-
-ARCHITECTURE.md says where a stop condition goes. A new action is a class in actions.py, a case in
-`Executor` if it needs a worker, and one in `PolicyRunner` if it changes the transcript.
 """
 
 from __future__ import annotations
@@ -28,15 +23,14 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from time import perf_counter
 
-from orchestrator.errors import ConfigError, WorkerError
+from orchestrator.errors import ConfigError
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
-from orchestrator.loop.events import ActionCompleted, Event, PromptsRead
+from orchestrator.loop.events import Event, PromptsRead
 from orchestrator.loop.executor import Executor
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.policy_runner import PolicyRunner
 from orchestrator.loop.request import Request
-from orchestrator.types import Limits
 from orchestrator.worker import Worker
 
 
@@ -63,22 +57,19 @@ async def solve(
     if missing:
         raise ConfigError(f"the policy needs a worker that is not there: {', '.join(missing)}")
     began = perf_counter()
-    limits = request.limits
-    runner = PolicyRunner(policy, request.messages, limits, response)
+    runner = PolicyRunner(policy, request.messages, request.limits, response)
     executor = Executor(workers, request, runner.budget)
     try:
         runner.begin(await executor.prefill(runner.prefills()))
         if runner.spending.capped:  # the prompts' cost counts before the policy spends anything
             for event in runner.on_result(PromptsRead(await executor.prefilled())):
                 yield event
-                _check_complete(limits, event)
         # *** The policy yields an action, the executor carries it out, the policy gets the result.
         while (action := runner.next_action()) is not None:
             async with aclosing(executor.perform(action)) as items:
                 async for item in items:  # the text of a Write as it is made; then the result
                     for event in runner.on_result(item):
                         yield event
-                        _check_complete(limits, event)
                     if runner.stopped:  # by a stop string that an earlier segment began
                         executor.stop_writing()
             if request.hurry is not None and request.hurry.is_set:
@@ -92,10 +83,3 @@ async def solve(
     finally:
         await executor.close()
         runner.close()
-
-
-def _check_complete(limits: Limits, event: Event) -> None:
-    """Raise a worker's failure if the request lets no policy work around it."""
-    answer = event.answer if isinstance(event, ActionCompleted) else None
-    if limits.complete and isinstance(answer, WorkerError):
-        raise answer
