@@ -7,19 +7,15 @@ from typing import Any
 
 import pytest
 
-from deploy.evaluation.recording import RecordedRequest, Recording, dumps, loads
-from deploy.evaluation.replay import replay
 from orchestrator.loop.actions import Generate, Script, Write
 from orchestrator.loop.events import Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
-from orchestrator.loop.request import Hurry, Request
-from orchestrator.loop.solve import solve
-from orchestrator.types import Message, StopCriteria, Transcript
+from orchestrator.loop.request import Hurry
+from orchestrator.types import StopCriteria, Transcript
 from policies import POLICIES
+from tests.orchestrator.loop.solving import Workers, both, heard, replays, start
 from tests.orchestrator.waiting import until
 from tests.workers.scripted import Say, Scripted
-
-QUESTION = (Message("user", "?"),)
 
 
 def endless(**more: Any) -> Scripted:
@@ -34,10 +30,10 @@ def endless(**more: Any) -> Scripted:
     return Scripted(line, **more)
 
 
-async def answered(policy: Policy, workers: dict[Any, Scripted], count: int) -> list[Event]:
+async def answered(policy: Policy, workers: Workers, count: int) -> list[Event]:
     """Set the hurry after `count` pieces of text."""
     hurry, seen, events = Hurry(), 0, list[Event]()
-    async for event in solve(policy, Request("r", QUESTION, hurry=hurry), workers):
+    async for event in start(policy, workers, hurry=hurry):
         events.append(event)
         seen += isinstance(event, TextDelta)
         if seen == count:
@@ -48,55 +44,42 @@ async def answered(policy: Policy, workers: dict[Any, Scripted], count: int) -> 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "vote"])  # shows no thought
 @pytest.mark.parametrize("count", [1, 5])
 async def test_every_policy_answers_now(name: str, count: int) -> None:
-    policy, both = POLICIES[name](), endless()
-    events = await answered(policy, {"small": both, "large": both}, count)
+    policy, worker = POLICIES[name](), endless()
+    events = await answered(policy, both(worker), count)
     ended = events[-1]
     assert isinstance(ended, RequestCompleted)
     transcript = ended.transcript
     assert (transcript.forced, transcript.finish, transcript.done) == (True, "stop", True)
     assert transcript.reply == "7"
     assert 0 < transcript.thought.tokens < 1000
-    assert both.live == 0
-    kept = tuple(event for event in events if not isinstance(event, TextDelta))
-    recording = loads(dumps(Recording(RecordedRequest("r", name, QUESTION), kept)))
-    again = [event for event in replay(recording, policy) if not isinstance(event, TextDelta)]
-    assert tuple(again) == kept
+    assert worker.live == 0
+    assert replays(name, policy, events)
 
 
 async def test_a_draft_that_runs_is_given_up() -> None:
     hurry, slow = Hurry(), endless(delay=3600)
-    request = Request("r", QUESTION, hurry=hurry)
-    workers: dict[Any, Scripted] = {"small": slow, "large": endless()}
-    policy = POLICIES["specreason"]()
-    events: list[Event] = []
-
-    async def read() -> None:
-        events.extend([event async for event in solve(policy, request, workers)])
-
-    reading = asyncio.create_task(read())
+    workers = {"small": slow, "large": endless()}
+    reading = asyncio.create_task(heard(POLICIES["specreason"](), workers, hurry=hurry))
     await until(lambda: slow.live == 1)
     hurry.set()
-    await reading
-    ended = events[-1]
-    assert isinstance(ended, RequestCompleted)
+    _, ended = await reading
     assert (ended.transcript.text, ended.transcript.reply) == ("", "7")
     assert slow.live == 0
 
 
-async def test_an_answer_that_is_written_goes_on() -> None:
-    for large in (
-        Scripted(story=("So.", "7 or 8 or 9")),
-        Scripted(story=("", "7 or 8"), thinks=False),
-    ):
-        hurry = Hurry()
-        request = Request("r", QUESTION, hurry=hurry)
-        whole = [e async for e in solve(POLICIES["large-only"](), request, {"large": large})]
-        hurried = []
-        async for event in solve(POLICIES["large-only"](), request, {"large": large}):
-            hurried.append(event)
-            if isinstance(event, TextDelta) and event.phase == "answer":
-                hurry.set()
-        assert hurried[-1].transcript == whole[-1].transcript  # type: ignore[union-attr]
+@pytest.mark.parametrize(
+    "large",
+    [Scripted(story=("So.", "7 or 8 or 9")), Scripted(story=("", "7 or 8"), thinks=False)],
+)
+async def test_an_answer_that_is_written_continues(large: Scripted) -> None:
+    hurry, hurried = Hurry(), list[Event]()
+    _, whole = await heard(POLICIES["large-only"](), {"large": large})
+    async for event in start(POLICIES["large-only"](), {"large": large}, hurry=hurry):
+        hurried.append(event)
+        if isinstance(event, TextDelta) and event.phase == "answer":
+            hurry.set()
+    assert isinstance(hurried[-1], RequestCompleted)
+    assert hurried[-1].transcript == whole.transcript
 
 
 async def test_a_hurry_before_the_first_step_leaves_no_thought_to_write() -> None:
@@ -108,8 +91,6 @@ async def test_a_hurry_before_the_first_step_leaves_no_thought_to_write() -> Non
 
     hurry = Hurry()
     hurry.set()
-    workers: dict[Any, Scripted] = {"small": endless(delay=3600), "large": endless()}
-    request = Request("r", QUESTION, hurry=hurry)
-    *_, ended = [event async for event in solve(Drafts(), request, workers)]
-    assert isinstance(ended, RequestCompleted)
+    workers = {"small": endless(delay=3600), "large": endless()}
+    _, ended = await heard(Drafts(), workers, hurry=hurry)
     assert (ended.transcript.text, ended.transcript.reply) == ("", "7")

@@ -11,16 +11,10 @@ import pytest
 
 from deploy.evaluation.builtin.problems import draw
 from deploy.lab.reenact.dialogues import Dialogue, shipped
-from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.ending import COMPARED, LEAST, _last_paragraphs, loops
-from orchestrator.loop.events import Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
-from orchestrator.loop.request import Request
-from orchestrator.loop.solve import solve
 from orchestrator.types import (
     Limits,
-    Message,
-    Sampling,
     Segment,
     Segments,
     StopCriteria,
@@ -29,6 +23,7 @@ from orchestrator.types import (
 from policies import POLICIES
 from policies.single import LargeOnly
 from policies.specreason import SpecReason
+from tests.orchestrator.loop.solving import both, heard, shown
 from tests.workers.scripted import Say, Scripted, words
 
 LONG = " is a step of many words." * 12
@@ -121,22 +116,14 @@ class Looping(Scripted):
         super().__init__(line, scores=lambda transcript: 9.0)
 
 
-async def answered(policy: Policy, worker: Any, limits: Limits) -> RequestCompleted:
-    workers: dict[WorkerName, Any] = {"small": worker, "large": worker}
-    request = Request("r", (Message("user", "?"),), limits=limits)
-    *_, ended = [event async for event in solve(policy, request, workers)]
-    assert isinstance(ended, RequestCompleted)
-    return ended
-
-
 @pytest.mark.parametrize(
     "name", [name for name in POLICIES if name != "vote"]
 )  # drafts whole chains
 async def test_forty_looping_chains_end_under_every_policy(name: str) -> None:
     policy = POLICIES[name]()
     for begun, unit in looping_chains(40):
-        worker = Looping(begun, unit)
-        ended = await answered(policy, worker, Limits(max_tokens=2000))
+        workers = both(Looping(begun, unit))
+        _, ended = await heard(policy, workers, limits=Limits(max_tokens=2000))
         transcript = ended.transcript
         assert (transcript.forced, transcript.finish) == (True, "stop"), (begun, unit)
         assert transcript.reply.strip() == "7"
@@ -171,23 +158,14 @@ PARAGRAPHS = "".join(f"This is step number {i}.\n\n" for i in range(20))
 STEP = len(words("This is step number 0.\n\n"))
 
 
-async def events_of(policy: Policy, workers: dict[WorkerName, Any], **limits: Any) -> list[Event]:
-    request = Request("r", (Message("user", "?"),), limits=Limits(**limits))
-    return [event async for event in solve(policy, request, workers)]
-
-
 @pytest.mark.parametrize("policy", [LargeOnly, SpecReason])
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.99])
 async def test_a_soft_budget_closes_the_thought_at_the_end_of_a_step(
     policy: type[Policy], share: float
 ) -> None:
-    both = Scripted(story=(PARAGRAPHS, "7"))
     budget = 10 * STEP
-    *events, ended = await events_of(
-        policy(budget=budget, soft_budget=share, closing="Enough.\n"),
-        {"small": both, "large": both},
-    )
-    assert isinstance(ended, RequestCompleted)
+    asked = policy(budget=budget, soft_budget=share, closing="Enough.\n")
+    events, ended = await heard(asked, both(Scripted(story=(PARAGRAPHS, "7"))))
     transcript = ended.transcript
     *own, closing = transcript.thought
     assert (closing.author, closing.text) == ("policy", "Enough.\n")
@@ -197,53 +175,45 @@ async def test_a_soft_budget_closes_the_thought_at_the_end_of_a_step(
     late = transcript.thought.tokens - share * budget
     assert 0 <= late < STEP + 16  # the least call
     assert (transcript.forced, transcript.finish, transcript.reply) == (True, "stop", "7")
-    shown = "".join(e.text for e in events if isinstance(e, TextDelta) and e.phase == "thought")
-    assert shown == transcript.text
+    assert shown(events, "thought") == transcript.text
+
+
+def endless(transcript: Transcript, criteria: StopCriteria) -> Say:
+    return Say("and so on " * 1000, "length")
+
+
+async def alone(policy: Policy, large: Scripted, **limits: Any) -> Transcript:
+    _, ended = await heard(policy, {"large": large}, limits=Limits(**limits))
+    return ended.transcript
 
 
 async def test_without_a_step_the_hard_budget_ends_the_thought() -> None:
     large = Scripted(story=(PARAGRAPHS.replace("\n", " "), "7"))
-    *_, ended = await events_of(LargeOnly(budget=50, soft_budget=0.5), {"large": large})
-    assert isinstance(ended, RequestCompleted)
-    assert ended.transcript.thought.tokens == 50
+    assert (await alone(LargeOnly(budget=50, soft_budget=0.5), large)).thought.tokens == 50
 
 
 @pytest.mark.parametrize("known", ["\n\nTime is up.\n", ""])
 async def test_auto_closes_with_the_words_of_the_family(known: str) -> None:
     large = Scripted(story=(PARAGRAPHS, "7"), closing=known)
-    *_, ended = await events_of(LargeOnly(budget=20, closing="auto"), {"large": large})
-    assert isinstance(ended, RequestCompleted)
-    assert ended.transcript.text.endswith(known)
-    assert "auto" not in ended.transcript.text
-    assert ended.transcript.thought.tokens == 20
+    transcript = await alone(LargeOnly(budget=20, closing="auto"), large)
+    assert transcript.text.endswith(known)
+    assert "auto" not in transcript.text
+    assert transcript.thought.tokens == 20
 
 
-async def test_an_own_end_and_a_cut_have_no_closing_words() -> None:
-    for limits in ({}, {"max_tokens": 40}):
-        large = Scripted(story=("It is 7.", "7") if not limits else (PARAGRAPHS, "7"))
-        policy = LargeOnly(closing="Enough.")
-        *_, ended = await events_of(policy, {"large": large}, **limits)
-        assert isinstance(ended, RequestCompleted)
-        assert "Enough." not in ended.transcript.text
+@pytest.mark.parametrize(("thought", "cap"), [("It is 7.", 2048), (PARAGRAPHS, 40)])
+async def test_an_own_end_and_a_cut_have_no_closing_words(thought: str, cap: int) -> None:
+    large = Scripted(story=(thought, "7"))
+    assert "Enough." not in (await alone(LargeOnly(closing="Enough."), large, max_tokens=cap)).text
 
 
 async def test_a_loop_that_is_cut_in_mid_call_keeps_its_authors_ids() -> None:
     """Else the whole thought would be encoded, and perhaps read, again."""
-    request = Request("r", (Message("user", "Go on."),), Sampling(), Limits(max_tokens=2000))
-    events = [event async for event in solve(LargeOnly(), request, {"large": Scripted(endless)})]
-    assert isinstance(events[-1], RequestCompleted)
-    (cut,) = events[-1].transcript.thought
+    (cut,) = (await alone(LargeOnly(), Scripted(endless), max_tokens=2000)).thought
     assert 0 < len(cut.tokens) < 2000
     assert cut.tokenizer == "words"
 
 
 async def test_a_request_for_a_length_gets_it_whatever_repeats() -> None:
-    limits = Limits(max_tokens=2000, ignore_eos=True)
-    request = Request("r", (Message("user", "Go on."),), Sampling(), limits)
-    events = [event async for event in solve(LargeOnly(), request, {"large": Scripted(endless)})]
-    assert isinstance(events[-1], RequestCompleted)
-    assert events[-1].transcript.thought.tokens == 2000
-
-
-def endless(transcript: Transcript, criteria: StopCriteria) -> Say:
-    return Say("and so on " * 1000, "length")
+    limits = {"max_tokens": 2000, "ignore_eos": True}
+    assert (await alone(LargeOnly(), Scripted(endless), **limits)).thought.tokens == 2000

@@ -8,18 +8,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.loop.actions import Action, Generate, Script, WorkerName, Write
+from orchestrator.loop.actions import Action, Generate, Script, Write
 from orchestrator.loop.events import TextDelta
 from orchestrator.loop.policy import Policy
-from orchestrator.loop.request import Request
-from orchestrator.loop.solve import solve
-from orchestrator.types import Message, StopCriteria, Transcript
+from orchestrator.types import StopCriteria, Transcript
+from tests.orchestrator.loop.solving import pair, start
 from tests.orchestrator.waiting import until
-from tests.workers.scripted import Scripted
-
-QUESTION = (Message("user", "what is 2+2+2?"),)
-SMALL = ("2+2 is 5.\n\nand 2 more is 7.\n\nso it is 7.", "It is seven.")
-LARGE = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
 
 
 def calling(action: type[Generate | Write], closed: list[bool]) -> Policy:
@@ -36,17 +30,9 @@ def calling(action: type[Generate | Write], closed: list[bool]) -> Policy:
     return Own()
 
 
-def start(policy: Policy, workers: dict[WorkerName, Scripted]) -> Any:
-    return solve(policy, Request("r", QUESTION), workers)
-
-
 async def test_hanging_up_leaves_nothing_running() -> None:
     before = len(asyncio.all_tasks())
-    workers: dict[WorkerName, Scripted] = {
-        "small": Scripted(story=SMALL),
-        "large": Scripted(story=LARGE, delay=0.001),
-    }
-    closed: list[bool] = []
+    workers, closed = pair(delay=0.001), list[bool]()
     async with aclosing(start(calling(Write, closed), workers)) as events:
         async for event in events:
             if isinstance(event, TextDelta):
@@ -63,11 +49,7 @@ async def test_cancelling_the_reader_leaves_nothing_running(
     action: type[Generate | Write],
 ) -> None:
     before = len(asyncio.all_tasks())
-    workers: dict[WorkerName, Scripted] = {
-        "small": Scripted(story=SMALL),
-        "large": Scripted(story=LARGE, delay=10),
-    }
-    closed: list[bool] = []
+    workers, closed = pair(delay=10), list[bool]()
 
     async def read() -> None:
         async for _ in start(calling(action, closed), workers):

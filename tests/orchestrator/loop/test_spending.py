@@ -9,28 +9,23 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deploy.evaluation.recording import RecordedRequest, Recording, dumps, loads
-from deploy.evaluation.replay import replay
 from orchestrator.errors import ConfigError, InvalidRequest, Spent
 from orchestrator.loop.actions import Accept, Classify, Generate, Verify, Write
-from orchestrator.loop.events import ActionCompleted, Event, Metrics, RequestCompleted, TextDelta
+from orchestrator.loop.events import ActionCompleted, Event, Metrics, RequestCompleted
 from orchestrator.loop.policy import Policy
-from orchestrator.loop.request import Request
-from orchestrator.loop.solve import solve
 from orchestrator.loop.spending import REST, Spending
 from orchestrator.types import (
     Generation,
     Limits,
-    Message,
     Segment,
     StopCriteria,
     TokenPrices,
     Transcript,
 )
 from policies import POLICIES
+from tests.orchestrator.loop.solving import QUESTION, heard, replays
 from tests.workers.scripted import Say, Scripted, words
 
-QUESTION = (Message("user", "2+2+2?"),)
 TRACE = Transcript(QUESTION)
 STEP = StopCriteria(512, until=("\n\n",))
 PRICES = TokenPrices(small=1, large=10, prompt=0)
@@ -38,11 +33,6 @@ PRICES = TokenPrices(small=1, large=10, prompt=0)
 
 def used(small: int = 0, large: int = 0, prompt: int = 0) -> Metrics:
     return replace(Metrics(), small_tokens=small, large_tokens=large, prefill_tokens=prompt)
-
-
-def test_what_tokens_cost() -> None:
-    prices = TokenPrices(small=1, large=10, prompt=0.5)
-    assert prices.of(100, 20, 40) == pytest.approx((100 + 200 + 20) / 1e6)
 
 
 def test_what_is_left_of_tokens() -> None:
@@ -60,14 +50,15 @@ def test_what_is_left_of_money() -> None:
     assert Spending(cost=1e-3, prices=TokenPrices(small=1)).left(used(small=1000)) == 0
 
 
-LARGE = [
-    Generate("large", TRACE, STEP),
-    Classify("large", TRACE, (), "", ("0", "1")),
-    Verify("large", TRACE, Segment("small", "a")),
-]
-
-
-@pytest.mark.parametrize("action", LARGE, ids=lambda action: repr(action)[:24])
+@pytest.mark.parametrize(
+    "action",
+    [
+        Generate("large", TRACE, STEP),
+        Classify("large", TRACE, (), "", ("0", "1")),
+        Verify("large", TRACE, Segment("small", "a")),
+    ],
+    ids=lambda action: type(action).__name__,
+)
 def test_once_spent_the_large_model_is_not_asked(action: Any) -> None:
     assert Spending(tokens=1).allow(action, inf) is action
     with pytest.raises(Spent):
@@ -122,32 +113,14 @@ def small(transcript: Transcript, criteria: StopCriteria) -> Say:
     return Say(STORY[0].removeprefix(transcript.text), logprob=-3.0)
 
 
-async def answered(
-    policy: Policy, small: Scripted, large: Scripted, limits: Limits | None = None
-) -> tuple[list[Event], RequestCompleted]:
-    request = Request("r", QUESTION, limits=limits or Limits())
-    events = [event async for event in solve(policy, request, {"small": small, "large": large})]
-    ended = events[-1]
-    assert isinstance(ended, RequestCompleted)
-    assert small.live + large.live == 0
-    return events, ended
-
-
 async def run(
     policy: Policy, limits: Limits | None = None
 ) -> tuple[list[Event], RequestCompleted, Scripted]:
     large = Scripted(story=STORY, scores=(0.0,))
-    return *await answered(policy, Scripted(small), large, limits), large
-
-
-def replays(name: str, policy: Policy, events: list[Event], limits: Limits | None = None) -> bool:
-    """Return whether a recording of these events replays to the same."""
-    kept = tuple(event for event in events if not isinstance(event, TextDelta))
-    asked = RecordedRequest("r", name, QUESTION, limits=limits or Limits())
-    recording = loads(dumps(Recording(asked, kept)))
-    assert recording.request.limits == asked.limits
-    heard = [event for event in replay(recording, policy) if not isinstance(event, TextDelta)]
-    return tuple(heard) == kept
+    workers = {"small": Scripted(small), "large": large}
+    events, ended = await heard(policy, workers, limits=limits or Limits())
+    assert sum(worker.live for worker in workers.values()) == 0
+    return events, ended, large
 
 
 def thought_by_large(events: list[Event]) -> int:
@@ -220,11 +193,9 @@ async def test_behind_a_cap_answers_who_is_named(name: str) -> None:
 
 
 async def test_large_only_with_a_cap_needs_a_small_model() -> None:
-    workers: Any = {"large": Scripted(story=STORY)}
     policy = POLICIES["large-only"](max_large_tokens=5)
-    events = solve(policy, Request("r", QUESTION), workers)
     with pytest.raises(ConfigError, match="small"):
-        await anext(events)
+        await heard(policy, {"large": Scripted(story=STORY)})
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -246,7 +217,7 @@ async def test_a_pair_without_a_thought_shares_the_answer_within_the_cap() -> No
         return Say(STORY[0].removeprefix(transcript.text))
 
     policy = POLICIES["specreason"](max_large_tokens=5)
-    _, ended = await answered(policy, Scripted(plain, thinks=False), large)
+    _, ended = await heard(policy, {"small": Scripted(plain, thinks=False), "large": large})
     authors = [(part.author, len(part.tokens)) for part in ended.transcript.answer]
     assert sum(size for author, size in authors if author == "large") == 5
     assert ended.transcript.text == STORY[0]
@@ -265,8 +236,8 @@ def endless(transcript: Transcript, criteria: StopCriteria) -> Say:
 @pytest.mark.parametrize("name", POLICIES)
 async def test_a_thought_that_both_caps_cut_is_answered(name: str, cap: int, most: int) -> None:
     policy = POLICIES[name](max_large_tokens=cap)
-    large = Scripted(endless, scores=(0.0,))
-    events, ended = await answered(policy, Scripted(endless), large, Limits(max_tokens=most))
+    workers = {"small": Scripted(endless), "large": Scripted(endless, scores=(0.0,))}
+    events, ended = await heard(policy, workers, limits=Limits(max_tokens=most))
     transcript = ended.transcript
     assert (transcript.forced, transcript.finish) == (True, "length")
     assert transcript.answer.text() == "Six."
@@ -281,7 +252,7 @@ async def test_a_context_that_is_full_when_the_small_model_takes_over_ends_the_t
 
     small = Scripted(full)
     policy = POLICIES["large-only"](max_large_tokens=5)
-    _, ended = await answered(policy, small, Scripted(story=STORY))
+    _, ended = await heard(policy, {"small": small, "large": Scripted(story=STORY)})
     assert ended.transcript.finish == "length"
     assert ended.transcript.thought.tokens == 5
     assert len(small.calls) == 1
@@ -302,7 +273,8 @@ class HalfCharacter(Scripted):
 
 async def test_half_a_character_at_the_cap_is_left_to_the_small_model() -> None:
     policy = POLICIES["large-only"](max_large_tokens=1)
-    _, ended = await answered(policy, Scripted(small), HalfCharacter(story=STORY))
+    workers = {"small": Scripted(small), "large": HalfCharacter(story=STORY)}
+    _, ended = await heard(policy, workers)
     assert ended.transcript.finish == "stop"
     assert ended.transcript.text == STORY[0]
     assert {part.author for part in ended.transcript.thought} == {"small"}

@@ -15,7 +15,7 @@ from orchestrator.loop.timeline import Timeline
 from orchestrator.types import Message
 from policies import POLICIES
 from policies.specreason import SpecReason
-from tests.orchestrator.loop.readers import HeldReader
+from tests.orchestrator.loop.solving import HeldReader
 from tests.orchestrator.serving import STORY
 from tests.orchestrator.waiting import until
 from tests.workers.scripted import Scripted
