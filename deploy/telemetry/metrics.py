@@ -145,11 +145,10 @@ async def scrape(replicas: DeploymentHandle, pools: Mapping[WorkerName, ReplicaW
     `replicas` are the HTTP replicas, whose method `series` returns the name and series of each.
     """
     found, *statuses = await asyncio.gather(_series(replicas), *map(_statuses, pools.values()))
-    for worker, pool in zip(pools, statuses, strict=True):
+    answering = dict(zip(pools, statuses, strict=True))
+    for worker, pool in answering.items():
         found += [(one.replica, worker_families(worker, one.stats)) for one in pool]
-    return metrics_text(
-        found, {worker for worker, pool in zip(pools, statuses, strict=True) if pool}
-    )
+    return metrics_text(found, {worker for worker, pool in answering.items() if pool})
 
 
 async def _series(replicas: DeploymentHandle) -> list[Any]:

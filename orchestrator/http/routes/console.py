@@ -6,12 +6,10 @@ run nothing but them: no inline script or style, no other origin, no markup from
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
 from fastapi import FastAPI, Request
-from starlette.datastructures import MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -31,15 +29,9 @@ HEADERS: Final = {
 
 
 class ConsoleFiles(StaticFiles):
-    def file_response(
-        self,
-        full_path: str | os.PathLike[str],
-        stat_result: os.stat_result,
-        scope: Scope,
-        status_code: int = 200,
-    ) -> Response:
-        response = super().file_response(full_path, stat_result, scope, status_code)
-        MutableHeaders(raw=response.raw_headers).update(HEADERS)
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(HEADERS)
         return response
 
 
