@@ -15,8 +15,6 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.experiments.documents import Experiment, ExperimentState, Unit
 from orchestrator.experiments.runs import BuiltArm, Run
 
-Range = tuple[float, float]
-
 
 @dataclass(frozen=True, slots=True)
 class AssignmentFacts:
@@ -88,33 +86,15 @@ def assign(experiment: Experiment, state: ExperimentState, unit: str) -> str | N
     group = experiment.group
     if group is not None and not group.start <= place(group.name, unit) < group.end:
         return None
-    names, weights = list(experiment.weights), list(experiment.weights.values())
-    ranges = bucket_ranges(state.coverage(experiment), weights)
-    index = choose_variation(place(experiment.seed, unit), ranges)
-    return None if index < 0 or names[index] in state.stopped else names[index]
-
-
-def in_shadow_sample(experiment: Experiment, shadow: str, request: str, share: float) -> bool:
-    """Return whether a shadow arm answers this request too."""
-    return place(f"{experiment.seed}:{shadow}", request) < share
+    at, start, coverage = place(experiment.seed, unit), 0.0, state.coverage(experiment)
+    for arm, weight in experiment.weights.items():
+        if start <= at < start + coverage * weight:
+            return None if arm in state.stopped else arm
+        start += weight
+    return None
 
 
 def place(seed: str, unit: str) -> float:
     """Return a unit's place in [0, 1)."""
     digest = blake2b(f"{seed}\0{unit}".encode(errors="surrogatepass"), digest_size=6).digest()
     return int.from_bytes(digest) / 2**48
-
-
-def bucket_ranges(coverage: float, weights: Sequence[float]) -> list[Range]:
-    """Return each arm's part of [0, 1), which begins at the sum of the weights before it."""
-    ranges: list[Range] = []
-    start = 0.0
-    for weight in weights:
-        ranges.append((start, start + coverage * weight))
-        start += weight
-    return ranges
-
-
-def choose_variation(at: float, parts: Sequence[Range]) -> int:
-    """Return the index of the range that holds `at`; -1 if none does."""
-    return next((i for i, (low, high) in enumerate(parts) if low <= at < high), -1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -40,7 +40,6 @@ MetricName = Literal[
     "error",
     "cancelled",
 ]
-WEIGHT_TOLERANCE: Final = 1e-9  # of the sum of the weights
 
 
 class ExperimentDocument(BaseModel):
@@ -63,7 +62,7 @@ class Arm(ExperimentDocument):
     """One way to answer: a policy (or a published version of it) with parameters.
 
     `weight` is its share of the units that take part; without any weights, arms get equal shares.
-    A `shadow` arm answers a `sample` of the control's requests again, for comparison only.
+    A `shadow` arm answers the control's requests again, for comparison only.
     `speculation` is a method of the large worker.
     """
 
@@ -73,7 +72,6 @@ class Arm(ExperimentDocument):
     speculation: str | None = None
     weight: Annotated[float, Field(gt=0, le=1)] | None = None
     shadow: bool = False
-    sample: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
 class ExclusionGroup(ExperimentDocument):
@@ -85,15 +83,10 @@ class ExclusionGroup(ExperimentDocument):
 
 
 class Bound(ExperimentDocument):
-    """A bound of the goal: `metric` may be worse than in arm `than` by at most `by`.
-
-    The default of `than` is the control. `by` is in the metric's unit.
-    """
+    """A bound of the goal: `metric` may be worse than the control's by `by`, in its unit."""
 
     metric: MetricName
     by: Annotated[float, Field(ge=0)]
-    than: Name | None = None
-    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
 
 
 class Goal(ExperimentDocument):
@@ -172,9 +165,8 @@ class Experiment(ExperimentDocument):
     `coverage` is the share of units that take part. `secret` seeds the hash of units, so that two
     experiments assign them independently, and users cannot compute arms; the first start makes it,
     and later starts keep it. `alpha` is the false positive rate on one metric over all arms, at any
-    number of looks. `tuned_for` is the number of units (of two equal arms) at which the intervals
-    are tightest. `judges` are the keys whose rewards count, by the eight digits that name them in
-    logs and records.
+    number of looks. `judges` are the keys whose rewards count, by the eight digits that name them
+    in logs and records.
     """
 
     name: Name
@@ -190,7 +182,6 @@ class Experiment(ExperimentDocument):
     judges: Literal["all"] | Annotated[tuple[KeyDigits, ...], Field(min_length=1)] | None = None
     prices: TokenPrices = TokenPrices()
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    tuned_for: Annotated[int, Field(ge=10)] = 1000
     min_units: Annotated[int, Field(ge=2)] = 100  # per arm, before anything is concluded
     note: Annotated[str, StringConstraints(max_length=1000)] = ""
     author: Annotated[str, StringConstraints(max_length=128)] = ""
@@ -205,23 +196,17 @@ class Experiment(ExperimentDocument):
             raise _invalid("arms", "an experiment needs two arms, one of them no shadow")
         if self.base not in served:
             raise _invalid("control", "no arm that is served has this name", self.base)
-        self._check_weights()
         if self.group is not None and self.group.start >= self.group.end:
             raise _invalid("group", "start must be below end")
-        for bound in self.goal.within:
-            if bound.than is not None and bound.than not in served:
-                raise _invalid("goal.within", "no arm that is served has this name", bound.than)
-        return self
-
-    def _check_weights(self) -> None:
         for arm in self.shadows:
             if arm.weight is not None:
                 raise _invalid("arms", "a shadow is never returned: it has no weight", arm.name)
         given = [arm.weight for arm in self.served if arm.weight is not None]
         if given and len(given) < len(self.served):
             raise _invalid("arms", "give every arm a weight, or none")
-        if given and abs(sum(given) - 1) > WEIGHT_TOLERANCE:
+        if given and abs(sum(given) - 1) > 1e-9:
             raise _invalid("arms", f"the weights add up to {sum(given):g} instead of 1")
+        return self
 
     def check_decidable(self) -> None:
         """Refuse a goal, bound or guardrail whose metric the requests do not have."""

@@ -1,8 +1,7 @@
 """A replica's task that reads the events of all replicas and acts on them.
 
-It stops arms that crossed a guardrail, takes the next step of a ramp, and keeps readouts. Every
-replica does so from the same log; the store accepts one change of an experiment at a time, which
-the other replicas read.
+It stops arms that crossed a guardrail and takes the next step of a ramp. Every replica does so
+from the same log; the store accepts one change at a time, which the other replicas read.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from prometheus_client import CollectorRegistry, Counter
 
 from orchestrator.background import stop
 from orchestrator.errors import Conflict, StoreError
-from orchestrator.experiments import readouts
 from orchestrator.experiments.decisions import Basis, basis, decide
 from orchestrator.experiments.documents import Experiment, ExperimentState
 from orchestrator.experiments.outcome_log import LogReader
@@ -53,7 +51,6 @@ class Experimenter:
         self._readers: dict[RunKey, LogReader] = {}
         self._ended: LRUCache[RunKey, LogReader] = LRUCache(REPORTS)
         self._decided: dict[RunKey, Basis] = {}  # of the last decision
-        self._due: dict[RunKey, float] = {}  # when the next readout is
         self._reports: LRUCache[RunKey, tuple[_Input, ExperimentReport]] = LRUCache(REPORTS)
         self._reporting = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -80,46 +77,34 @@ class Experimenter:
         run = await self.runs.find(name)
         reader = self._readers.get(run.key) or self._ended.setdefault(run.key, LogReader(run))
         await reader.read(self._store)
-        return run, await self._report(run, reader)
-
-    async def _report(self, run: Run, reader: LogReader) -> ExperimentReport:
-        """Return the report of the events so far; calls share one until there are new events."""
-        async with self._reporting:
+        async with self._reporting:  # calls share one report until there are new events
             seen = (run.experiment, run.state, reader.events, reader.position)
             known, made = self._reports.get(run.key, (None, None))
             if made is None or known != seen:
-                log_of = reader.outcomes
+                events = reader.outcomes
                 made = await asyncio.to_thread(
-                    report, *seen[:2], log_of.requests, log_of.unreadable, reader.since
+                    report, *seen[:2], events.requests, events.unreadable, reader.since
                 )
                 self._reports[run.key] = seen, made
-            return made
+        return run, made
 
     async def update(self) -> None:
-        """Read new events; then stop arms, take the ramp's next step and keep a readout, if due.
+        """Read new events; then stop arms and take the ramp's next step, if due.
 
         Raises:
             StoreError: the store is down.
         """
-        running = [run for run in self._current() if run.live]
-        keys = {run.key for run in running}
+        running = {run.key: run for run in self._current() if run.live}
         known: dict[RunKey, Any]
-        for known in (self._readers, self._decided, self._due):
-            for key in known.keys() - keys:
+        for known in (self._readers, self._decided):
+            for key in known.keys() - running.keys():
                 del known[key]
-        for run in running:
+        for key, run in running.items():
             self._stops.labels(run.name)  # a series that begins at 0 shows the first stop
-            reader = self._readers.setdefault(run.key, LogReader(run))
+            reader = self._readers.setdefault(key, LogReader(run))
             await reader.read(self._store)
             if run.experiment.adaptive:
                 await self._decide(run, reader)
-        for run in running:
-            try:
-                await self._keep_readout(run, self._readers[run.key].now)
-            except StoreError:
-                raise
-            except Exception:  # a missing readout must not stop the decisions
-                log.exception("experiment %s: its readout could not be kept", run.name)
 
     async def _decide(self, run: Run, reader: LogReader) -> None:
         """Decide if anything is new; repeat a decision that could not be carried out."""
@@ -131,18 +116,6 @@ class Experimenter:
         state, action = await asyncio.to_thread(decide, run.experiment, run.state, requests, at)
         if state == run.state or await self._change(run, state, action):
             self._decided[run.key] = seen
-
-    async def _keep_readout(self, run: Run, at: float) -> None:
-        if at < self._due.get(run.key, 0.0):
-            return
-        self._due[run.key] = at + readouts.APART_S
-        due = await readouts.next_due(self._store, run, at)
-        if due <= at:
-            newest, analysis = await self.report(run.name)
-            if newest.number == run.number:
-                await readouts.keep(self._store, newest, analysis, at)
-            due = at + readouts.APART_S
-        self._due[run.key] = due
 
     async def _change(self, run: Run, state: ExperimentState, action: str) -> bool:
         try:

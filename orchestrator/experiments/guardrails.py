@@ -15,33 +15,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.experiments.documents import Experiment, ExperimentState, Guardrail
-from orchestrator.experiments.metrics import METRICS, observations
+from orchestrator.experiments.metrics import METRICS, Sample, sample, values
 from orchestrator.experiments.outcome_log import TIMES, ByArm, RequestRecord, comparable
-from orchestrator.experiments.samples import Sample, linearise, sample, unit_sums
 from orchestrator.experiments.sequential import (
     difference_interval,
     mean_interval,
     proportion_exceeds,
 )
+from orchestrator.types import TokenPrices
 
 
 def crossed_guardrails(
     experiment: Experiment, state: ExperimentState, by_arm: ByArm
 ) -> dict[str, str]:
-    """Return the arms to stop now, with reasons, except arms that others are compared with."""
+    """Return the arms to stop now, with reasons; never the control."""
     crossings: dict[str, str] = {}
     relative = any(rail.worse_than_control_by is not None for rail in experiment.guardrails)
     compared: ByArm = comparable(by_arm) if relative else {}
-    compared_with = {experiment.base, *(bound.than for bound in experiment.goal.within)}
-    for name in by_arm:
-        if name in compared_with or name in state.stopped:
+    for name, own in by_arm.items():
+        if name == experiment.base or name in state.stopped:
             continue
         for rail in experiment.guardrails:
-            seen = (
-                _crossed(rail, by_arm[name], experiment)
-                if rail.worse_than_control_by is None
-                else _worse(rail, compared[name], compared.get(experiment.base, ()), experiment)
-            )
+            if rail.worse_than_control_by is None:
+                seen = _crossed(rail, own, experiment.prices)
+            else:
+                control = compared.get(experiment.base, ())
+                seen = _worse(rail, compared[name], control, experiment.prices)
             if seen is not None:
                 crossings[name] = f"{rail}: {seen}"
                 break
@@ -52,70 +51,49 @@ def _worse(
     rail: Guardrail,
     requests: Sequence[RequestRecord],
     control: Sequence[RequestRecord],
-    experiment: Experiment,
+    prices: TokenPrices,
 ) -> str | None:
     """Return a text with the means if the arm is surely worse than the control by more than the
     limit, else None."""
     assert rail.worse_than_control_by is not None
-    own, other = (sample(each, rail.metric, experiment.prices) for each in (requests, control))
+    own, other = (sample(each, rail.metric, prices) for each in (requests, control))
     if min(own.count, other.count) < rail.min_units:
         return None
-    interval = difference_interval(own, other, rail.alpha, experiment.tuned_for)
-    _, best = interval.ends(METRICS[rail.metric].sign)
+    _, best = difference_interval(own, other, rail.alpha).ends(METRICS[rail.metric].sign)
     if -best <= rail.worse_than_control_by:
         return None
     return f"{own.mean:.4g} against {other.mean:.4g} of {other.count} units"
 
 
-def _crossed(
-    rail: Guardrail, requests: Sequence[RequestRecord], experiment: Experiment
-) -> str | None:
+def _crossed(rail: Guardrail, requests: Sequence[RequestRecord], prices: TokenPrices) -> str | None:
     """Return a text with the observed values if the limit is surely crossed, else None."""
-    own = sample(requests, rail.metric, experiment.prices)
+    own = sample(requests, rail.metric, prices)
     if own.count < rail.min_units:
         return None
-    if rail.quantile is not None:
-        assert rail.at_most is not None
-        return _slow(rail, rail.at_most, rail.quantile, requests, experiment)
-    censored = any(one.outcome is not None and one.outcome.censored for one in requests)
-    if rail.at_least is not None and rail.metric in TIMES and censored:
+    if rail.at_least is not None:
+        censored = any(one.outcome is not None and one.outcome.censored for one in requests)
+        crossed = not (rail.metric in TIMES and censored) and _below(own, rail.at_least, rail.alpha)
+        return f"{own.mean:.4g} over {own.count} units" if crossed else None
+    assert rail.at_most is not None
+    if rail.quantile is None:
+        crossed = _above(own, rail.at_most, rail.alpha)
+        return f"{own.mean:.4g} over {own.count} units" if crossed else None
+    # Requests of one unit are correlated, so units are counted. The test is exact if all requests
+    # of each unit are slow or none is; else it uses the ratio of slow requests to all, over units.
+    slow = values(requests, rail.metric, prices).beyond(rail.at_most)
+    if not _above(slow.sample((0.0, 1.0)), 1 - rail.quantile, rail.alpha):
         return None
-    return _absolute(rail, own, experiment.tuned_for)
+    return f"{int(slow.above.sum())} of {len(slow.above)} requests took longer"
 
 
-def _absolute(rail: Guardrail, own: Sample, tuned_for: float) -> str | None:
-    seen = f"{own.mean:.4g} over {own.count} units"
-    limit, upwards = (rail.at_most, True) if rail.at_most is not None else (rail.at_least, False)
-    assert limit is not None
+def _above(own: Sample, limit: float, alpha: float) -> bool:
+    """Return whether the mean is surely above the limit."""
     if own.binary:  # one request per unit: exact for any number of units
-        hits = int(own.values.sum())
-        share = limit if upwards else 1 - limit
-        over = proportion_exceeds(
-            hits if upwards else own.count - hits, own.count, share, rail.alpha
-        )
-        return seen if over else None
-    interval = mean_interval(own, rail.alpha, tuned_for)
-    return seen if (interval.low > limit if upwards else interval.high < limit) else None
+        return proportion_exceeds(int(own.values.sum()), own.count, limit, alpha)
+    return mean_interval(own, alpha).low > limit
 
 
-def _slow(
-    rail: Guardrail,
-    limit: float,
-    quantile: float,
-    requests: Sequence[RequestRecord],
-    experiment: Experiment,
-) -> str | None:
-    """Return a text with the number of slow requests if surely more than 1 - q are, else None.
-
-    Requests of one unit are correlated, so units are counted. The test is exact if all requests of
-    each unit are slow or none is; else it uses the ratio of slow requests to all, over units.
-    """
-    found = observations(requests, rail.metric, experiment.prices)
-    sums = unit_sums((request, float(ms > limit), 1.0) for request, ms, _ in found)
-    slow, count = (int(total) for total in sums.sum(axis=0))
-    units = linearise(sums, bounded=True)
-    if units.binary:
-        over = proportion_exceeds(int(units.values.sum()), units.count, 1 - quantile, rail.alpha)
-    else:
-        over = mean_interval(units, rail.alpha, experiment.tuned_for).low > 1 - quantile
-    return f"{slow} of {count} requests took longer" if over else None
+def _below(own: Sample, limit: float, alpha: float) -> bool:
+    if own.binary:
+        return _above(Sample(1 - own.values, own.extremes), 1 - limit, alpha)
+    return mean_interval(own, alpha).high < limit

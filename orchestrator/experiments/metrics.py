@@ -1,25 +1,36 @@
-"""The metrics that arms are compared by: a numerator and a denominator per request."""
+"""The metrics that arms are compared by, and their values over requests and units.
+
+A unit (a user, a session) may send many requests, which are correlated; so units are counted. The
+ratio of two sums over units is linearised (the delta method; Deng et al. 2018, "Applying the Delta
+Method in Metric Analytics", arXiv 1803.06336), which for one request per unit is the plain mean
+with its plain variance.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.experiments.documents import MetricName
 from orchestrator.experiments.outcome_log import Outcome, RequestRecord, TimeName
 from orchestrator.types import TokenPrices
 
+Vector = NDArray[np.float64]
 Observation = tuple[float, float] | None
 """A request's numerator and denominator; None if it has no value of the metric."""
+EQUAL: Final = 1e-14  # of the mean square: a smaller variance is rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric: the ratio of two sums over requests.
+    """A metric: the ratio of two sums over requests, by their outcomes and the prices.
 
-    `bounded` metrics lie in [0, 1]. `of` takes the outcome of a request and the prices; a `reward`
-    is in no outcome.
+    `bounded` metrics lie in [0, 1].
     """
 
     title: str
@@ -78,44 +89,152 @@ METRICS: Final[dict[MetricName, Metric]] = {
         "accepted share of drafts", "higher", True, lambda one, _: _known(one.accepted)
     ),
     "agreement": Metric("answers that agree", "higher", True, lambda one, _: _known(one.agreement)),
-    "reward": Metric("reward", "higher", True, lambda *_: None),
+    "reward": Metric("reward", "higher", True, lambda *_: None),  # it is in no outcome
     "error": Metric("share of errors", "lower", True, _error),
     "cancelled": Metric("share of cancelled requests", "lower", True, _cancelled),
 }
+
+
+def values(requests: Iterable[RequestRecord], metric: MetricName, prices: TokenPrices) -> Values:
+    """Return a metric of the requests that have it."""
+
+    def observed(request: RequestRecord) -> Observation:
+        if metric == "reward":
+            return _known(request.reward)
+        return _observed(request.outcome, metric, prices)
+
+    return _collected(requests, observed)
+
+
+def paired_values(
+    requests: Iterable[RequestRecord], shadow: str, metric: MetricName, prices: TokenPrices
+) -> Values:
+    """Return a shadow arm's values minus those of the served arm, on the same requests.
+
+    Agreement is a property of the pair: its own value, not a difference.
+    """
+
+    def difference(request: RequestRecord) -> Observation:
+        own = _observed(request.shadows.get(shadow), metric, prices)
+        if own is None or metric == "agreement":
+            return own
+        served = _observed(request.outcome, metric, prices)
+        return None if served is None else (own[0] / own[1] - served[0] / served[1], 1.0)
+
+    return _collected(requests, difference)
 
 
 def _observed(outcome: Outcome | None, metric: MetricName, prices: TokenPrices) -> Observation:
     return None if outcome is None else METRICS[metric].of(outcome, prices)
 
 
-def observations(
-    requests: Iterable[RequestRecord], metric: MetricName, prices: TokenPrices
-) -> Iterator[tuple[RequestRecord, float, float]]:
-    """Yield each request that has a value of the metric, with numerator and denominator."""
-    for request in requests:
-        observed = (
-            _known(request.reward)
-            if metric == "reward"
-            else _observed(request.outcome, metric, prices)
+def _collected(
+    requests: Iterable[RequestRecord], observe: Callable[[RequestRecord], Observation]
+) -> Values:
+    numbers: dict[str, int] = {}
+    found = [
+        (one.exposure.at, numbers.setdefault(one.exposure.unit, len(numbers)), *observed)
+        for one in requests
+        if (observed := observe(one)) is not None
+    ]
+    at, units, above, below = np.array(found, dtype=float).reshape(-1, 4).T
+    return Values(at, units.astype(int), above, below)
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A metric over requests, one entry each: the time of the exposure, the number of the unit, the
+    numerator `above` and the denominator `below`."""
+
+    at: Vector
+    units: NDArray[np.int64]
+    above: Vector
+    below: Vector
+
+    def until(self, end: float) -> Values:
+        """Return the values of the requests that were exposed by then."""
+        kept = self.at <= end
+        return Values(self.at[kept], self.units[kept], self.above[kept], self.below[kept])
+
+    def beyond(self, limit: float) -> Values:
+        """Return whether each value is above the limit, as values 0 and 1."""
+        over = self.above > limit * self.below
+        return replace(self, above=over.astype(float), below=np.ones_like(self.below))
+
+    def sample(self, extremes: tuple[float, float] | None) -> Sample:
+        """Return a sample with a value per unit, whose mean is the ratio of the sums."""
+        present = np.bincount(self.units) > 0
+        above, below = (
+            np.bincount(self.units, sums)[present].astype(float)
+            for sums in (self.above, self.below)
         )
-        if observed is not None:
-            yield request, *observed
+        if not (below == 1).all():
+            ratio = above.sum() / below.sum()
+            above = ratio + (above - ratio * below) / below.mean()
+        return Sample(above, extremes)
 
 
-def paired_differences(
-    requests: Iterable[RequestRecord], shadow: str, metric: MetricName, prices: TokenPrices
-) -> Iterator[tuple[RequestRecord, float]]:
-    """Yield each request that a shadow answered, with its value minus the served arm's.
+@dataclass(frozen=True)
+class Sample:
+    """One arm's values of one metric: an array with a linearised value per unit.
 
-    Agreement is a property of the pair: its own value, not a difference.
+    The mean of `values` is the metric. `extremes` are the smallest and the largest possible value
+    of a bounded metric: one pseudo-unit at each keeps the variance above 0 if all units agree
+    (Agresti and Caffo 2000, for proportions).
     """
-    for request in requests:
-        own = _observed(request.shadows.get(shadow), metric, prices)
-        if own is None:
-            continue
-        if metric == "agreement":
-            yield request, own[0]
-            continue
-        served = _observed(request.outcome, metric, prices)
-        if served is not None:
-            yield request, own[0] / own[1] - served[0] / served[1]
+
+    values: Vector
+    extremes: tuple[float, float] | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        return float(self.values.mean()) if self.count else 0.0
+
+    @property
+    def variance(self) -> float:
+        """The variance of a unit's value; infinite below two units."""
+        return self._moments[0]
+
+    @property
+    def skewness(self) -> float:
+        return self._moments[1]
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean; infinite if the variance is."""
+        return float(np.sqrt(self.variance / self.count)) if self.count else float("inf")
+
+    @property
+    def binary(self) -> bool:
+        """Whether every value is 0 or 1, so that tests for proportions apply."""
+        return self.extremes == (0.0, 1.0) and bool(np.isin(self.values, (0, 1)).all())
+
+    @cached_property
+    def _moments(self) -> tuple[float, float]:
+        ends = self.extremes
+        values = self.values if ends is None else np.append(self.values, ends)
+        if len(values) < 2:
+            return float("inf"), 0.0
+        near = values - values.mean()
+        variance, cube = float((near**2).mean()), float((near**3).mean())
+        known = variance > EQUAL * (values**2).mean()  # else it is rounding
+        skewness = cube / variance**1.5 if known else 0.0
+        if ends is None:
+            variance *= len(values) / (len(values) - 1)
+        return variance, skewness
+
+
+def sample(requests: Iterable[RequestRecord], metric: MetricName, prices: TokenPrices) -> Sample:
+    """Return a metric of an arm's requests, by unit."""
+    return values(requests, metric, prices).sample(extremes(metric))
+
+
+def extremes(metric: MetricName, paired: bool = False) -> tuple[float, float] | None:
+    """Return the ends of a metric's values, or of its paired differences; None if it has none."""
+    if not METRICS[metric].bounded:
+        return None
+    return (-1.0, 1.0) if paired and metric != "agreement" else (0.0, 1.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter
 
-from orchestrator.experiments.assignment import Enrollment, in_shadow_sample
+from orchestrator.experiments.assignment import Enrollment
 from orchestrator.experiments.outcome_log import Exposure
 from orchestrator.experiments.runs import outcome_stream
 from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
@@ -51,11 +51,10 @@ class EventRecorder:
         served = outcome["status"] == "finished" and not enrollment.forced
         if served and enrollment.arm == run.experiment.base:
             for arm in run.experiment.shadows:
-                if in_shadow_sample(run.experiment, arm.name, request.asked.id, arm.sample):
-                    built = run.arms[arm.name]
-                    asked = replace(request.asked, speculation=built.speculation)
-                    again = replace(request, asked=asked)
-                    self._shadows.add(run.stream, arm.name, built.policy, again)
+                built = run.arms[arm.name]
+                asked = replace(request.asked, speculation=built.speculation)
+                again = replace(request, asked=asked)
+                self._shadows.add(run.stream, arm.name, built.policy, again)
 
     def reward(self, record: Mapping[str, Any], reward: Mapping[str, Any]) -> None:
         """Record a reward for the answer whose trace is `record`."""

@@ -11,26 +11,28 @@ valid only for a growing sample, so the report then claims nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime
+from math import inf, isfinite
 from typing import Any, Final, Literal
 
 import numpy as np
 
 from orchestrator.experiments.documents import Bound, Experiment, ExperimentState, MetricName
-from orchestrator.experiments.metrics import METRICS
+from orchestrator.experiments.metrics import (
+    METRICS,
+    Sample,
+    Values,
+    extremes,
+    paired_values,
+    values,
+)
 from orchestrator.experiments.outcome_log import (
+    TIMES,
     ByArm,
     RequestRecord,
     analysis_set,
     comparable,
-)
-from orchestrator.experiments.samples import (
-    MetricValues,
-    Sample,
-    linearise,
-    metric_values,
-    paired_sample,
 )
 from orchestrator.experiments.sequential import (
     Interval,
@@ -52,6 +54,8 @@ Verdict = Literal[
     "forgotten",
 ]
 QUANTILES: Final = (0.5, 0.95)
+READOUTS: Final = 40  # times at which the plot over time has an interval
+BOUND_ALPHA: Final = 0.05  # of a bound of the goal
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class ArmMetric:
     mean: float
     units: int
     requests: int
-    quantiles: Mapping[str, float] = field(default_factory=dict)
+    quantiles: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,11 @@ class BoundCheck:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentReport:
-    """The whole readout. Requests before `since` (seconds since 1970) were dropped."""
+    """The whole readout. Requests before `since` (seconds since 1970) were dropped.
+
+    `readouts` are for a plot over time: at each of some times, by arm, the goal's estimate and the
+    ends of its interval, of the requests until then.
+    """
 
     experiment: str
     metric: MetricName
@@ -112,11 +120,12 @@ class ExperimentReport:
     stopped: Mapping[str, str]
     verdicts: Mapping[str, Verdict]
     sentence: str
+    readouts: Sequence[Mapping[str, Any]]
 
     def json(self) -> dict[str, Any]:
         """Return JSON values; infinite bounds (too few values) become null."""
-        values: dict[str, Any] = _finite(asdict(self))
-        return values
+        found: dict[str, Any] = _finite(asdict(self))
+        return found
 
 
 def report(
@@ -130,30 +139,31 @@ def report(
 
     Requests before `since` were dropped; None: `requests` are complete.
     """
-    served = [arm.name for arm in experiment.served]
-    usable = analysis_set(requests, served)
+    usable = analysis_set(requests, experiment.weights)
     by_arm = comparable(usable.by_arm)
     comparer = _Comparer(experiment, state, by_arm, whole=since is None)
-    others = [name for name in served if name != experiment.base]
-    found = [comparer.compare(name, metric) for name in others for metric in METRICS]
-    found += [comparer.pair(arm.name, metric) for arm in experiment.shadows for metric in METRICS]
-    comparisons = [comparison for comparison in found if comparison is not None]
+    others = [name for name in experiment.weights if name != experiment.base]
+    comparisons = comparer.comparisons(METRICS)
+    primary = {
+        one.arm: one
+        for one in comparisons
+        if one.metric == experiment.goal.metric and one.units >= experiment.min_units
+    }
     bounds = [comparer.bound(name, bound) for name in others for bound in experiment.goal.within]
-    bounds = [one for one in bounds if one.than != one.arm]
+    ratio = _ratio(experiment, state, by_arm)
+    verdicts: dict[str, Verdict] = dict.fromkeys(others, "forgotten")
     if since is None:
-        ratio = _ratio(experiment, state, by_arm)
-        verdicts: dict[str, Verdict] = {
-            name: _verdict(experiment, ratio, comparisons, bounds, name) for name in others
-        }
-        sentence = _sentence(experiment, state, ratio, comparisons, verdicts)
+        for name in others:
+            own = [one for one in bounds if one.arm == name]
+            verdicts[name] = _verdict(ratio, primary.get(name), own)
+        sentence = _sentence(experiment, state, ratio, primary, verdicts)
     else:
-        ratio, verdicts = None, dict.fromkeys(others, "forgotten")
         sentence = _no_claim(state, since)
     return ExperimentReport(
         experiment=experiment.name,
         metric=experiment.goal.metric,
         alpha=experiment.alpha,
-        sample_ratio=ratio,
+        sample_ratio=ratio if since is None else None,
         forced_requests=usable.forced,
         moved_units=usable.moved_units,
         unreadable=unreadable,
@@ -164,11 +174,12 @@ def report(
         stopped={name: stop.why for name, stop in state.stopped.items()},
         verdicts=verdicts,
         sentence=sentence,
+        readouts=comparer.over_time() if since is None else [],
     )
 
 
 class _Comparer:
-    """Compares arms of one experiment, each pair over the time when both were live.
+    """Compares arms of one experiment with the control, each over the time when both were live.
 
     `whole`: no request of the run is missing; else intervals are infinite.
     """
@@ -176,109 +187,121 @@ class _Comparer:
     def __init__(
         self, experiment: Experiment, state: ExperimentState, by_arm: ByArm, *, whole: bool
     ) -> None:
-        self._experiment, self._state, self._by_arm = experiment, state, by_arm
-        self._whole = whole
+        self._experiment, self._base, self._by_arm = experiment, experiment.base, by_arm
+        self._whole, self._stopped = whole, {arm: one.at for arm, one in state.stopped.items()}
         # Bonferroni over the arms, which are all compared with one control.
         self._alpha = experiment.alpha / max(1, len(experiment.arms) - 1)
-        self._values: dict[tuple[str, MetricName, float], MetricValues] = {}
+        # The log may be long, and every comparison uses the control.
+        self._values: dict[tuple[str, MetricName, bool], Values] = {}
 
-    def compare(self, name: str, metric: MetricName) -> Comparison | None:
-        """Compare a served arm with the control; None if either has no values."""
-        experiment, base = self._experiment, self._experiment.base
-        own, control = self._samples(name, base, metric)
+    def comparisons(self, metrics: Iterable[MetricName], until: float = inf) -> list[Comparison]:
+        """Compare every other arm with the control, if both have values until then."""
+        experiment, metrics = self._experiment, list(metrics)
+        served = [name for name in experiment.weights if name != self._base]
+        found = [self._compare(name, metric, until) for name in served for metric in metrics]
+        shadows = [arm.name for arm in experiment.shadows]
+        found += [self._pair(name, metric, until) for name in shadows for metric in metrics]
+        return [one for one in found if one is not None]
+
+    def _compare(self, name: str, metric: MetricName, until: float) -> Comparison | None:
+        experiment = self._experiment
+        own, control = self._samples(name, metric, until)
         if not own.count or not control.count:
             return None
-        wanted = (
-            experiment.goal.detect * abs(control.mean) if metric == experiment.goal.metric else 0
-        )
-        ratio = experiment.weights[name] / experiment.weights[base]
-        interval = self._interval(metric, own, control, self._alpha)
-        return Comparison(
-            arm=name,
-            against=base,
-            metric=metric,
-            units=min(own.count, control.count),
-            always_valid=interval,
-            relative=interval.estimate / control.mean if control.mean else None,
-            needed=required_units(own, control, wanted, ratio, self._alpha, experiment.tuned_for),
-        )
+        interval = self._claim(metric, difference_interval(own, control, self._alpha))
+        needed = None
+        if metric == experiment.goal.metric:
+            wanted = experiment.goal.detect * abs(control.mean)
+            ratio = experiment.weights[name] / experiment.weights[self._base]
+            needed = required_units(own, control, wanted, ratio, self._alpha)
+        units, relative = min(own.count, control.count), _relative(interval, control)
+        return Comparison(name, self._base, metric, units, interval, relative, needed)
 
-    def pair(self, name: str, metric: MetricName) -> Comparison | None:
+    def _pair(self, name: str, metric: MetricName, until: float) -> Comparison | None:
         """Compare a shadow arm with the control on the same requests; None without a pair."""
-        experiment, base = self._experiment, self._experiment.base
-        own = paired_sample(self._by_arm[base], name, metric, experiment.prices)
+        own = self._of(name, metric, True).until(until).sample(extremes(metric, paired=True))
         if not own.count:
             return None
-        interval = self._claim(metric, mean_interval(own, self._alpha, experiment.tuned_for))
-        usual = self._sample(base, metric, float("inf"))
-        relative = interval.estimate / usual.mean if usual.mean else None
+        interval = self._claim(metric, mean_interval(own, self._alpha))
+        relative = _relative(interval, self._sample(self._base, metric, until))
         return Comparison(
-            name, base, metric, own.count, interval, relative, needed=None, paired=True
+            name, self._base, metric, own.count, interval, relative, needed=None, paired=True
         )
 
     def bound(self, name: str, bound: Bound) -> BoundCheck:
         """Check a bound of the goal for an arm."""
-        than = bound.than or self._experiment.base
-        own, other = self._samples(name, than, bound.metric)
-        interval = self._interval(bound.metric, own, other, 1 - bound.confidence)
+        found = difference_interval(*self._samples(name, bound.metric, inf), BOUND_ALPHA)
+        interval = self._claim(bound.metric, found)
         low, high = interval.ends(METRICS[bound.metric].sign)
         surely, broken = bool(low >= -bound.by), bool(high < -bound.by)
-        return BoundCheck(name, bound.metric, than, bound.by, interval, surely, broken)
+        return BoundCheck(name, bound.metric, self._base, bound.by, interval, surely, broken)
 
-    def _interval(self, metric: MetricName, own: Sample, other: Sample, alpha: float) -> Interval:
-        interval = difference_interval(own, other, alpha, self._experiment.tuned_for)
-        return self._claim(metric, interval)
+    def over_time(self) -> list[dict[str, Any]]:
+        """Return the goal's intervals as they were at some times of the run, evenly apart."""
+        exposed = [one.exposure.at for own in self._by_arm.values() for one in own]
+        times = np.linspace(min(exposed), max(exposed), READOUTS) if exposed else np.array([])
+        return [
+            {
+                "at": round(at, 3),
+                "intervals": {
+                    one.arm: astuple(one.always_valid)
+                    for one in self.comparisons([self._experiment.goal.metric], at)
+                },
+            }
+            for at in np.unique(times).tolist()
+        ]
 
     def _claim(self, metric: MetricName, interval: Interval) -> Interval:
         """Return what may be claimed; two shares differ by at most 1."""
         if not self._whole:
-            return Interval(interval.estimate, -np.inf, np.inf)
-        if not METRICS[metric].bounded or not np.isfinite(interval.low):
+            return Interval(interval.estimate, -inf, inf)
+        if not METRICS[metric].bounded or not isfinite(interval.low):
             return interval
         return Interval(interval.estimate, max(-1.0, interval.low), min(1.0, interval.high))
 
-    def _samples(self, name: str, than: str, metric: MetricName) -> tuple[Sample, Sample]:
-        """Return the samples of two arms until the first of them was stopped."""
-        ends = [stop.at for arm, stop in self._state.stopped.items() if arm in (name, than)]
-        until = min(ends, default=float("inf"))
-        return self._sample(name, metric, until), self._sample(than, metric, until)
+    def _samples(self, name: str, metric: MetricName, until: float) -> tuple[Sample, Sample]:
+        """Return the samples of an arm and of the control, until the arm was stopped."""
+        until = min(until, self._stopped.get(name, inf))
+        return self._sample(name, metric, until), self._sample(self._base, metric, until)
 
     def _sample(self, name: str, metric: MetricName, until: float) -> Sample:
-        return linearise(self._metric_values(name, metric, until).sums, METRICS[metric].bounded)
+        return self._of(name, metric).until(until).sample(extremes(metric))
 
-    def _metric_values(self, name: str, metric: MetricName, until: float) -> MetricValues:
-        key = name, metric, until
-        if key not in self._values:  # the log may be long, and every comparison uses the control
-            own: Sequence[RequestRecord] = self._by_arm[name]
-            if until < float("inf"):
-                own = [one for one in own if one.exposure.at <= until]
-            self._values[key] = metric_values(own, metric, self._experiment.prices)
+    def _of(self, name: str, metric: MetricName, paired: bool = False) -> Values:
+        key, prices = (name, metric, paired), self._experiment.prices
+        if key not in self._values and paired:
+            self._values[key] = paired_values(self._by_arm[self._base], name, metric, prices)
+        elif key not in self._values:
+            self._values[key] = values(self._by_arm[name], metric, prices)
         return self._values[key]
 
     def figures(self, name: str) -> dict[MetricName, ArmMetric]:
         """Return every metric of an arm, over all its requests."""
         by_metric: dict[MetricName, ArmMetric] = {}
-        for metric, described in METRICS.items():
-            own = self._metric_values(name, metric, float("inf"))
-            if len(own.values):
-                above, below = own.sums.sum(axis=0)
-                timed = described.title.endswith("ms")
-                quantiles = {
-                    f"p{q * 100:g}": float(np.quantile(own.values, q)) for q in QUANTILES if timed
-                }
-                by_metric[metric] = ArmMetric(
-                    float(above / below), len(own.sums), len(own.values), quantiles
-                )
+        for metric in METRICS:
+            own = self._of(name, metric)
+            if not len(own.at):
+                continue
+            quantiles = {
+                f"p{q * 100:g}": float(np.quantile(own.above / own.below, q))
+                for q in QUANTILES
+                if metric in TIMES
+            }
+            mean, units = float(own.above.sum() / own.below.sum()), len(np.unique(own.units))
+            by_metric[metric] = ArmMetric(mean, units, len(own.at), quantiles)
         return by_metric
+
+
+def _relative(interval: Interval, control: Sample) -> float | None:
+    return interval.estimate / control.mean if control.mean else None
 
 
 def _ratio(experiment: Experiment, state: ExperimentState, by_arm: ByArm) -> SampleRatioTest:
     """Test the numbers of units: of the live arms, or of all arms until the first was stopped."""
-    live = [name for name in by_arm if name not in state.stopped]
-    until = float("inf")
+    live, until = [name for name in by_arm if name not in state.stopped], inf
     if len(live) < 2:
         live = list(by_arm)
-        until = min((stop.at for stop in state.stopped.values()), default=until)
+        until = min((stop.at for stop in state.stopped.values()), default=inf)
     counts = {
         name: len({one.exposure.unit for one in by_arm[name] if one.exposure.at <= until})
         for name in live
@@ -287,24 +310,19 @@ def _ratio(experiment: Experiment, state: ExperimentState, by_arm: ByArm) -> Sam
 
 
 def _verdict(
-    experiment: Experiment,
-    ratio: SampleRatioTest,
-    comparisons: Sequence[Comparison],
-    bounds: Sequence[BoundCheck],
-    arm: str,
+    ratio: SampleRatioTest, comparison: Comparison | None, bounds: Sequence[BoundCheck]
 ) -> Verdict:
+    """Return an arm's verdict by its comparison on the goal's metric, if it has enough units."""
     if not ratio.ok:
         return "sample_ratio_mismatch"
-    own = [bound for bound in bounds if bound.arm == arm]
-    comparison = _primary(experiment, comparisons, arm)
     if comparison is None:
         return "too_early"
-    if any(bound.broken for bound in own):
+    if any(bound.broken for bound in bounds):
         return "breaks_bounds"
     low, high = comparison.always_valid.ends(METRICS[comparison.metric].sign)
     if high < 0:
         return "worse"
-    if not all(bound.surely for bound in own):
+    if not all(bound.surely for bound in bounds):
         return "too_early"
     if low > 0:
         return "better"
@@ -312,21 +330,11 @@ def _verdict(
     return "no_difference" if max(-low, high) < wanted else "too_early"
 
 
-def _primary(
-    experiment: Experiment, comparisons: Sequence[Comparison], arm: str
-) -> Comparison | None:
-    """Return the arm's comparison on the goal's metric, once it has `min_units` units."""
-    for one in comparisons:
-        if one.arm == arm and one.metric == experiment.goal.metric and not one.paired:
-            return one if one.units >= experiment.min_units else None
-    return None
-
-
 def _sentence(
     experiment: Experiment,
     state: ExperimentState,
     ratio: SampleRatioTest,
-    comparisons: Sequence[Comparison],
+    primary: Mapping[str, Comparison],
     verdicts: Mapping[str, Verdict],
 ) -> str:
     if not ratio.ok:
@@ -336,11 +344,9 @@ def _sentence(
             f"Do not trust this experiment (sample ratio mismatch): the arms were given {seen} "
             f"units, but {wanted} were expected (p = {ratio.p:.1g})."
         )
-    title = METRICS[experiment.goal.metric].title
     sentences = []
     for arm, verdict in verdicts.items():
-        comparison = _primary(experiment, comparisons, arm)
-        sentence = _arm_sentence(experiment, arm, verdict, comparison, title)
+        sentence = _arm_sentence(experiment, arm, verdict, primary.get(arm))
         if arm in state.stopped:
             sentence += f", and was stopped ({state.stopped[arm].why})"
         sentences.append(sentence)
@@ -360,14 +366,15 @@ def _no_claim(state: ExperimentState, since: float) -> str:
 
 
 def _arm_sentence(
-    experiment: Experiment, arm: str, verdict: Verdict, comparison: Comparison | None, title: str
+    experiment: Experiment, arm: str, verdict: Verdict, comparison: Comparison | None
 ) -> str:
+    title = METRICS[experiment.goal.metric].title
     if comparison is None:
         return (
             f"Not enough data for {arm}: a comparison by {title} needs {experiment.min_units} "
             "units in each arm"
         )
-    interval, base = comparison.always_valid, comparison.against
+    interval, base, needed = comparison.always_valid, comparison.against, comparison.needed
     between = f"by {interval.low:.3g} to {interval.high:.3g}"
     sure = f"{100 * (1 - experiment.alpha):g} % sure at any number of looks"
     match verdict:
@@ -378,22 +385,21 @@ def _arm_sentence(
         case "no_difference":
             return (
                 f"{arm} does as well as {base}: its {title} differs {between}, less than the "
-                f"{comparison.needed.difference if comparison.needed else 0:.3g} that matter"
+                f"{needed.difference if needed else 0:.3g} that matter"
             )
         case _ if interval.ends(METRICS[comparison.metric].sign)[0] > 0:
             return (
                 f"{arm} is ahead of {base}: its {title} differs {between}; it is too early to tell "
                 "whether it keeps the goal's bounds"
             )
-        case _:
-            wait = ""
-            if comparison.needed is not None:
-                wait = (
-                    f"; to see a difference of {comparison.needed.difference:.3g} takes about "
-                    f"{comparison.needed.always_valid} units of the two arms"
-                )
-            known = "" if not np.isfinite(interval.low) else f", so far differing {between}"
-            return f"It is too early to tell {arm} from {base} by {title}{known}{wait}"
+    known = f", so far differing {between}" if isfinite(interval.low) else ""
+    wait = ""
+    if needed is not None:
+        wait = (
+            f"; to see a difference of {needed.difference:.3g} takes about {needed.always_valid} "
+            "units of the two arms"
+        )
+    return f"It is too early to tell {arm} from {base} by {title}{known}{wait}"
 
 
 def _finite(value: Any) -> Any:
@@ -401,4 +407,4 @@ def _finite(value: Any) -> Any:
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    return None if isinstance(value, float) and not isfinite(value) else value

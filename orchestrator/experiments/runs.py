@@ -3,8 +3,8 @@
     experiment/NAME/RUN   document   the experiment as it was started for the RUN-th time
     experiment/NAME       pointer    the number of the newest run, and its state
 
-A run has two streams, its events and its past readouts. They are dropped when a newer run replaces
-it or it is removed, since nothing reads them then.
+The stream of a run's events is dropped when a newer run replaces it or it is removed, since nothing
+reads it then.
 
 Two experiments that run at the same time must exclude each other, since a request has one policy.
 Arms are built when an experiment is started and again when it is read, since other programs may
@@ -14,14 +14,13 @@ write to the store.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
 from cachetools import LRUCache
 from pydantic import Field, ValidationError
-from pydantic_core import from_json, to_json
 
 from orchestrator.errors import (
     Conflict,
@@ -38,7 +37,7 @@ from orchestrator.experiments.documents import (
     initial_state,
 )
 from orchestrator.loop.policy import Policy
-from orchestrator.state.store import PointerUpdate, Store, StoreState, read_state
+from orchestrator.state.store import Commit, PointerUpdate, Store, StoreState, change, read_state
 from orchestrator.state.versions import AuditInfo, PolicyVersions, build
 from orchestrator.validation import invalid_request
 from orchestrator.worker import check_method
@@ -47,10 +46,9 @@ POINTER: Final = "experiment/"
 STARTED: Final = "experiments/started"
 """The newest start: if two start at one moment and would share units, one gets a conflict."""
 _CACHED: Final = 64
-_TRIES: Final = 20
 _SWEPT: Final = 100  # former runs whose streams are dropped again, as events may come late
 
-RunKey = tuple[str, str]
+RunKey = tuple[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class Run:
     """One run of an experiment at one revision of the store.
 
     `error`: why it gets no requests here even if it runs, such as an arm that this deployment can
-    no longer build; then there are no `arms`. `contents` identifies the store's contents.
+    no longer build; then there are no `arms`.
     """
 
     number: int
@@ -77,12 +75,11 @@ class Run:
     arms: Mapping[str, BuiltArm]
     pointer: bytes
     error: str | None = None
-    contents: str = ""
 
     @property
     def key(self) -> RunKey:
         """Its identity: a wiped store may hold another run of the same name and number."""
-        return self.contents, self.stream
+        return self.stream, self.state.started
 
     @property
     def name(self) -> str:
@@ -95,10 +92,6 @@ class Run:
     @property
     def stream(self) -> str:
         return outcome_stream(self.name, self.number)
-
-    @property
-    def readout_stream(self) -> str:
-        return _readout_stream(self.name, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +124,7 @@ class Runs:
     ) -> None:
         self._store, self._versions = store, versions
         self._policies, self._defaults, self._methods = policies, defaults, methods
-        self._cache: LRUCache[tuple[str, str], Run] = LRUCache(_CACHED)
-        self._forgotten = 0  # times that the cache was cleared
+        self._cache: LRUCache[RunKey, Run] = LRUCache(_CACHED)
 
     async def start(self, experiment: Experiment, info: AuditInfo) -> Run:
         """Start an experiment, again if it was stopped.
@@ -145,40 +137,28 @@ class Runs:
         experiment.check_decidable()
         arms = await self._build(experiment)
         self._check_methods(experiment)
-        for _ in range(_TRIES):
-            seen = await read_state(self._store)
+
+        async def plan(seen: StoreState) -> tuple[Commit, Run]:
             runs = (await self.read(seen)).runs
-            for other in runs:
-                if other.live and other.name == experiment.name:
-                    raise Conflict(f"the experiment {other.name} runs already: stop it first")
-                if other.live and not experiment.excludes(other.experiment):
-                    raise Conflict(
-                        f"the experiment {other.name} runs: give both the same unit and group, "
-                        "each its own part of it"
-                    )
-            before = seen.pointers.get(POINTER + experiment.name)
+            _check_room(experiment, runs)
             last = next((run for run in runs if run.name == experiment.name), None)
-            experiment = _with_secret(experiment, last)
+            begun = _with_secret(experiment, last)
             number = 1 if last is None else last.number + 1
-            while await self._is_taken(experiment.name, number):
+            while await self._is_taken(begun.name, number):
                 number += 1
             state = initial_state(await self._store.time())
-            run = Run(number, experiment, state, arms, _pointer(number, state))
-            path, document = _path(run.name, number), experiment.model_dump_json().encode()
-            try:
-                revision = await self._store.commit(
-                    create={path: document},
-                    update=[
-                        PointerUpdate(POINTER + run.name, before, run.pointer),
-                        PointerUpdate(STARTED, seen.pointers.get(STARTED), path.encode()),
-                    ],
-                    audit=_audit("start", run, info),
-                )
-            except Conflict:
-                continue
-            await self._drop_streams(experiment.name, before=number)
-            return replace(run, contents=self._contents(revision))
-        raise Conflict("too many start experiments at the same time; try again")
+            run = Run(number, begun, state, arms, _pointer(number, state))
+            path, pointer = _path(run.name, number), POINTER + run.name
+            moves = [
+                PointerUpdate(pointer, seen.pointers.get(pointer), run.pointer),
+                PointerUpdate(STARTED, seen.pointers.get(STARTED), path.encode()),
+            ]
+            document = {path: begun.model_dump_json().encode()}
+            return Commit(_audit("start", run, info), moves, document), run
+
+        run = await change(self._store, plan)
+        await self._drop_streams(run.name, before=run.number)
+        return run
 
     async def _is_taken(self, name: str, number: int) -> bool:
         """Return whether a former run has left a document or events of this number."""
@@ -193,16 +173,15 @@ class Runs:
             UnknownPolicy: no experiment has this name. Conflict: it is not running.
             Unusable: it cannot be read; it gets no requests, and may be removed.
         """
-        for _ in range(_TRIES):
-            run = await self.find(name)
+
+        async def plan(seen: StoreState) -> tuple[Commit, Run]:
+            run = await self._find(seen, name)
             if not run.live:
                 raise Conflict(f"the experiment {name} does not run")
             ended = run.state.model_copy(update={"ended": await self._store.time()})
-            try:
-                return await self.change(run, ended, "stop", info)
-            except Conflict:
-                continue
-        raise Conflict(f"too many change {name} at the same time; try again")
+            return _moved(run, ended, "stop", info)
+
+        return await change(self._store, plan)
 
     async def remove(self, name: str, info: AuditInfo) -> Run | None:
         """Remove an experiment that does not run, and its events; its documents stay.
@@ -213,13 +192,14 @@ class Runs:
         Raises:
             UnknownPolicy: no experiment has this name. Conflict: it runs, or it was changed.
         """
-        seen, found = await self._look_up(name)
-        run = found.runs[0] if found.runs else None
+        seen, run = await read_state(self._store), None
+        with suppress(Unusable):
+            run = await self._find(seen, name)
         if run is not None and run.live:
             raise Conflict(f"the experiment {name} runs: stop it first")
-        gone = PointerUpdate(POINTER + name, seen.pointers[POINTER + name], None)
         unread = info.entry("experiment.remove", name)
         audit = unread if run is None else _audit("remove", run, info)
+        gone = PointerUpdate(POINTER + name, seen.pointers[POINTER + name], None)
         await self._store.commit(update=[gone], audit=audit)
         if run is not None:
             await self._drop_streams(name, before=run.number + 1)
@@ -231,19 +211,15 @@ class Runs:
         Raises:
             Conflict: it was changed since `run` was read.
         """
-        changed = replace(run, state=state, pointer=_pointer(run.number, state))
-        move = PointerUpdate(POINTER + run.name, run.pointer, changed.pointer)
-        await self._store.commit(update=[move], audit=_audit(action, changed, info))
+        commit, changed = _moved(run, state, action, info)
+        await commit.send(self._store)
         return changed
 
     async def _drop_streams(self, name: str, before: int) -> None:
         """Drop the streams of the runs before this number; if it fails, a later call does so."""
         numbers = range(max(1, before - _SWEPT), before)
         with suppress(StoreError):
-            await self._store.drop(
-                *(outcome_stream(name, number) for number in numbers),
-                *(_readout_stream(name, number) for number in numbers),
-            )
+            await self._store.drop(*(outcome_stream(name, number) for number in numbers))
 
     async def find(self, name: str) -> Run:
         """Return an experiment's newest run.
@@ -251,65 +227,50 @@ class Runs:
         Raises:
             UnknownPolicy: no experiment has this name. Unusable: it cannot be read.
         """
-        _, found = await self._look_up(name)
-        for why in found.unreadable.values():
-            raise Unusable(why)
-        return found.runs[0]
+        return await self._find(await read_state(self._store), name)
 
-    async def _look_up(self, name: str) -> tuple[StoreState, FoundRuns]:
-        seen = await read_state(self._store)
-        pointers = {key: value for key, value in seen.pointers.items() if key == POINTER + name}
-        if not pointers:
+    async def _find(self, seen: StoreState, name: str) -> Run:
+        if (pointer := seen.pointers.get(POINTER + name)) is None:
             raise UnknownPolicy(
                 f"no experiment is named {name[:64]!r}", param="name", code="experiment_not_found"
             )
-        return seen, await self.read(StoreState(seen.revision, pointers))
+        return await self._run(name, pointer)
 
     async def read(self, seen: StoreState) -> FoundRuns:
         """Return every experiment's newest run."""
-        contents = self._contents(seen.revision)
         runs, unreadable = [], {}
         for pointer, data in seen.pointers.items():
             if pointer.startswith(POINTER):
                 name = pointer.removeprefix(POINTER)
                 try:
-                    runs.append(await self._run(contents, name, data))
-                except (Unusable, InvalidRequest) as error:  # also a name that no document can have
-                    unreadable[name] = f"{error}; it gets no requests, and may be removed"
+                    runs.append(await self._run(name, data))
+                except Unusable as error:
+                    unreadable[name] = str(error)
         runs.sort(key=lambda run: (run.state.started, run.name))
         return FoundRuns(tuple(runs), unreadable)
 
-    def forget(self) -> None:
-        """Clear the cache, since a backup of the store was restored."""
-        self._cache.clear()
-        self._forgotten += 1
-
-    def _contents(self, revision: str) -> str:
-        identity = revision.partition(":")[0]
-        return f"{identity}/{self._forgotten}" if identity else ""
-
-    async def _run(self, contents: str, name: str, data: bytes) -> Run:
+    async def _run(self, name: str, data: bytes) -> Run:
+        """Return the run that a pointer names. Raises Unusable, also for a name that no document
+        can have."""
+        place = POINTER + name
         try:
             pointer = _Pointer.model_validate_json(data)
-        except ValidationError as error:
-            message = invalid_request(error).message
-            raise Unusable(f"{POINTER}{name} cannot be used: {message}") from None
-        path = _path(name, pointer.run)
-        if (known := self._cache.get((contents, path))) is None:
-            known = await self._load(name, pointer.run, path)
-            if contents:
-                self._cache[contents, path] = known
-        return replace(known, state=pointer.state, pointer=data, contents=contents)
-
-    async def _load(self, name: str, number: int, path: str) -> Run:
-        (document,) = await self._store.documents([path])
-        try:
-            experiment = Experiment.model_validate_json(_without_salt(document or b""))
-            if experiment.name != name:
-                raise Unusable(f"{path} holds the experiment {experiment.name} in its place")
+            place = _path(name, pointer.run)
+            key = place, pointer.state.started
+            if (known := self._cache.get(key)) is None:
+                (document,) = await self._store.documents([place])
+                experiment = Experiment.model_validate_json(document or b"")
+                if experiment.name != name:
+                    raise InvalidRequest(f"it holds the experiment {experiment.name}")
+                known = self._cache[key] = await self._loaded(pointer.run, experiment)
         except (ValidationError, InvalidRequest) as error:
             wrong = error if isinstance(error, InvalidRequest) else invalid_request(error)
-            raise Unusable(f"{path} cannot be used: {wrong.message}") from None
+            raise Unusable(
+                f"{place} cannot be used: {wrong.message}; it gets no requests, and may be removed"
+            ) from None
+        return replace(known, state=pointer.state, pointer=data)
+
+    async def _loaded(self, number: int, experiment: Experiment) -> Run:
         run = Run(number, experiment, initial_state(0.0), {}, b"")
         try:
             run = replace(run, arms=await self._build(experiment))
@@ -327,9 +288,7 @@ class Runs:
         if "@" in arm.policy:
             try:
                 document = (await self._versions.find(arm.policy)).document
-            except UnknownPolicy as error:
-                raise InvalidRequest(f"{place}.policy: {error.message}", param=place) from None
-            except Unusable as error:  # such as a policy or a parameter that no longer exists
+            except (UnknownPolicy, Unusable) as error:
                 raise InvalidRequest(f"{place}.policy: {error}", param=place) from None
             name, version, params = document.policy, document.version, document.params
         if name not in self._policies:
@@ -345,6 +304,18 @@ class Runs:
             check_method(arm.speculation, self._methods, f"arms.{arm.name}.speculation")
 
 
+def _check_room(experiment: Experiment, runs: Iterable[Run]) -> None:
+    """Raise Conflict if the experiment runs already, or one that would share units with it."""
+    for other in runs:
+        if other.live and other.name == experiment.name:
+            raise Conflict(f"the experiment {other.name} runs already: stop it first")
+        if other.live and not experiment.excludes(other.experiment):
+            raise Conflict(
+                f"the experiment {other.name} runs: give both the same unit and group, "
+                "each its own part of it"
+            )
+
+
 def _with_secret(experiment: Experiment, last: Run | None) -> Experiment:
     """Return the experiment with its last run's secret, so that units keep their arms, or a new
     one."""
@@ -354,23 +325,8 @@ def _with_secret(experiment: Experiment, last: Run | None) -> Experiment:
     return experiment.model_copy(update={"secret": secret or secrets.token_hex(16)})
 
 
-def _without_salt(document: bytes) -> bytes:
-    """Leave out a field that earlier versions wrote."""
-    try:
-        given = from_json(document)
-    except ValueError:
-        return document
-    if isinstance(given, dict):
-        given.pop("salt", None)
-    return to_json(given)
-
-
 def outcome_stream(name: str, number: int) -> str:
     return f"outcomes/{name}/{number}"
-
-
-def _readout_stream(name: str, number: int) -> str:
-    return f"readouts/{name}/{number}"
 
 
 def _path(name: str, number: int) -> str:
@@ -389,3 +345,9 @@ def _pointer(number: int, state: ExperimentState) -> bytes:
 def _audit(action: str, run: Run, info: AuditInfo) -> bytes:
     what, state = f"{run.name}/{run.number}", run.state.model_dump()
     return info.entry(f"experiment.{action}", what, state=state)
+
+
+def _moved(run: Run, state: ExperimentState, action: str, info: AuditInfo) -> tuple[Commit, Run]:
+    changed = replace(run, state=state, pointer=_pointer(run.number, state))
+    move = PointerUpdate(POINTER + run.name, run.pointer, changed.pointer)
+    return Commit(_audit(action, changed, info), [move]), changed

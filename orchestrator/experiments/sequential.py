@@ -14,16 +14,20 @@ number of units. Sample ratios: the Dirichlet mixture of multinomials (Lindon an
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp, lgamma, log, log1p, sqrt
+from functools import cache
+from math import cbrt, exp, hypot, inf, isfinite, lgamma, log, log1p, sqrt
 from statistics import NormalDist
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from orchestrator.experiments.samples import Moments, Sample
+from orchestrator.experiments.metrics import Sample
 
+TUNED_FOR: Final = 1000
+"""The units at which intervals are tightest; their coverage holds only if that is fixed ahead."""
 POWER: Final = 0.8
 CONCENTRATION: Final = 100.0
 """The weight of the intended shares in the Dirichlet prior of `sample_ratio`, which gives most
@@ -35,7 +39,6 @@ _EXPANSION: Final = (
     np.array([79, 0, 776, 0, 1482, 0, -1920, 0, -945]) / 92160,
 )
 """Polynomials of the normal quantile, by rising powers of 1 / degrees of freedom."""
-_log_gamma: Final = np.vectorize(lgamma, otypes=[float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +54,19 @@ class Interval:
         return (self.low, self.high) if sign > 0 else (-self.high, -self.low)
 
 
-def boundary(count: Any, alpha: float, tuned_for: float) -> Any:
+def boundary(count: float, alpha: float) -> float:
     """Return the half-width of the confidence sequence at `count` units, in standard errors.
 
-    `count` is a number or an array. The mixture's width is chosen so that the sequence is tightest
-    at `tuned_for` units (there, appendix B.2); its coverage holds only if that is fixed in advance.
+    The mixture's width is chosen so that the sequence is tightest at `TUNED_FOR` units (there,
+    appendix B.2).
     """
-    seen = np.asarray(count, dtype=float) * _best_width(alpha) / tuned_for  # t rho^2 of the paper
-    with np.errstate(divide="ignore", invalid="ignore"):
-        wide = np.sqrt(2 * (seen + 1) / seen * np.log(np.sqrt(seen + 1) / alpha))
-    return np.where(seen > 0, wide, np.inf) if wide.ndim else (float(wide) if seen > 0 else np.inf)
+    if count <= 0:
+        return inf
+    seen = count * _best_width(alpha) / TUNED_FOR  # t rho^2 of the paper
+    return sqrt(2 * (seen + 1) / seen * log(sqrt(seen + 1) / alpha))
 
 
+@cache
 def _best_width(alpha: float) -> float:
     """Return the x > 0 with x - log(1 + x) = -2 log(alpha).
 
@@ -76,111 +80,88 @@ def _best_width(alpha: float) -> float:
     return x
 
 
-def mean_bounds(sample: Moments, alpha: float, tuned_for: float) -> tuple[Any, Any]:
-    """Return the ends of the confidence sequence for a mean: numbers or arrays, as the moments."""
-    skewness = sample.skewness / np.sqrt(np.maximum(sample.count, 1))
-    normal = boundary(sample.count, alpha, tuned_for)
-    return _bounds(sample.mean, sample.error, skewness, sample.count - 1, normal)
+def mean_interval(sample: Sample, alpha: float) -> Interval:
+    """Return the confidence sequence for a mean."""
+    skewness = sample.skewness / sqrt(max(sample.count, 1))
+    quantile = student_quantile(boundary(sample.count, alpha), sample.count - 1)
+    return _interval(sample.mean, sample.error, skewness, quantile)
 
 
-def difference_bounds(
-    arm: Moments, control: Moments, alpha: float, tuned_for: float
-) -> tuple[Any, Any]:
-    """Return the ends of the confidence sequence for the arm's mean minus the control's.
+def difference_interval(arm: Sample, control: Sample, alpha: float) -> Interval:
+    """Return the confidence sequence for the arm's mean minus the control's.
 
     The larger of the two skewnesses counts for both arms. A small sample of skewed values mostly
     lacks the few large ones, so it looks symmetric while its mean is far off; the other arm has
     them.
     """
-    errors, counts = np.stack([arm.error, control.error]), np.stack([arm.count, control.count])
-    error = np.hypot(*errors)
-    larger = np.abs(arm.skewness) > np.abs(control.skewness)
-    skewness = np.where(larger, arm.skewness, control.skewness)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        cubes = errors**3 / np.sqrt(np.maximum(counts, 1)) / error**3
-        skewness = np.nan_to_num(skewness * (cubes[0] - cubes[1]))
-        squares, less = np.square(errors), np.maximum(counts - 1, 1)
-        freedom = squares.sum(axis=0) ** 2 / (squares**2 / less).sum(axis=0)  # Welch-Satterthwaite
-    freedom = np.where(np.isnan(freedom), np.inf, freedom)  # without any error
-    normal = boundary(_informative(*counts), alpha, tuned_for)
-    return _bounds(arm.mean - control.mean, error, skewness, freedom, normal)
+    error, skewness, freedom = hypot(arm.error, control.error), 0.0, inf
+    if 0 < error < inf:
+        own, other = arm.error / error, control.error / error
+        larger = max(arm.skewness, control.skewness, key=abs)
+        skewness = larger * (own**3 / sqrt(arm.count) - other**3 / sqrt(control.count))
+        # Welch and Satterthwaite
+        freedom = 1 / (own**4 / max(arm.count - 1, 1) + other**4 / max(control.count - 1, 1))
+    quantile = student_quantile(boundary(_informative(arm.count, control.count), alpha), freedom)
+    return _interval(arm.mean - control.mean, error, skewness, quantile)
 
 
-def _informative(arm: Any, control: Any) -> Any:
+def _informative(arm: float, control: float) -> float:
     """Return the number of units in two equal arms with the same information.
 
     It is the sequence's time: 100 units against 10,000 have about the information of 400 in two
     equal arms.
     """
-    return 4 * arm * control / np.where(arm + control > 0, arm + control, 1)
+    return 4 * arm * control / (arm + control) if arm + control > 0 else 0.0
 
 
-def _bounds(value: Any, error: Any, skewness: Any, freedom: Any, normal: Any) -> tuple[Any, Any]:
-    """Return the ends of the confidence sequence around an estimate.
+def _interval(estimate: float, error: float, skewness: float, quantile: float) -> Interval:
+    """Return the confidence sequence around an estimate.
 
     The sequence is asymptotic. Since the variance is estimated, Student's t replaces its normal
     quantile. Since the estimate is skewed, Hall's transformation of that is used if it is wider.
     """
-    known = np.isfinite(error) & np.isfinite(normal)
-    quantile = student_quantile(np.where(known, normal, 1.0), np.maximum(freedom, 1))
-    known &= np.isfinite(quantile)
-    quantile = np.where(known, quantile, 0.0)
-    below = np.maximum(quantile, hall(quantile, skewness))
-    above = np.maximum(quantile, -hall(-quantile, skewness))
-    error = np.where(known, error, np.inf)
-    with np.errstate(invalid="ignore"):
-        low, high = value - error * below, value + error * above
-    return np.where(known, low, -np.inf), np.where(known, high, np.inf)
+    if not (isfinite(error) and isfinite(quantile)):
+        return Interval(estimate, -inf, inf)
+    below = max(quantile, hall(quantile, skewness))
+    above = max(quantile, -hall(-quantile, skewness))
+    return Interval(estimate, estimate - error * below, estimate + error * above)
 
 
-def student_quantile(normal: Any, freedom: Any) -> Any:
+def student_quantile(normal: float, freedom: float) -> float:
     """Return the value that Student's t exceeds as often as a normal variable exceeds `normal`.
 
     Fisher and Cornish's expansion (1960). It is within 0.05 % if the degrees of freedom are at
     least the square of `normal`; below that the value is infinite, since no claim can be made.
     """
-    z, freedom = np.asarray(normal, float), np.asarray(freedom, float)
-    terms = (np.polyval(term, z) / freedom ** (i + 1) for i, term in enumerate(_EXPANSION))
-    return np.where(freedom >= z**2, z * (1 + sum(terms)), np.inf)
+    if not isfinite(normal) or max(freedom, 1) < normal**2:
+        return inf
+    terms = (np.polyval(term, normal) / freedom ** (i + 1) for i, term in enumerate(_EXPANSION))
+    return float(normal * (1 + sum(terms)))
 
 
-def hall(quantile: Any, skewness: Any) -> Any:
+def hall(quantile: float, skewness: float) -> float:
     """Return the quantile of a studentised mean of this skewness, from the normal one.
 
     The inverse of Hall's cubic transformation (Hall 1992, "On the removal of skewness by
     transformation", J. R. Statist. Soc. B 54), which is monotone and right to second order.
     """
-    skewness = np.where(np.abs(skewness) < 1e-9, 1e-9, skewness)
-    return 3 / skewness * (np.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
+    if abs(skewness) < 1e-9:
+        return quantile
+    return 3 / skewness * (cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
 
 
-def mean_interval(sample: Sample, alpha: float, tuned_for: float) -> Interval:
-    """Return the confidence sequence for a mean."""
-    low, high = mean_bounds(sample.moments, alpha, tuned_for)
-    return Interval(sample.mean, float(low), float(high))
-
-
-def difference_interval(arm: Sample, control: Sample, alpha: float, tuned_for: float) -> Interval:
-    """Return the confidence sequence for the arm's mean minus the control's."""
-    low, high = difference_bounds(arm.moments, control.moments, alpha, tuned_for)
-    return Interval(arm.mean - control.mean, float(low), float(high))
-
-
-def proportion_exceeds(hits: Any, count: Any, limit: float, alpha: float) -> Any:
+def proportion_exceeds(hits: int, count: int, limit: float, alpha: float) -> bool:
     """Return whether a proportion is above `limit`, by a one-sided sequential test.
 
-    Numbers or arrays. For a proportion within the limit, the probability that this is ever True is
-    at most `alpha`. That also holds if `hits` is a sum of values between 0 and 1 whose mean is the
-    proportion: a likelihood ratio is convex in the value, so values of 0 and 1 have the largest
-    mean.
+    For a proportion within the limit, the probability that this is ever True is at most `alpha`.
+    That also holds if `hits` is a sum of values between 0 and 1 whose mean is the proportion: a
+    likelihood ratio is convex in the value, so values of 0 and 1 have the largest mean.
     """
-    hits, misses = np.asarray(hits), np.asarray(count) - np.asarray(hits)
-    above = hits > limit * count
-    if limit <= 0 or limit >= 1:
+    misses, above = count - hits, hits > limit * count
+    if not above or limit <= 0 or limit >= 1:
         return above
-    mixture = _log_gamma(hits + 1) + _log_gamma(misses + 1) - _log_gamma(hits + misses + 2)
-    limited = hits * np.log(limit) + misses * np.log1p(-limit)
-    return above & (mixture - limited >= -np.log(alpha))
+    mixture = lgamma(hits + 1) + lgamma(misses + 1) - lgamma(count + 2)
+    return mixture - hits * log(limit) - misses * log1p(-limit) >= -log(alpha)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,15 +202,18 @@ class RequiredUnits:
 
 
 def required_units(
-    arm: Sample, control: Sample, wanted: float, ratio: float, alpha: float, tuned_for: float
+    arm: Sample, control: Sample, wanted: float, ratio: float, alpha: float
 ) -> RequiredUnits | None:
     """Return the sample size for a difference of `wanted`; `ratio`: arm's units by control's."""
     if min(arm.count, control.count) < 2 or not wanted > 0:
         return None
     share = ratio / (1 + ratio)
     variance = arm.variance / share + control.variance / (1 - share)  # per unit of both arms
-    count = np.unique(np.geomspace(4, 1e9, 4000).astype(np.int64))
     # The estimate is this far from 0 in eight of ten experiments; earlier looks add chances.
-    seen = boundary(_informative(share, 1 - share) * count, alpha, tuned_for)
-    enough = count[np.sqrt(variance / count) * (seen + NormalDist().inv_cdf(POWER)) <= wanted]
-    return RequiredUnits(wanted, int(enough[0]) if len(enough) else int(1e9))
+    further = NormalDist().inv_cdf(POWER)
+
+    def enough(count: int) -> bool:
+        seen = boundary(_informative(share, 1 - share) * count, alpha)
+        return sqrt(variance / count) * (seen + further) <= wanted
+
+    return RequiredUnits(wanted, 4 + bisect_left(range(4, 10**9), True, key=enough))

@@ -14,8 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from time import perf_counter
+from dataclasses import dataclass
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter
@@ -24,7 +23,8 @@ from orchestrator.answers.equality import agree
 from orchestrator.background import stop
 from orchestrator.errors import BatonError, describe
 from orchestrator.experiments.outcome_log import Outcome
-from orchestrator.loop.events import Event, RequestCompleted, StepCompleted
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.events import Event
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
 from orchestrator.state.outbox import Outbox
@@ -50,7 +50,7 @@ class _ShadowJob:
     arm: str
     policy: Policy
     request: ShadowRequest
-    tries: int = field(default=0)
+    tries: int = 0
 
 
 class ShadowRunner:
@@ -122,26 +122,22 @@ class ShadowRunner:
             self._count.labels(outcome.status).inc()
 
     async def _answer(self, job: _ShadowJob) -> Outcome:
-        began, first, ended = perf_counter(), None, None
+        response = ResponseAccumulator()
         common: dict[str, Any] = {"trace_id": job.request.asked.id, "arm": job.arm, "shadow": True}
         try:
             async with aclosing(self._solve(job.policy, job.request)) as events:
                 async for event in events:
-                    if isinstance(event, StepCompleted) and event.step.accepted and first is None:
-                        first = (perf_counter() - began) * 1000
-                    elif isinstance(event, RequestCompleted):
-                        ended = event
+                    response.add(event)
         except BatonError as error:
             log.info("a shadow of %s failed: %s", job.request.asked.id, type(error).__name__)
-        if ended is None:
+        if (ended := response.completed) is None:
             return Outcome(**common, at=time.time(), status="failed")
-        answer = ended.transcript.reply
-        metrics = ended.metrics
+        metrics, answer = ended.metrics, ended.transcript.reply
         return Outcome(
             **common,
             at=time.time(),
             ms=metrics.ms["total"],
-            first_step_ms=first,
+            first_step_ms=response.first_step_ms,
             small_tokens=metrics.small_tokens,
             large_tokens=metrics.large_tokens,
             prompt_tokens=max(0, metrics.prefill_tokens),

@@ -24,11 +24,12 @@ duplicates.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
-from orchestrator.errors import InvalidRequest
+from orchestrator.errors import Conflict, InvalidRequest
 
 TIMEOUT_S: Final = 1.0
 """Seconds after which a store that does not answer counts as down."""
@@ -39,7 +40,9 @@ AUDIT_ENTRIES: Final = 10_000
 AUDIT: Final = "audit"
 """The stream of audit entries, one for each commit."""
 
+_TRIES: Final = 20  # of a change, while other changes come first
 _NAME: Final = re.compile(r"[A-Za-z0-9._@:-]+(/[A-Za-z0-9._@:-]+)*")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,32 @@ async def read_state(store: Store) -> StoreState:
     state = await store.state()
     assert state is not None
     return state
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit that is planned; see `Store.commit`."""
+
+    audit: bytes
+    update: Sequence[PointerUpdate]
+    create: Mapping[str, bytes] = field(default_factory=dict)
+
+    async def send(self, store: Store) -> None:
+        await store.commit(create=self.create, update=self.update, audit=self.audit)
+
+
+async def change(store: Store, plan: Callable[[StoreState], Awaitable[tuple[Commit, T]]]) -> T:
+    """Commit what `plan` makes of the pointers, again if another change came between.
+
+    Raises:
+        Conflict: others always came first, or `plan` raises it.
+    """
+    for _ in range(_TRIES):
+        commit, made = await plan(await read_state(store))
+        with suppress(Conflict):
+            await commit.send(store)
+            return made
+    raise Conflict("too many change the configuration at the same time; try again")
 
 
 def check(*names: str, values: Sequence[bytes] = ()) -> None:

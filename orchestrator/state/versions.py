@@ -23,10 +23,18 @@ from typing import Annotated, Any, Final
 from cachetools import LRUCache
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from orchestrator.errors import Conflict, InvalidRequest, UnknownPolicy, Unusable
+from orchestrator.errors import InvalidRequest, UnknownPolicy, Unusable
 from orchestrator.loop.policy import Policy
 from orchestrator.state.foreign import json_object
-from orchestrator.state.store import AUDIT, PointerUpdate, Store, StoreState, read_state
+from orchestrator.state.store import (
+    AUDIT,
+    Commit,
+    PointerUpdate,
+    Store,
+    StoreState,
+    change,
+    read_state,
+)
 from orchestrator.validation import invalid_request
 
 ACTIVE: Final = "policy/active"
@@ -38,7 +46,6 @@ FILE: Final = "default"
 _REFERENCE: Final = re.compile(r"([A-Za-z0-9._-]{1,64})@([1-9][0-9]{0,8})")
 _CACHED: Final = 256  # versions, those that requests pinned last
 _REMEMBERED: Final = 32  # formerly active versions, for rollbacks
-_TRIES: Final = 20  # if others change a pointer at the same time
 
 Note = Annotated[str, StringConstraints(max_length=1000)]
 Author = Annotated[str, StringConstraints(max_length=128)]
@@ -148,8 +155,8 @@ class PolicyVersions:
         except ValidationError as error:
             raise invalid_request(error, "params", self._policies[name]) from None
         params = policy.model_dump(mode="json")
-        for _ in range(_TRIES):
-            state = await read_state(self._store)
+
+        async def plan(state: StoreState) -> tuple[Commit, PolicyVersion]:
             document = PolicyVersion(
                 policy=name,
                 version=await self._newest_number(state, name) + 1,
@@ -158,20 +165,18 @@ class PolicyVersions:
                 author=given.author,
                 created=time.time(),
             )
-            seen = state.pointers.get(LATEST + name)
-            moves = [PointerUpdate(LATEST + name, seen, b"%d" % document.version)]
+            moves = [
+                PointerUpdate(
+                    LATEST + name, state.pointers.get(LATEST + name), b"%d" % document.version
+                )
+            ]
             if given.activate:
                 moves += _activation(state, document.reference)
-            try:
-                await self._store.commit(
-                    create={_path(name, document.version): document.model_dump_json().encode()},
-                    update=moves,
-                    audit=_audit("publish", info, document.reference, state, given.activate),
-                )
-            except Conflict:
-                continue
-            return document
-        raise Conflict("too many publish at the same time; try again")
+            audit = _audit("publish", info, document.reference, state, given.activate)
+            path = _path(name, document.version)
+            return Commit(audit, moves, {path: document.model_dump_json().encode()}), document
+
+        return await change(self._store, plan)
 
     async def activate(self, target: str | None, info: AuditInfo) -> None:
         """Move the active pointer to `NAME@VERSION`; None: to the deployment file's default.
@@ -181,17 +186,12 @@ class PolicyVersions:
         """
         if target is not None:
             await self.find(target)
-        for _ in range(_TRIES):
-            state = await read_state(self._store)
-            try:
-                await self._store.commit(
-                    update=_activation(state, target),
-                    audit=_audit("activate", info, target or FILE, state, moved=True),
-                )
-            except Conflict:
-                continue
-            return
-        raise Conflict("too many change the active policy at the same time; try again")
+
+        async def plan(state: StoreState) -> tuple[Commit, None]:
+            audit = _audit("activate", info, target or FILE, state, moved=True)
+            return Commit(audit, _activation(state, target)), None
+
+        await change(self._store, plan)
 
     async def rollback(self, info: AuditInfo, to: str | None = None) -> str | None:
         """Activate the former version, or `to` (`NAME@VERSION`, or "default": the file's).
@@ -246,10 +246,6 @@ class PolicyVersions:
             UnknownPolicy: there is none.
         """
         return self._listed(target, await self._document(target))
-
-    def forget(self) -> None:
-        """Clear the cache, since a backup of the store was restored."""
-        self._cache.clear()
 
     async def newest(self, name: str, count: int) -> list[ListedVersion]:
         """Return the newest versions of a policy, newest first."""

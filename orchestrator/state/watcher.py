@@ -47,7 +47,7 @@ class Configuration:
     `active` None: the deployment file's default. `latest` has the number of each policy's newest
     version, `experiments` the newest run of each. `set_aside` has, by name, the reason why an entry
     is not in effect; if it is the active version, `active` is the last one that could be used.
-    `identity` names the store's contents.
+    `identity` names the store's contents: a wiped or restored store has another one.
     """
 
     revision: str = ""
@@ -55,10 +55,7 @@ class Configuration:
     latest: Mapping[str, int] = field(default_factory=dict)
     experiments: tuple[Run, ...] = ()
     set_aside: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def identity(self) -> str:
-        return self.revision.partition(":")[0]
+    identity: str = ""
 
 
 class ConfigWatcher:
@@ -70,7 +67,7 @@ class ConfigWatcher:
         self._store, self._versions, self._runs = store, versions, runs
         self.current = Configuration()
         self.error: str | None = "the store has not been read yet"
-        self._seen, self._confirmed = "", monotonic()
+        self._seen, self._confirmed, self._restored = "", monotonic(), 0
         self._refreshing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._changes = Counter(
@@ -127,8 +124,7 @@ class ConfigWatcher:
         if not state.revision:
             raise StoreError("the store is empty: it has been wiped")
         if _went_back(self.current.revision, state.revision):  # an older backup was restored
-            self._versions.forget()
-            self._runs.forget()
+            self._restored += 1
         numbers, set_aside = newest_numbers(state)
         try:
             target = active(state)
@@ -137,7 +133,8 @@ class ConfigWatcher:
             set_aside[ACTIVE], published = str(error), self.current.active
         found = await self._runs.read(state)
         set_aside |= {POINTER + name: why for name, why in found.set_aside.items()}
-        return Configuration(state.revision, published, numbers, found.runs, set_aside)
+        identity = f"{state.revision.partition(':')[0]}/{self._restored}"
+        return Configuration(state.revision, published, numbers, found.runs, set_aside, identity)
 
     async def _follow(self) -> None:
         while True:

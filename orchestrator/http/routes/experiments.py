@@ -6,7 +6,6 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import InvalidRequest, Unusable
-from orchestrator.experiments import readouts
 from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.runs import Run
 from orchestrator.http.body import Json, json_object, read_body
@@ -60,8 +59,7 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
             service.shared.foreign.skip(run.stream)
         coverage = run.state.coverage(run.experiment) if run.live else 0.0
         about = {"object": "baton.report", "run": run.number, "coverage": coverage}
-        past = await readouts.read(service.shared.store, run, service.shared.foreign.skip)
-        return JSONResponse({**about, **analysis.json(), "readouts": past})
+        return JSONResponse({**about, **analysis.json()})
 
     @app.post(
         "/v1/experiments/{name}/stop", **described("End an experiment", ChangeNote, errors=(404,))

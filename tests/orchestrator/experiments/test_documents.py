@@ -66,7 +66,6 @@ def test_a_document_survives_the_store() -> None:
         ({"arms": arms(second(grid={"k": [1, 2]}))}, "arms[1].grid", "unknown"),
         ({"control": "nobody"}, "control", "nobody"),
         ({"goal": {"metric": "joy"}}, "goal.metric", ""),
-        ({"goal": {"within": [{"metric": "ms", "by": 1, "than": "x"}]}}, "goal.within", "x"),
         ({"guardrails": [{"metric": "ms"}]}, "guardrails", "at_most"),
         ({"guardrails": [{**REWARDED, "quantile": 0.9}]}, "guardrails", "quantile"),
         ({"ramp": {"steps": [0.5, 0.1]}}, "ramp.steps", "rise"),

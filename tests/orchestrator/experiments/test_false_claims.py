@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import hypot, inf
 from typing import Any, Final
 
 import numpy as np
 import pytest
 from scipy.stats import binom
 
-from orchestrator.experiments.samples import Moments, Sample
-from orchestrator.experiments.sequential import difference_bounds, mean_bounds
+from orchestrator.experiments.metrics import Sample
+from orchestrator.experiments.sequential import Interval, difference_interval, mean_interval
 
 ALPHA: Final = 0.05
-TUNED: Final = 1000
 EXPERIMENTS: Final = 40
 REQUESTS: Final = 2000
 LOOK_EVERY: Final = 100
-Bounds = Callable[[Moments, Moments], tuple[Any, Any]]
+Claim = Callable[[Sample, Sample], Interval]
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ LAWS: Final = {
 }
 
 
-def always_valid(arm: Moments, control: Moments) -> tuple[Any, Any]:
-    return difference_bounds(arm, control, ALPHA, TUNED)
+def always_valid(arm: Sample, control: Sample) -> Interval:
+    return difference_interval(arm, control, ALPHA)
 
 
-def claims(law: Law, share: float, bounds: Bounds, apart: float = 0.0, units: int = 100) -> int:
+def claims(law: Law, share: float, claim: Claim, apart: float = 0.0, units: int = 100) -> int:
     """How many experiments claim a difference at any look; the arm's values are `apart` higher."""
     random, claimed = np.random.default_rng(7), 0
     for _ in range(EXPERIMENTS):
@@ -50,12 +50,12 @@ def claims(law: Law, share: float, bounds: Bounds, apart: float = 0.0, units: in
         values = values + apart * mine
         for end in range(LOOK_EVERY, REQUESTS + 1, LOOK_EVERY):
             arm, control = (
-                Sample(values[:end][chosen[:end]], law.ends).moments for chosen in (mine, ~mine)
+                Sample(values[:end][chosen[:end]], law.ends) for chosen in (mine, ~mine)
             )
-            if min(mine[:end].sum(), (~mine[:end]).sum()) < units:
+            if min(arm.count, control.count) < units:
                 continue
-            low, high = bounds(arm, control)
-            if low > 0 or high < 0:
+            found = claim(arm, control)
+            if found.low > 0 or found.high < 0:
                 claimed += 1
                 break
     return claimed
@@ -79,9 +79,9 @@ def test_an_arm_that_differs_is_found() -> None:
 def test_the_usual_test_would_be_found_out() -> None:
     """So that the simulation can fail: 1.96 standard errors at every look."""
 
-    def usual(arm: Moments, control: Moments) -> tuple[Any, Any]:
-        apart, half = arm.mean - control.mean, 1.96 * np.hypot(arm.error, control.error)
-        return apart - half, apart + half
+    def usual(arm: Sample, control: Sample) -> Interval:
+        apart, half = arm.mean - control.mean, 1.96 * hypot(arm.error, control.error)
+        return Interval(apart, apart - half, apart + half)
 
     assert not by_chance(claims(LAWS["lognormal"], 0.5, usual), ALPHA)
 
@@ -90,8 +90,8 @@ def test_the_usual_test_would_be_found_out() -> None:
 def test_few_guardrails_stop_an_arm_at_its_limit(name: str) -> None:
     law = LAWS[name]
 
-    def over(arm: Moments, _: Moments) -> tuple[Any, Any]:
-        low, _ = mean_bounds(arm, ALPHA, TUNED)
-        return low - law.mean, np.inf
+    def over(arm: Sample, _: Sample) -> Interval:
+        found = mean_interval(arm, ALPHA)
+        return Interval(found.estimate, found.low - law.mean, inf)
 
     assert by_chance(claims(law, 0.5, over, units=20), ALPHA)

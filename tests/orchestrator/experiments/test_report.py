@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,29 @@ def test_two_shares_differ_by_at_most_one() -> None:
     ]
     assert min(low for low, _ in ends) == -1
     assert all(-1 <= low <= high <= 1 for low, high in ends)
+
+
+def test_the_readouts_over_time_are_those_of_each_time() -> None:
+    made = times(500, 1, faster=1.6)
+    arms = [
+        *experiment().model_dump(include={"arms"}, exclude_defaults=True)["arms"],
+        {"name": "ghost", "policy": "bild", "shadow": True},
+    ]
+    for one in made:
+        assert one.outcome is not None
+        one.shadows["ghost"] = one.outcome.model_copy(update={"shadow": True})
+    whole = experiment(arms=arms)
+    found = read(whole, made)
+    assert [one["at"] for one in found.readouts] == sorted({one["at"] for one in found.readouts})
+    assert 30 < len(found.readouts) <= 50
+    for at in (10, -1):  # the other arm's requests come last
+        until = [one for one in made if one.exposure.at <= found.readouts[at]["at"] + 1e-3]
+        then = [one for one in read(whole, until).comparisons if one.metric == "ms"]
+        assert found.readouts[at]["intervals"] == {
+            one.arm: pytest.approx(astuple(one.always_valid)) for one in then
+        }
+    assert found.readouts[-1]["intervals"].keys() == {"shared", "ghost"}
+    assert read(experiment(), []).readouts == []
 
 
 def test_a_handful_of_units_concludes_nothing_however_far_apart() -> None:
@@ -212,4 +236,5 @@ def test_where_requests_are_forgotten_nothing_is_claimed() -> None:
     assert len(intervals) > 5
     assert all(np.isinf(one.low) and np.isinf(one.high) for one in intervals)
     assert not any(one.surely or one.broken for one in found.bounds)
+    assert found.readouts == []
     assert found.arms["shared"]["ms"].units == 500

@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from orchestrator.errors import WorkerUnavailable
-from orchestrator.experiments import experimenter, readouts
+from orchestrator.experiments import experimenter
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.service import Service
 from orchestrator.http.settings import ServiceLimits
@@ -522,7 +522,6 @@ def test_a_key_that_was_not_given_is_asked_for_again_by_a_button_alone(browser: 
 
 def test_an_experiments_readout(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experimenter, "UPDATE_S", 0.05)
-    monkeypatch.setattr(readouts, "APART_S", 0.1)
     experiment = {
         "name": "thresholds",
         "unit": "request",
