@@ -20,7 +20,7 @@ from orchestrator.experiments.documents import Experiment, StoppedArm, initial_s
 from orchestrator.experiments.runs import Run, Runs
 from orchestrator.http.routes.experiments import run_json
 from orchestrator.state.memory import MemoryStore
-from orchestrator.state.store import AUDIT, PointerUpdate, Store
+from orchestrator.state.store import AUDIT, Store
 from orchestrator.state.versions import AuditInfo, PolicyVersions, Publication
 from orchestrator.state.watcher import ConfigWatcher
 from policies import POLICIES
@@ -223,17 +223,6 @@ async def test_an_arm_that_cannot_be_built_is_refused_by_name(
     assert caught.value.param == place
 
 
-async def test_an_arm_may_have_any_method_that_the_large_worker_offers() -> None:
-    arms = [
-        {"name": "large", "policy": "large-only"},
-        {"name": "copied", "policy": "large-only", "speculation": "lookup"},
-        {"name": "drafted", "policy": "bild", "speculation": "chain"},
-    ]
-    run = await runs_of(MemoryStore(), "vanilla", "lookup", "chain").start(document(arms=arms), ME)
-    found = {name: arm.speculation for name, arm in run.arms.items()}
-    assert found == {"large": None, "copied": "lookup", "drafted": "chain"}
-
-
 async def test_an_arm_whose_method_is_no_longer_offered_stops_its_own_experiment_alone() -> None:
     store = MemoryStore()
     arms = [
@@ -257,21 +246,6 @@ async def test_nobody_knows_an_experiment_that_never_ran(store: Store) -> None:
     with pytest.raises(UnknownPolicy) as caught:
         await runs_of(store).find("nothing")
     assert caught.value.code == "experiment_not_found"
-
-
-@pytest.mark.parametrize("garbage", [b"", b"[]", b'{"run": 1}', b'{"run": 7, "state": 3}', b"\xff"])
-async def test_garbage_takes_one_experiment_out_of_effect(garbage: bytes) -> None:
-    store = MemoryStore()
-    runs = runs_of(store)
-    run = await runs.start(document(), ME)
-    watcher = await watched(store, runs)
-    await store.commit(
-        update=[PointerUpdate("experiment/trial", run.pointer, garbage)], audit=b"{}"
-    )
-    await watcher.refresh()
-    assert watcher.current.experiments == ()
-    assert watcher.current.set_aside.keys() == {"experiment/trial"}
-    assert watcher.error is None
 
 
 async def test_what_cannot_be_built_any_more_is_set_aside_and_can_be_removed(store: Store) -> None:
@@ -306,16 +280,6 @@ async def test_what_cannot_be_built_any_more_is_set_aside_and_can_be_removed(sto
     await new.remove("trial", ME)
     await watcher.refresh()
     assert [one.name for one in watcher.current.experiments] == ["second"]
-
-
-async def test_a_running_one_that_cannot_be_built_gets_no_requests_and_can_be_stopped() -> None:
-    store = MemoryStore()
-    await runs_of(store).start(document(), ME)
-    new = next_build(store)
-    run = await new.find("trial")
-    assert run.live
-    assert run.error is not None
-    assert not (await new.stop("trial", ME)).live
 
 
 async def test_a_pinned_version_that_cannot_be_built_any_more_takes_nothing_else_away() -> None:

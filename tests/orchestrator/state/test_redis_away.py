@@ -108,15 +108,6 @@ async def test_away_in_the_middle_and_wiped(redis: RedisServer) -> None:
         assert (await planned(made, "specreason@1")).policy == (await planned(made, "baton")).policy
 
 
-async def test_wiped_while_it_runs(redis: RedisServer) -> None:
-    async with replica(redis) as made:
-        await publish(made, 3)
-        await until(lambda: version(made) == 1)
-        redis.admin.flushall()
-        await until(lambda: made.shared.degraded is not None)
-        assert await threshold(made) == 3
-
-
 @pytest.mark.parametrize("renamed", [False, True])
 async def test_an_older_backup_while_it_runs(redis: RedisServer, renamed: bool) -> None:
     """What was read of versions and experiments with the same names is read anew."""
