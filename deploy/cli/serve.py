@@ -134,12 +134,7 @@ serve.__doc__ = f"{serve.__doc__}{EXAMPLES}"
 
 
 def _planned(config: Path | None, small: str | None, large: str | None, port: int | None) -> str:
-    """A deployment file for two models on this machine.
-
-    Raises:
-        InvalidRequest: not both models are named, or a file is named too.
-        ConfigError: they do not fit.
-    """
+    """Return a deployment file for two models on this machine."""
     from orchestrator.errors import InvalidRequest
 
     if small is None or large is None:
@@ -153,7 +148,7 @@ def _planned(config: Path | None, small: str | None, large: str | None, port: in
 
 
 async def _plan(sources: dict[WorkerName, Source]) -> DeploymentPlan:
-    """A plan, whose workers have been checked."""
+    """Return a plan whose workers have been checked."""
     from deploy.launch.plan import look, plan
     from deploy.launch.sizes import Machine
     from deploy.service.config import explain
@@ -173,11 +168,7 @@ async def _plan(sources: dict[WorkerName, Source]) -> DeploymentPlan:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Write a file that does not exist, or is the same already.
-
-    Raises:
-        ConfigError: it is another.
-    """
+    """Write a file, unless another one is there."""
     from orchestrator.errors import ConfigError
 
     if path.exists() and path.read_text(encoding="utf-8") != text:
@@ -198,8 +189,7 @@ class _Stop(Event):
     """Set by SIGINT and SIGTERM. Before anybody waits for it, the first of them interrupts."""
 
     awaited = False
-    hurried = False
-    """Whether a SIGINT came: nothing more is waited for."""
+    hurried = False  # whether a SIGINT came: nothing more is waited for
 
     def listen(self) -> None:
         """Have the signals handled here, also where Ray has put handlers of its own."""

@@ -33,13 +33,7 @@ class NodeDied(BatonError):
 
 
 class RunningService:
-    """A deployment that answers.
-
-    Args:
-        application: its name in Serve.
-        workers: the models' part of its deployment file.
-        node: process ids of Ray's own daemons, without which nothing is answered any more.
-    """
+    """A deployment that answers. `node`: process ids of Ray's own daemons, which it needs."""
 
     def __init__(self, url: str, application: str, workers: Workers, node: set[int]) -> None:
         self.url, self._application, self._node = url, application, node
@@ -59,11 +53,8 @@ class RunningService:
         return list(self._watch.look())
 
     def drain(self, seconds: float, enough: Callable[[], bool]) -> int:
-        """Take on no more requests and wait for the answers that are under way.
-
-        Answers not done after `seconds`, or once `enough()` is true, end with an error. Return how
-        many these are.
-        """
+        """Take no more requests, wait for the answers under way, and return how many were cut short
+        after `seconds` or once `enough()` is true."""
         until = time.monotonic() + seconds
         while live := self._live():
             if enough() or time.monotonic() >= until:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,12 @@ if TYPE_CHECKING:  # Ray Serve takes seconds to import, and tools want `args` al
 DEFAULT_FILE = Path(__file__).parents[1] / "local.yaml"
 
 
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """A deployment file that has been checked: Ray Serve's part and ours."""
 
-    def __init__(self, serve: ServeDeploySchema, args: Args) -> None:
-        self.serve, self.args = serve, args
+    serve: ServeDeploySchema
+    args: Args
 
     @property
     def url(self) -> str:
@@ -49,11 +51,7 @@ def load(path: Path | str, *, port: int | None = None) -> Deployment:
 
 
 def load_args(path: Path | str) -> Args:
-    """Read and check a deployment file's `args` alone.
-
-    Raises:
-        ConfigError: names the file and the key that is wrong.
-    """
+    """Read and check a deployment file's `args` alone, as `load`."""
     with _errors_of(path):
         return _parse_args(_read(path))
 

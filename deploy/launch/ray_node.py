@@ -65,11 +65,7 @@ def _adopt_orphans() -> None:
 
 
 def _node(folder: Path) -> Any:
-    """Start Ray's node, again if it dies: it waits 15 s for its agent, too few on a busy machine.
-
-    Raises:
-        NotServing: it died each time.
-    """
+    """Start Ray's node, again if it dies: it gives its agent 15 s, too few on a busy machine."""
     for _ in range(NODE_TRIES - 1):
         with suppress(NotServing):
             return _start_node(folder)
@@ -113,11 +109,7 @@ def _start_node(folder: Path) -> Any:
 
 
 def _until_known(node: Any) -> None:
-    """Wait until a node is registered.
-
-    Raises:
-        NotServing: it has died, or takes too long.
-    """
+    """Wait until a node is registered; raise NotServing if it dies or takes too long."""
     from ray._private.services import get_node
 
     until = time.monotonic() + NODE_S

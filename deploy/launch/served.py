@@ -19,19 +19,12 @@ from workers.reporting import first_line
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model on a server.
-
-    Attributes:
-        name: the model's name there.
-        worker: its part of the deployment file.
-        vocabulary: equal for equal vocabularies.
-        context: its length in tokens; None if the server does not say.
-    """
+    """A model on a server, with its part of the deployment file."""
 
     name: str
     worker: dict[str, Any]
-    vocabulary: str
-    context: int | None
+    vocabulary: str  # a hash
+    context: int | None  # None: the server does not say
     able: ServerCapabilities
 
     @classmethod
@@ -61,30 +54,23 @@ class ServedModel:
         vocabulary = backend.prompts.tokenizer.hash
         return cls(name, {"model": name, **settings}, vocabulary, backend.context, able)
 
-    @property
-    def place(self) -> str:
-        return f"{self.name} at {self.worker['url']}"
-
     def __str__(self) -> str:
-        """What the server takes and returns, and what it lacks."""
         able = self.able
         takes = {"ids": "token ids", "text": "text", "chat": "a chat"}[able.prompt]
         size = "an unknown context" if self.context is None else f"{self.context:,} tokens"
-        lacks = [what for what, has in self._wanted() if not has]
+        wanted = {
+            "log-probabilities": able.top > 0,
+            "log-probabilities of every streamed token": able.reads_logprobs,
+            "log-probabilities of a prompt": able.scores,
+            "answers held to a JSON schema": able.forms,
+            "sampling (temperatures above 0 are refused)": able.samples,
+            "a sign of a thought's end (thoughts are refused)": able.stops,
+            "its context (set max_len)": self.context is not None,
+        }
+        lacks = [what for what, has in wanted.items() if not has]
         end = f"; it lacks {', '.join(lacks)}" if lacks else ""
-        return f"{self.place} ({able.dialect}'s API, {takes}, {size}{end})."
-
-    def _wanted(self) -> list[tuple[str, bool]]:
-        able = self.able
-        return [
-            ("log-probabilities", able.top > 0),
-            ("log-probabilities of every streamed token", able.reads_logprobs),
-            ("log-probabilities of a prompt", able.scores),
-            ("answers held to a JSON schema", able.forms),
-            ("sampling (temperatures above 0 are refused)", able.samples),
-            ("a sign of a thought's end (thoughts are refused)", able.stops),
-            ("its context (set max_len)", self.context is not None),
-        ]
+        place = f"{self.name} at {self.worker['url']}"
+        return f"{place} ({able.dialect}'s API, {takes}, {size}{end})."
 
 
 async def _completed(name: str | None, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:

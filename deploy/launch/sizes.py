@@ -38,7 +38,6 @@ class Machine:
 
     @classmethod
     def look(cls) -> Machine:
-        """This machine."""
         want("engine", "a model on this machine", "torch", "transformers")
         import torch
 
@@ -62,32 +61,19 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """A checkpoint by its config.
-
-    Args:
-        parameters: how many there are.
-        token_bytes: of a cached token, in 16 bits.
-        context: the longest sequence, in tokens.
-        heads, kv_heads: the attention heads, which vLLM divides among GPUs; it repeats key and
-            value heads if there are fewer than GPUs.
-        matrices: parameters that a quantized checkpoint stores in `bits` each. Most others are the
-            embedding's and the head's.
-        tied: whether these two are one.
-        not_ours: why Baton's own engine does not run it; empty where it does.
-        vocabulary: equal for equal vocabularies; empty where it is not known.
-    """
+    """A checkpoint by its config."""
 
     name: str
     parameters: int
-    token_bytes: int
+    token_bytes: int  # of a cached token, in 16 bits
     context: int
-    heads: int
-    kv_heads: int
-    matrices: int = 0
+    heads: int  # vLLM divides them among GPUs,
+    kv_heads: int  # and repeats these if there are fewer than GPUs
+    matrices: int = 0  # parameters in `bits` each; most others are the embedding's and the head's
     bits: float = 16
-    not_ours: str = ""
-    vocabulary: str = ""
-    tied: bool = False
+    not_ours: str = ""  # why Baton's own engine does not run it
+    vocabulary: str = ""  # a hash, empty if it is not known
+    tied: bool = False  # whether the embedding and the head are one
 
     @classmethod
     def of(cls, name: str) -> ModelSize:
@@ -153,7 +139,6 @@ class ModelSize:
 
     @property
     def size(self) -> str:
-        """The weights' size, for users."""
         return f"{in_gb(self.weights)} in {round(self.bits)} bits"
 
     def can_spread(self, gpus: int) -> bool:
@@ -183,5 +168,4 @@ def _vocabulary(path: str) -> str:
 
 
 def in_gb(size: int) -> str:
-    """Bytes as users read them."""
     return f"{size / GB:.1f} GB"

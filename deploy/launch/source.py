@@ -17,16 +17,10 @@ FORMS = "a Hugging Face id, a folder, a GGUF file, or MODEL@http://HOST:PORT/v1"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model, and settings of its worker that the user named.
+    """A model, and settings of its worker that the user named."""
 
-    Attributes:
-        model: None if the server's only model is meant.
-        url: the server's address; None for a model that runs here.
-        settings: fields of the worker in a deployment file.
-    """
-
-    model: str | None
-    url: str | None
+    model: str | None  # None: the server's only one
+    url: str | None  # None: it runs here
     settings: dict[str, Any]
 
     @classmethod

@@ -20,12 +20,7 @@ SHOWN = 300  # characters of a cause
 
 
 class Watch:
-    """Says once what has died, or answers again.
-
-    Args:
-        url: the service's address.
-        workers: of which those on servers are asked after.
-    """
+    """Says once what has died, or answers again, of the service at `url`."""
 
     def __init__(self, url: str, workers: Workers) -> None:
         self._url = url

@@ -28,11 +28,7 @@ def without_engine(workers: Workers) -> list[WorkerName]:
 
 
 def want_engines(workers: Workers) -> None:
-    """Say what is not installed here, before anything is started.
-
-    Raises:
-        ConfigError: an engine that is to run a model is missing.
-    """
+    """Raise ConfigError if an engine that is to run a model is not installed here."""
     for name, spec in workers.by_name().items():
         if spec.url is None and not spec.runs_vllm:
             want("engine", f"workers.{name}", "torch", "transformers")
