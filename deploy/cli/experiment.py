@@ -10,14 +10,7 @@ from urllib.parse import quote
 
 import typer
 
-from deploy.cli.administration import (
-    Note,
-    Reply,
-    change,
-    format_time,
-    print_heading,
-    show_reply,
-)
+from deploy.cli.administration import Note, Reply, change, format_time, print_heading, show_reply
 from deploy.cli.common import DEFAULT_URL, AsJson, ServiceUrl, print_table, wide_console
 
 experiment = typer.Typer(help="Compare policies in production: start, watch, read, stop.")
@@ -76,14 +69,7 @@ def start(
     given = _read(document)
     if note:
         given["note"] = note
-    change(
-        url,
-        "POST",
-        "/v1/experiments",
-        given,
-        as_json,
-        lambda reply: f"{reply['id']} runs, for the {_th(reply['run'])} time",
-    )
+    change(url, "POST", "/v1/experiments", given, as_json, _begun)
 
 
 @experiment.command("stop")
@@ -212,6 +198,5 @@ def _number(value: float | None) -> str:
     return "?" if value is None else f"{value:.4g}"
 
 
-def _th(number: int) -> str:
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
+def _begun(reply: Reply) -> str:
+    return f"{reply['id']} runs, as its run {reply['run']}"

@@ -30,7 +30,6 @@ class AssignmentFacts:
     forced: str | None = None
 
     def unit(self, kind: Unit) -> str | None:
-        """Return the id of the request's unit; None if the request has none of that kind."""
         value: str | None = getattr(self, kind)
         return value
 

@@ -7,19 +7,6 @@ from collections.abc import Mapping, Sequence
 from orchestrator.experiments.documents import Experiment, ExperimentState, StoppedArm
 from orchestrator.experiments.guardrails import crossed_guardrails
 from orchestrator.experiments.outcome_log import RequestRecord, analysis_set
-from orchestrator.experiments.runs import Run
-
-Basis = tuple[int, int | None, int]
-"""What a decision depends on: the number of events, the step of a ramp if the next one is due, and
-the number of stopped arms."""
-
-
-def basis(run: Run, events: int, at: float) -> Basis:
-    """Return the basis of a decision at the time `at`; an equal one leads to the same decision."""
-    ramp, state = run.experiment.ramp, run.state
-    has_next = ramp is not None and state.step < len(ramp.steps) - 1
-    is_due = ramp is not None and has_next and at >= state.step_since + ramp.hold_s
-    return events, state.step if is_due else None, len(state.stopped)
 
 
 def decide(

@@ -10,14 +10,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from cachetools import LRUCache
 from prometheus_client import CollectorRegistry, Counter
 
 from orchestrator.background import stop
 from orchestrator.errors import Conflict, StoreError
-from orchestrator.experiments.decisions import Basis, basis, decide
+from orchestrator.experiments.decisions import decide
 from orchestrator.experiments.documents import Experiment, ExperimentState
 from orchestrator.experiments.outcome_log import LogReader
 from orchestrator.experiments.report import ExperimentReport, report
@@ -50,7 +50,6 @@ class Experimenter:
         self._current, self._refresh = current, refresh
         self._readers: dict[RunKey, LogReader] = {}
         self._ended: LRUCache[RunKey, LogReader] = LRUCache(REPORTS)
-        self._decided: dict[RunKey, Basis] = {}  # of the last decision
         self._reports: LRUCache[RunKey, tuple[_Input, ExperimentReport]] = LRUCache(REPORTS)
         self._reporting = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -95,33 +94,25 @@ class Experimenter:
             StoreError: the store is down.
         """
         running = {run.key: run for run in self._current() if run.live}
-        known: dict[RunKey, Any]
-        for known in (self._readers, self._decided):
-            for key in known.keys() - running.keys():
-                del known[key]
+        for key in self._readers.keys() - running.keys():
+            del self._readers[key]
         for key, run in running.items():
             self._stops.labels(run.name)  # a series that begins at 0 shows the first stop
             reader = self._readers.setdefault(key, LogReader(run))
             await reader.read(self._store)
             if run.experiment.adaptive:
-                await self._decide(run, reader)
+                requests = reader.outcomes.requests
+                state, action = await asyncio.to_thread(
+                    decide, run.experiment, run.state, requests, reader.now
+                )
+                if state != run.state:
+                    await self._change(run, state, action)
 
-    async def _decide(self, run: Run, reader: LogReader) -> None:
-        """Decide if anything is new; repeat a decision that could not be carried out."""
-        at = reader.now
-        seen = basis(run, reader.events, at)
-        if self._decided.get(run.key) == seen:
-            return
-        requests = reader.outcomes.requests
-        state, action = await asyncio.to_thread(decide, run.experiment, run.state, requests, at)
-        if state == run.state or await self._change(run, state, action):
-            self._decided[run.key] = seen
-
-    async def _change(self, run: Run, state: ExperimentState, action: str) -> bool:
+    async def _change(self, run: Run, state: ExperimentState, action: str) -> None:
         try:
             await self.runs.change(run, state, action, ITSELF)
         except Conflict:
-            return False  # another replica changed it first, or an administrator stopped it
+            return  # another replica changed it first, or an administrator stopped it
         stopped = state.stopped.keys() - run.state.stopped.keys()
         for arm in stopped:
             self._stops.labels(run.name).inc()
@@ -130,7 +121,6 @@ class Experimenter:
         if not stopped:
             log.info("experiment %s: %s", run.name, action)
         await self._refresh()
-        return True
 
     async def _work(self) -> None:
         duration = 0.0

@@ -31,8 +31,8 @@ KEPT: Final = 100_000  # requests of one run in memory
 
 
 class _Event(BaseModel):
-    """`at`: seconds since 1970, by the clock of the replica that recorded the event. `OutcomeLog`
-    replaces it by the store's, since clocks of replicas may differ."""
+    """`at`: seconds since 1970; `OutcomeLog` replaces it by the store's clock, since clocks of
+    replicas may differ."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -103,14 +103,6 @@ Event = Exposure | Outcome | Reward
 _EVENT: Final = TypeAdapter[Event](Annotated[Event, Field(discriminator="kind")])
 
 
-def load(line: bytes) -> Event | None:
-    """Return an event from its JSON; None for a foreign entry."""
-    try:
-        return _EVENT.validate_json(line)
-    except ValidationError:
-        return None
-
-
 @dataclass(slots=True)
 class RequestRecord:
     """One request under an experiment: its events so far; `rewards` by key."""
@@ -122,7 +114,7 @@ class RequestRecord:
 
     @property
     def reward(self) -> float | None:
-        """The mean over the keys that judged the answer; None without a judgement."""
+        """The mean over the keys that judged the answer."""
         return fmean(self.rewards.values()) if self.rewards else None
 
 
@@ -136,8 +128,9 @@ class OutcomeLog:
 
     def add(self, line: bytes, at: float) -> None:
         """Add one event from the store, which got it at the time `at` of its clock."""
-        event = load(line)
-        if event is None:
+        try:
+            event = _EVENT.validate_json(line)
+        except ValidationError:  # a foreign entry
             self.unreadable += 1
         else:
             self.add_event(event.model_copy(update={"at": at}))
@@ -262,16 +255,14 @@ def comparable(by_arm: ByArm) -> dict[str, list[RequestRecord]]:
     worst times of all arms. A limit on one arm uses that arm's times alone (`Outcome.time`).
     """
     outcomes = [one.outcome for own in by_arm.values() for one in own if one.outcome is not None]
-    times = {name: [outcome.time(name) for outcome in outcomes] for name in TIMES}
-    worst = {
-        name: max((time for time in all_ if time is not None), default=None)
-        for name, all_ in times.items()
-    }
+    worst: dict[TimeName, float | None] = {}
+    for name in TIMES:
+        known = (time for one in outcomes if (time := one.time(name)) is not None)
+        worst[name] = max(known, default=None)
     return {name: [_with_worst(request, worst) for request in own] for name, own in by_arm.items()}
 
 
 def _with_worst(request: RequestRecord, worst: Mapping[TimeName, float | None]) -> RequestRecord:
-    """Return the request, with the worst times if it ended before they were known."""
     outcome = request.outcome
     if outcome is None or not outcome.censored:
         return request

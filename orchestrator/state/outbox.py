@@ -36,7 +36,6 @@ class Outbox:
 
     At most `events` wait per stream, of `event_size` bytes in all streams together, and `values`
     values of `size` bytes together. `error`: why they wait; None while the store takes them.
-    `keep`: events that stay in each stream, unless `event` gives another number.
     """
 
     def __init__(
@@ -48,9 +47,8 @@ class Outbox:
         values: int = 1000,
         size: int = 64 << 20,
         event_size: int = 64 << 20,
-        keep: int = EVENTS_KEPT,
     ) -> None:
-        self._store, self._keep = store, keep
+        self._store = store
         self._events: dict[str, deque[bytes]] = {}
         self._kept: dict[str, int] = {}  # by stream
         self._values: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
@@ -78,7 +76,7 @@ class Outbox:
         waiting.labels("event").set_function(lambda: sum(map(len, self._events.values())))
         waiting.labels("value").set_function(lambda: len(self._values))
 
-    def event(self, stream: str, event: Mapping[str, Any], *, keep: int | None = None) -> None:
+    def event(self, stream: str, event: Mapping[str, Any], *, keep: int = EVENTS_KEPT) -> None:
         """Add an event for the end of a stream, which keeps its newest `keep`.
 
         Raises:
@@ -88,7 +86,7 @@ class Outbox:
         check(stream, values=[data])
         queue = self._events.setdefault(stream, deque())
         queue.append(data)
-        self._kept[stream] = keep or self._keep
+        self._kept[stream] = keep
         self._event_bytes[stream] += len(data)
         if len(queue) > self._max_events:
             self._drop_event(stream)

@@ -248,7 +248,7 @@ class PolicyVersions:
         return self._listed(target, await self._document(target))
 
     async def newest(self, name: str, count: int) -> list[ListedVersion]:
-        """Return the newest versions of a policy, newest first."""
+        """Return a policy's versions, newest first."""
         self._check_name(name)
         number = await self._newest_number(await read_state(self._store), name)
         numbers = range(number, max(0, number - count), -1)

@@ -5,27 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 
 from orchestrator.errors import Conflict, InvalidRequest, StoreError, StoreUnavailable, WorkerError
 from orchestrator.experiments import experimenter, outcome_log
 from orchestrator.experiments.assignment import AssignmentFacts, enroll
-from orchestrator.experiments.documents import Experiment, ExperimentState, initial_state
-from orchestrator.experiments.experimenter import Experimenter
-from orchestrator.experiments.outcome_log import LogReader, RequestRecord
+from orchestrator.experiments.documents import Experiment, initial_state
+from orchestrator.experiments.outcome_log import LogReader
 from orchestrator.experiments.runs import Run
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.service import Service
 from orchestrator.state.memory import MemoryStore
+from orchestrator.state.versions import AuditInfo
 from tests.orchestrator.experiments.records import request
 from tests.orchestrator.serving import HTTP, post, scripted, service, serving, until
 
@@ -263,23 +261,6 @@ def test_an_arm_is_chosen_by_those_who_may_read_experiments() -> None:
             assert post(url, headers=chosen | {"x-baton-arm": "trial/nobody"}).status_code == 400
 
 
-def test_rewards_reach_the_report() -> None:
-    made = service()
-    with serving(made) as url:
-        start(url, goal={"metric": "reward"})
-        seen = [ask(url) for _ in range(12)]
-        until(lambda: len(recorded(made)) == 24)
-        for one in seen:
-            body = {"trace_id": one["trace_id"], "reward": 1.0 if one["arm"] == "large" else 0.25}
-            assert HTTP.post(f"{url}/v1/feedback", json=body).status_code == 200
-        until(lambda: len(recorded(made)) == 36)
-        arms = show(url, "trial/report")["arms"]
-        assert {arm: found["reward"]["mean"] for arm, found in arms.items()} == {
-            "large": 1.0,
-            "small": 0.25,
-        }
-
-
 def test_rewards_stop_an_arm_where_an_administrator_trusts_who_gives_them() -> None:
     made = service(access=Access(Keys(["app", "tester"]), Keys(["root"])))
     rails = [{"metric": "reward", "at_least": 0.9, "min_units": 20}]
@@ -367,13 +348,6 @@ class _Broken:
             yield item
 
 
-def test_a_ramp_goes_up_by_itself() -> None:
-    with serving(service()) as url:
-        start(url, ramp={"steps": [0.01, 0.5, 1.0], "hold_s": 0.0, "units": 0})
-        until(lambda: show(url)["coverage"] == 1.0)
-        assert show(url)["state"]["step"] == 2
-
-
 def test_shadows_answer_again_and_are_never_returned() -> None:
     made = service()
     shadow = {"name": "ghost", "policy": "specreason", "shadow": True}
@@ -419,108 +393,28 @@ def _one_slow_request(made: Service) -> Iterator[None]:
         made.live.quiet.set()
 
 
-@dataclass
-class _Watched:
-    """An experimenter of one run, whose decisions are told by the requests they looked at."""
-
-    monkeypatch: pytest.MonkeyPatch
-    more: dict[str, Any]
-    decisions: list[int] = field(default_factory=list)
-    refusals: list[StoreError] = field(default_factory=list)  # of the store, for the next changes
-    next_state: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        made = Experiment.parse({"name": "trial", "arms": ARMS, **self.more})
-        self.run = Run(1, made, initial_state(0.0), {}, b"")
-        self.store, self.events = MemoryStore(), 0
-        runs: Any = self
-        self.made = Experimenter(
-            self.store, runs, lambda: [self.run], self.refresh, CollectorRegistry()
-        )
-        self.monkeypatch.setattr(experimenter, "decide", self.decide)
-
-    def decide(
-        self, made: Experiment, state: ExperimentState, requests: Sequence[RequestRecord], at: float
-    ) -> tuple[ExperimentState, str]:
-        self.decisions.append(len(requests))
-        return state.model_copy(update=self.next_state), "step"
-
-    async def change(self, run: Run, state: ExperimentState, action: str, info: Any) -> Run:
-        if self.refusals:
-            raise self.refusals.pop()
-        self.run = replace(run, state=state)
-        return self.run
-
-    async def refresh(self) -> None:
-        """The run is current already."""
-
-    async def events_come(self, count: int) -> None:
-        """By turns the exposure and the outcome of a request."""
-        made = [request("large", n // 2, ms=1.0) for n in range(self.events, self.events + count)]
-        lines = [
-            (one.exposure if n % 2 == 0 else one.outcome).model_dump_json().encode()
-            for n, one in enumerate(made, start=self.events)
-            if one.outcome is not None
-        ]
-        self.events += count
-        await self.store.append(self.run.stream, lines, keep=100_000)
-
-    async def update(self) -> int:
-        """How many decisions an update made."""
-        before = len(self.decisions)
-        await self.made.update()
-        return len(self.decisions) - before
-
-
-RAILS = {"guardrails": [{"metric": "error", "at_most": 0.05}]}
-
-
-async def test_every_new_event_is_decided_upon_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = _Watched(monkeypatch, RAILS)
-    assert await watched.update() == 1
-    for _ in range(3):
-        await watched.events_come(1)
-        assert [await watched.update() for _ in range(3)] == [1, 0, 0]
-    await watched.events_come(1)
-    await watched.made._readers[watched.run.key].read(watched.store)  # as a report does
-    assert await watched.update() == 1
-
-
-async def test_a_ramp_that_waits_for_units_is_decided_upon_when_its_step_is_due(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ramp = {"steps": [0.1, 0.5, 1.0], "hold_s": 0.0, "units": 10}
-    watched = _Watched(monkeypatch, {"ramp": ramp})
-    assert await watched.update() == 1
-    assert [await watched.update() for _ in range(5)] == [0] * 5  # no news, no units
-    watched.run = replace(watched.run, state=initial_state(time.time() + 3600))
-    await watched.events_come(2)
-    assert await watched.update() == 1
-    assert await watched.update() == 0
-    now = watched.made._readers[watched.run.key].now
-    watched.run = replace(watched.run, state=initial_state(now))  # it is due by now
-    assert await watched.update() == 1
-    watched.next_state = {"step": 1}
-    await watched.events_come(2)
-    assert await watched.update() == 1
-    assert watched.run.state.step == 1
-    assert await watched.update() == 1  # the next one is due at once
-    assert await watched.update() == 0
-
-
 @pytest.mark.parametrize("refusal", [Conflict("another was faster"), StoreUnavailable("away")])
 async def test_what_could_not_be_carried_out_is_decided_once_more(
-    monkeypatch: pytest.MonkeyPatch, refusal: StoreError
+    refusal: StoreError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = _Watched(monkeypatch, RAILS)
-    watched.next_state = {"step": 1}
-    watched.refusals = [refusal]
+    made, refusals = service(), [refusal]
+    shared, change = made.shared, made.shared.experimenter.runs.change
+    ramp = {"steps": [0.1, 1.0], "hold_s": 0.0, "units": 0}
+    trial = Experiment.parse({"name": "trial", "arms": ARMS, "ramp": ramp})
+    await shared.experimenter.runs.start(trial, AuditInfo())
+
+    async def refusing(*args: Any) -> Run:
+        if refusals:
+            raise refusals.pop()
+        return await change(*args)
+
+    monkeypatch.setattr(shared.experimenter.runs, "change", refusing)
+    await shared.watcher.refresh()
     with suppress(StoreUnavailable):
-        await watched.update()
-    assert watched.run.state.step == 0
-    assert await watched.update() == 1
-    assert watched.run.state.step == 1
-    assert await watched.update() == 0
+        await shared.experimenter.update()
+    assert shared.watcher.current.experiments[0].state.step == 0
+    await shared.experimenter.update()
+    assert shared.watcher.current.experiments[0].state.step == 1
 
 
 def lines(first: int, count: int) -> list[bytes]:

@@ -63,17 +63,6 @@ def test_it_sees_a_difference_that_is_there() -> None:
     assert 0.75 < seen / 200 < 0.91
 
 
-def test_intervals_of_one_mean_hold_at_every_look() -> None:
-    random = np.random.default_rng(4)
-    missed = 0
-    for _ in range(100):
-        values = random.lognormal(0, 0.6, 1000)
-        truth = np.exp(0.18)
-        looks = [mean_interval(Sample(values[:n]), ALPHA) for n in range(100, 1001, 100)]
-        missed += not all(found.low <= truth <= found.high for found in looks)
-    assert missed / 100 <= ALPHA
-
-
 def test_a_proportion_within_its_limit_is_seldom_called_above_it() -> None:
     random = np.random.default_rng(5)
     hits = np.cumsum(random.random((300, 300)) < 0.05, axis=1).tolist()

@@ -198,14 +198,6 @@ async def test_what_is_read_is_checked_again(store: Store, document: bytes, said
     assert "specreason@2" in [v.reference for v in await one.newest("specreason", 9)]
 
 
-async def test_a_policy_that_is_gone() -> None:
-    store = MemoryStore()
-    await versions(store).publish(publication("bild"), ANNA)
-    fewer = {name: made for name, made in POLICIES.items() if name != "bild"}
-    with pytest.raises(StoreError, match="no such policy any more"):
-        await PolicyVersions(store, fewer, {}).find("bild@1")
-
-
 @pytest.mark.parametrize("pointer", [b"", b"\xff", b"specreason", b"specreason@0", b"a@1@2"])
 async def test_pointers_are_checked_when_read(pointer: bytes) -> None:
     store = MemoryStore()
