@@ -80,7 +80,6 @@ class Comparison:
     metric: MetricName
     units: int
     always_valid: Interval
-    relative: float | None  # the difference as a share of the control's value
     needed: RequiredUnits | None
     paired: bool = False
 
@@ -214,8 +213,7 @@ class _Comparer:
             wanted = experiment.goal.detect * abs(control.mean)
             ratio = experiment.weights[name] / experiment.weights[self._base]
             needed = required_units(own, control, wanted, ratio, self._alpha)
-        units, relative = min(own.count, control.count), _relative(interval, control)
-        return Comparison(name, self._base, metric, units, interval, relative, needed)
+        return Comparison(name, self._base, metric, min(own.count, control.count), interval, needed)
 
     def _pair(self, name: str, metric: MetricName, until: float) -> Comparison | None:
         """Compare a shadow arm with the control on the same requests; None without a pair."""
@@ -223,10 +221,7 @@ class _Comparer:
         if not own.count:
             return None
         interval = self._claim(metric, mean_interval(own, self._alpha))
-        relative = _relative(interval, self._sample(self._base, metric, until))
-        return Comparison(
-            name, self._base, metric, own.count, interval, relative, needed=None, paired=True
-        )
+        return Comparison(name, self._base, metric, own.count, interval, needed=None, paired=True)
 
     def bound(self, name: str, bound: Bound) -> BoundCheck:
         """Check a bound of the goal for an arm."""
@@ -290,10 +285,6 @@ class _Comparer:
             mean, units = float(own.above.sum() / own.below.sum()), len(np.unique(own.units))
             by_metric[metric] = ArmMetric(mean, units, len(own.at), quantiles)
         return by_metric
-
-
-def _relative(interval: Interval, control: Sample) -> float | None:
-    return interval.estimate / control.mean if control.mean else None
 
 
 def _ratio(experiment: Experiment, state: ExperimentState, by_arm: ByArm) -> SampleRatioTest:

@@ -18,12 +18,10 @@ from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.loop.request import Request
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.outbox import Outbox
-from orchestrator.state.redis import RedisStore
 from orchestrator.state.store import Store, read_state
 from orchestrator.state.versions import AuditInfo, PolicyVersions
 from orchestrator.state.watcher import ConfigWatcher
 from policies import POLICIES
-from tests.orchestrator.redis_server import redis_server
 
 ME = AuditInfo("ada")
 ARMS = [{"name": "large", "policy": "large-only"}, {"name": "small", "policy": "small-only"}]
@@ -193,22 +191,6 @@ async def test_what_is_decided_does_not_depend_on_any_replicas_clock(
         _, report = await made.right.experimenter.report("trial")
         found.append((steps, report))
     assert found[0] == found[1]
-
-
-async def test_the_clock_of_redis_needs_no_right_beyond_the_prefix() -> None:
-    with redis_server() as redis:
-        redis.admin.acl_setuser("baton", enabled=True, passwords=["+x"], reset=True)
-        rights = "~baton:* &baton:* +@read +@write +@pubsub +@transaction +@connection +eval"
-        redis.admin.execute_command("ACL", "SETUSER", "baton", *rights.split())
-        store = RedisStore(f"redis://baton:x@127.0.0.1:{redis.port}/0")
-        first, seconds, second = await store.time(), redis.admin.time(), await store.time()
-        assert isinstance(seconds, tuple)
-        assert first - 0.001 <= seconds[0] + seconds[1] / 1e6 <= second + 1.0
-        await store.append("s", [b"x"], keep=9)
-        ((entry,), third) = await store.read("s"), await store.time()
-        assert second <= entry.time <= third
-        assert redis.admin.xlen("baton:stream:clock") == 1
-        await store.aclose()
 
 
 async def test_the_clock_of_the_store_in_memory_never_goes_back(clock: Clock) -> None:

@@ -295,7 +295,12 @@ async def test_a_user_with_rights_for_the_prefix_alone(redis: RedisServer) -> No
     await store.append("s", [b"1"], keep=10)
     await store.put("v", b"x", ttl_s=9)
     assert await store.documents(["d"]) == [b"x"]
-    assert [entry.event for entry in await store.newest("s", 1)] == [b"1"]
+    first, seconds, second = await store.time(), redis.admin.time(), await store.time()
+    assert isinstance(seconds, tuple)
+    assert first - 0.001 <= seconds[0] + seconds[1] / 1e6 <= second + 1.0
+    ((entry,), third) = await store.newest("s", 1), await store.time()
+    assert (entry.event, entry.time <= first, first <= third) == (b"1", True, True)
+    assert redis.admin.xlen("baton:stream:clock") == 1
     assert await store.get("v") == b"x"
     await store.aclose()
     elsewhere = RedisStore(url, password="s3cret", prefix="others:", timeout_s=60)
