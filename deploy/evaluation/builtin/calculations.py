@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import re
 from collections.abc import Sequence
@@ -50,48 +51,43 @@ def chain(sketch: Sketch) -> GeneratedProblem | None:
     rng = sketch.rng
     if rng.random() < (0.2, 0.3, 0.5, 0.5, 0.5)[sketch.level - 1]:
         return _any_chain(sketch)
-    small, medium = (
-        sketch.between((2, 9), (2, 12), (2, 19), (3, 49), (3, 99)),
-        sketch.between((2, 20), (5, 60), (5, 99), (10, 199), (10, 499)),
-    )
+    small = sketch.between((2, 9), (2, 12), (2, 19), (3, 49), (3, 99))
+    medium = sketch.between((2, 20), (5, 60), (5, 99), (10, 199), (10, 499))
     digit, other = rng.randint(2, 9), sketch.between((2, 20), (2, 50), (2, 99), (5, 199), (5, 399))
-    shape = rng.randrange(3 if sketch.level < 3 else 8)
-    if shape == 0:  # a*b±c
-        operation = rng.choice("+-")
-        expression = f"{small}*{digit}{operation}{other}"
-        sketch.work(sketch.work(small, "*", digit), operation, other)
-    elif shape == 1:  # a±b*c
-        operation = rng.choice("+-")
-        expression = f"{medium}{operation}{small}*{digit}"
-        sketch.work(medium, operation, sketch.work(small, "*", digit))
-    elif shape == 2:  # a±b±c
-        first, second = rng.choice("+-"), rng.choice("+-")
-        expression = f"{medium}{first}{small}{second}{other}"
-        sketch.work(sketch.work(medium, first, small), second, other)
-    elif shape == 3:  # (a±b)*c
-        operation = rng.choice("+-")
-        expression = f"({medium}{operation}{small})*{digit}"
-        sketch.work(sketch.work(medium, operation, small), "*", digit)
-    elif shape == 4:  # a*b+c*d
-        operation, last = rng.choice("+-"), rng.randint(2, 9)
-        expression = f"{medium}*{digit}{operation}{small}*{last}"
-        first_product = sketch.work(medium, "*", digit)
-        sketch.work(first_product, operation, sketch.work(small, "*", last))
-    elif shape == 5:  # (a+b)/c, exact
-        total = digit * other
-        if total <= small:
-            return None
-        expression = f"({total - small}+{small})/{digit}"
-        sketch.work(sketch.work(total - small, "+", small), "/", digit)
-    elif shape == 6:  # a/b±c
-        operation = rng.choice("+-")
-        expression = f"{digit * other}/{digit}{operation}{small}"
-        sketch.work(sketch.work(digit * other, "/", digit), operation, small)
-    else:  # a*b with two digits each, then ±c
-        a, b = rng.randint(11, 99), rng.randint(11, 29 if sketch.level < 5 else 99)
-        operation = rng.choice("+-")
-        expression = f"{a}*{b}{operation}{small}"
-        sketch.work(sketch.work(a, "*", b), operation, small)
+    match rng.randrange(3 if sketch.level < 3 else 8):
+        case 0:
+            expression = f"{small}*{digit}{rng.choice('+-')}{other}"
+        case 1:
+            expression = f"{medium}{rng.choice('+-')}{small}*{digit}"
+        case 2:
+            expression = f"{medium}{rng.choice('+-')}{small}{rng.choice('+-')}{other}"
+        case 3:
+            expression = f"({medium}{rng.choice('+-')}{small})*{digit}"
+        case 4:
+            expression = f"{medium}*{digit}{rng.choice('+-')}{small}*{rng.randint(2, 9)}"
+        case 5:
+            total = digit * other
+            if total <= small:
+                return None
+            expression = f"({total - small}+{small})/{digit}"
+        case 6:
+            expression = f"{digit * other}/{digit}{rng.choice('+-')}{small}"
+        case _:
+            most = 29 if sketch.level < 5 else 99
+            expression = f"{rng.randint(11, 99)}*{rng.randint(11, most)}{rng.choice('+-')}{small}"
+    _work_out(sketch, ast.parse(expression, mode="eval").body)
+    return _chain(sketch, expression)
+
+
+def _work_out(sketch: Sketch, node: ast.expr) -> int:
+    """Work out an expression in the usual order."""
+    if isinstance(node, ast.BinOp):
+        a, b = _work_out(sketch, node.left), _work_out(sketch, node.right)
+        return sketch.work(a, _SIGNS[type(node.op)], b)
+    return int(ast.unparse(node))
+
+
+def _chain(sketch: Sketch, expression: str) -> GeneratedProblem | None:
     question = sketch.words(WORDS["expression"]).format(e=_spell(sketch, expression))
     return sketch.problem("chain", question, expression)
 
@@ -100,15 +96,14 @@ def _any_chain(sketch: Sketch) -> GeneratedProblem | None:
     """Draw any expression of three to five numbers, worked out in the usual order."""
     count = sketch.between((3, 3), (3, 3), (3, 4), (3, 4), (4, 5))
     parts = _expression(sketch, count)
-    if parts is None:
+    if parts is None or (sketch.level < 3 and "(" in parts[0]):
         return None
-    expression, _, _ = parts
-    if sketch.level < 3 and "(" in expression:
-        return None
-    question = sketch.words(WORDS["expression"]).format(e=_spell(sketch, expression))
-    return sketch.problem("chain", question, expression)
+    return _chain(sketch, parts[0])
 
 
+_SIGNS: dict[type[ast.operator], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",
+}  # fmt: skip
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "": 3}
 
 
@@ -119,8 +114,7 @@ def _expression(sketch: Sketch, count: int) -> tuple[str, int, str] | None:
         n = sketch.between((2, 12), (2, 30), (2, 40), (2, 99), (2, 250))
         return str(n), n, ""
     part = rng.randint(1, count - 1)
-    left = _expression(sketch, part)
-    right = _expression(sketch, count - part)
+    left, right = _expression(sketch, part), _expression(sketch, count - part)
     if left is None or right is None:
         return None
     (one, a, inner), (other, b, last) = left, right

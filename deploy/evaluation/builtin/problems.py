@@ -22,7 +22,7 @@ from deploy.evaluation.builtin.calculations import (
     sum_of_numbers,
 )
 from deploy.evaluation.builtin.shared_forms import is_shared, normal_form
-from deploy.evaluation.builtin.sketch import Fact, GeneratedProblem, Sketch, apply
+from deploy.evaluation.builtin.sketch import GeneratedProblem, Sketch
 from deploy.evaluation.builtin.unknowns import one_unknown, two_unknowns
 from deploy.evaluation.builtin.word_problems import word_left, word_share, word_total
 
@@ -41,10 +41,6 @@ FAMILIES: dict[str, Callable[[Sketch], GeneratedProblem | None]] = {
     "word-share": word_share,
 }
 """Functions that draw numbers of the sketch's level and work them out; None if they do not fit."""
-
-__all__ = [
-    "FAMILIES", "LEVELS", "Fact", "GeneratedProblem", "Part", "apply", "draw", "part_of", "stream",
-]  # fmt: skip
 
 
 def part_of(key: str) -> Part:

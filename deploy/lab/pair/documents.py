@@ -18,7 +18,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from deploy.evaluation.builtin.problems import Fact, GeneratedProblem, Part, apply, part_of, stream
+from deploy.evaluation.builtin.problems import Part, part_of, stream
+from deploy.evaluation.builtin.sketch import Fact, GeneratedProblem, apply
 from deploy.evaluation.builtin.wordings import KEPT_OUT
 from deploy.lab.pair.batches import TrainingDocument
 from deploy.lab.pair.mistakes import Mistakes, Reflection, load_mistakes

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from deploy.evaluation.builtin.problems import GeneratedProblem, stream
+from deploy.evaluation.builtin.problems import stream
+from deploy.evaluation.builtin.sketch import GeneratedProblem
 from deploy.lab.pair.mistakes import LINE, Mistakes, Reflection
 from deploy.lab.pair.steps import DELIMITER, is_right, reflects, step_text
 from deploy.lab.pair.vocabulary import ASSISTANT, CLOSE, END, PAD, THINK, USER

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from deploy.evaluation.builtin.problems import GeneratedProblem
+from deploy.evaluation.builtin.sketch import GeneratedProblem
 
 
 @dataclass(frozen=True, slots=True)

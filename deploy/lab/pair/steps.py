@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from deploy.evaluation.builtin.problems import Fact, GeneratedProblem, apply
+from deploy.evaluation.builtin.sketch import Fact, GeneratedProblem, apply
 from deploy.lab.pair import words
 
 WORDS: dict[str, list[str]] = words.WORDS

@@ -182,9 +182,3 @@ async def test_answers_of_another_lossy_setting_are_not_taken(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="its lossy is"):
         async with opened_pair(workers(alpha=0.3), {}, log):
             pass
-
-
-def _generate() -> Any:
-    from orchestrator.loop.actions import Generate
-
-    return Generate("small", Transcript(ASKED), StopCriteria(9))

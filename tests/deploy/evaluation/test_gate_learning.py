@@ -106,27 +106,25 @@ class Failing:
         return self.worker.generate(*given, **named)
 
 
-async def test_a_draft_that_fits_no_context_leaves_the_others_of_its_question(pair: Any) -> None:
+async def test_drafts_that_a_worker_fails_are_counted_and_left_out(pair: Any) -> None:
     (question,) = by_question(await recorded(pair, 1))
     whole, failures = await examples([question], pair, same)
     assert len(whole) > 1
     assert failures == []
+
+    async def failing(error: Exception, draft: str | None = None) -> Any:
+        workers = {**pair, "large": Failing(pair["large"], error, draft)}
+        return await examples([question], workers, same)
+
     full = ContextLengthExceeded("the context is full")
-    failing = Failing(pair["large"], full, draft=question[0].draft.text)
-    found, failures = await examples([question], {**pair, "large": failing}, same)
+    found, failures = await failing(full, question[0].draft.text)
     assert failures == ["the context is full"]
     assert [one.draft for one in found] == [one.draft for one in whole[1:]]
-
-
-async def test_drafts_that_a_worker_fails_are_counted(pair: Any) -> None:
-    questions = by_question(await recorded(pair, 2))
-    gone = Failing(pair["large"], WorkerUnavailable("gone"))
-    found, failures = await examples(questions, {**pair, "large": gone}, same)
+    found, failures = await failing(WorkerUnavailable("gone"))
     assert (found, set(failures)) == ([], {"gone"})
-    assert 2 <= len(failures) <= sum(map(len, questions))
-    never = Failing(pair["large"], Unsupported("no log-probabilities"))
+    assert 2 <= len(failures) <= len(question)
     with pytest.raises(Unsupported):
-        await examples(questions, {**pair, "large": never}, same)
+        await failing(Unsupported("no log-probabilities"))
 
 
 async def test_a_rewrite_by_the_same_model_never_helps(pair: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.evaluation.grading import Grader
 from deploy.evaluation.gym import FORMAT
 from deploy.evaluation.problems import load_problems
 from orchestrator.errors import ConfigError
@@ -13,16 +12,14 @@ KINDS = ("leg_counting", "simple_equations")
 
 
 def test_a_seed_draws_the_same_problems_and_another_draws_others() -> None:
-    some = load_problems("gym:leg_counting:7", 4, 0)
-    assert some == load_problems("gym:leg_counting", 4, 7)
-    assert [one.question for one in load_problems("gym:leg_counting:7", 2, 0)] == [
-        one.question for one in some[:2]
-    ]
-    assert len({one.question for one in some}) == 4
-    assert {one.question for one in some} != {
-        one.question for one in load_problems("gym:leg_counting", 4, 8)
-    }
-    assert all(one.question.endswith(FORMAT) for one in some)
+    some, others = (
+        [one.question for one in load_problems("gym:leg_counting", 4, seed)] for seed in (7, 8)
+    )
+    for source, count in (("gym:leg_counting:7", 4), ("gym:leg_counting:7", 2)):
+        assert [one.question for one in load_problems(source, count, 0)] == some[:count]
+    assert len({*some}) == 4
+    assert {*some} != {*others}
+    assert all(question.endswith(FORMAT) for question in some)
 
 
 def test_several_kinds_take_turns_and_share_the_limit() -> None:
@@ -31,35 +28,6 @@ def test_several_kinds_take_turns_and_share_the_limit() -> None:
     assert some == [legs[0], equations[0], legs[1], equations[1], legs[2]]
     with pytest.raises(ConfigError, match="no problems 'nothing'"):
         load_problems("gym:leg_counting,nothing", 5, 0)
-
-
-@pytest.mark.parametrize("kind", ["gsm_symbolic", "leg_counting", "simple_equations"])
-async def test_the_kinds_of_the_evidence_are_graded(kind: str) -> None:
-    grader = Grader()
-    for problem in load_problems(f"gym:{kind}:1", 5, 0):
-        value = int(problem.answer)
-        for text, right in (
-            (f"So it is\n\\boxed{{{value}}}", True),
-            (f"We get \\boxed{{{value}.0}}.", True),
-            (f"The answer is {value}.", True),
-            (f"\\boxed{{{value + 1}}}", False),
-            (f"First {value}, then \\boxed{{{value + 10}}}", False),
-            ("", False),
-        ):
-            assert await grader.right(text, problem) is right, (problem, text)
-    grader.close()
-
-
-async def test_an_answer_that_is_no_number() -> None:
-    grader = Grader()
-    (problem,) = load_problems("gym:time_intervals:3", 1, 0)
-    assert await grader.right(f"\\boxed{{{problem.answer}}}", problem)
-    assert not await grader.right("\\boxed{in a while}", problem)
-    (several,) = load_problems("gym:countdown:3", 1, 0)  # any expression that makes the number
-    assert several.accepts is not None
-    assert await grader.right(f"\\boxed{{ {several.answer} }}", several)
-    assert not await grader.right("\\boxed{1}", several)
-    grader.close()
 
 
 @pytest.mark.parametrize(

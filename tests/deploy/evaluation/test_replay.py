@@ -11,7 +11,6 @@ from deploy.evaluation.recording import Recording, dumps, load, loads
 from deploy.evaluation.replay import (
     AnswerMissing,
     ReplayMismatch,
-    compare,
     replay,
     replay_other_policy,
 )
@@ -114,19 +113,3 @@ async def test_advice_replays_as_a_thought() -> None:
     shown = [(e.author, e.phase, e.text) for e in events if isinstance(e, TextDelta)]
     assert shown == [("large", "thought", "Add the two."), ("small", "answer", "It is 4.")]
     assert [e for e in events if not isinstance(e, TextDelta)] == list(recording.events)
-
-
-async def test_a_comparison_goes_on_as_far_as_there_are_answers() -> None:
-    recording, _ = await record(SpecReason(threshold=7), scores=first_good)
-    own = tuple(e.step for e in recording.events if isinstance(e, StepCompleted))
-    same = compare(recording, SpecReason(threshold=7))
-    assert (same.difference, same.ended, same.steps) == (None, True, own)
-    looser = compare(recording, SpecReason(threshold=1))
-    assert "recorded Reject" in str(looser.difference)
-    assert looser.difference is not None
-    assert looser.difference.line is not None
-    assert not looser.ended
-    assert [(step.text, step.accepted) for step in looser.steps] == [
-        ("2+2 is 5.\n\n", True),
-        ("and 2 more is 7.\n\n", True),
-    ]

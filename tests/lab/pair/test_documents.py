@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from deploy.evaluation.builtin.problems import Fact, GeneratedProblem, draw, stream
+from deploy.evaluation.builtin.problems import draw, stream
+from deploy.evaluation.builtin.sketch import Fact, GeneratedProblem
 from deploy.lab.pair import documents
 from deploy.lab.pair.documents import DocumentWriter
 from deploy.lab.pair.mistakes import Mistakes, Reflection

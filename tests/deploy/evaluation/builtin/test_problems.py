@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import astuple
 from itertools import islice
+from statistics import fmean
 
 import pytest
 
@@ -14,7 +15,6 @@ from deploy.evaluation.builtin import problems, wordings
 from deploy.evaluation.builtin.problems import (
     FAMILIES,
     LEVELS,
-    GeneratedProblem,
     draw,
     part_of,
     stream,
@@ -76,41 +76,16 @@ def test_what_training_has_in_another_writing_is_not_held_out() -> None:
     assert not trained & set(drawn)
 
 
-def test_a_fifth_is_held_out() -> None:
-    shares = [part_of(f"{a}+{b}") for a in range(100) for b in range(100)]
-    assert 0.18 < shares.count("heldout") / len(shares) < 0.22
-    assert 0.18 < shares.count("dev") / len(shares) < 0.22
-
-
-def test_wording_does_not_change_the_part() -> None:
-    """The same numbers and operations in other words fall in the same part."""
-    by_key: dict[str, set[str]] = {}
-    for part in PARTS:
-        for problem in draw(part, 5, 3000, family="arithmetic"):  # type: ignore[arg-type]
-            by_key.setdefault(problem.key, set()).add(part)
-    assert max(map(len, by_key.values())) == 1
-
-
 def test_every_family_and_level_is_drawn_alike() -> None:
-    drawn, held_out = draw("dev", 1, 1000), draw("heldout", 1, 1000)
-    for family in FAMILIES:
-        assert sum(p.family == family for p in drawn) == pytest.approx(100, abs=15)
-        assert sum(p.family == family for p in held_out) == pytest.approx(100, abs=30)
-    for level in LEVELS:
-        assert sum(p.level == level for p in drawn) == pytest.approx(200, abs=30)
-        assert sum(p.level == level for p in held_out) > 100  # of small numbers training has more
-    first = list(islice(stream("heldout", 1), 10))
-    assert {p.family for p in first} == set(FAMILIES)
-    assert sorted(p.level for p in first) == sorted(2 * LEVELS)
-    steps = [
-        sum(len(p.facts) for p in drawn if p.level == level) / sum(p.level == level for p in drawn)
-        for level in LEVELS
-    ]
+    for part, about, families in (("dev", 170, 85), ("heldout", 100, 70)):
+        drawn = draw(part, 1, 1000)  # type: ignore[arg-type]
+        for family in FAMILIES:
+            assert abs(sum(p.family == family for p in drawn) - 100) <= 100 - families
+        for level in LEVELS:  # of small numbers training has more
+            assert sum(p.level == level for p in drawn) > about
+    drawn = draw("dev", 1, 1000)
+    steps = [fmean(len(p.facts) for p in drawn if p.level == level) for level in LEVELS]
     assert steps == sorted(steps), "levels grow harder"
-
-
-def test_a_seed_draws_the_same_problems() -> None:
-    assert draw("dev", 7, 50) == draw("dev", 7, 50) != draw("dev", 8, 50)
 
 
 def test_problems_stay_the_same_from_version_to_version() -> None:
@@ -131,10 +106,7 @@ def _skeleton(text: str) -> str:
 
 
 def test_keywords_occur_only_as_reflection() -> None:
-    questions: list[GeneratedProblem] = draw("train", 11, 4000) + draw(
-        "heldout", 11, 1000, new_wordings=True
-    )
-    for problem in questions:
+    for problem in draw("train", 11, 4000) + draw("heldout", 11, 1000, new_wordings=True):
         assert not any(word in problem.question.lower() for word in KEYWORDS), problem.question
 
 
