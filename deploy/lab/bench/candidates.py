@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -83,20 +83,6 @@ class TurnResult:
     @property
     def tokens(self) -> int:
         return sum(map(len, self.outputs))
-
-
-class DecodingCandidate(Protocol):
-    """One that decodes prompts to the end of the turn, or to `max_new` tokens."""
-
-    entry: CandidateSpec
-    lossless: bool
-    dtype: str
-
-    @property
-    def converged(self) -> bool:
-        """Whether it has settled on its parameters, so that turns can be measured."""
-
-    def run(self, prompts: Sequence[list[int]], temperature: float, seed: int) -> TurnResult: ...
 
 
 class SpeculationCandidate:
@@ -214,6 +200,11 @@ class TransformersCandidate:
         tokens = sum(map(len, outputs))
         rounds = tokens if self.assistant is None else passes
         return TurnResult(outputs, seconds, passes, tokens, rounds)
+
+
+DecodingCandidate: TypeAlias = SpeculationCandidate | TransformersCandidate
+"""It decodes prompts to the end of the turn, or to `max_new` tokens. Its turns are measured once it
+is `converged`: it has settled on its parameters."""
 
 
 def _ended(row: list[int], stop_token_ids: Sequence[int]) -> list[int]:

@@ -15,30 +15,17 @@
 
 from __future__ import annotations
 
-import typer
+from importlib import import_module
 
-from deploy.lab.commands.bench_calls import bench_calls
-from deploy.lab.commands.bench_decode import bench_decode
-from deploy.lab.commands.bench_start import bench_start
-from deploy.lab.commands.bench_weights import bench_weights
-from deploy.lab.commands.gpu import gpu
-from deploy.lab.commands.reenact import reenact
-from deploy.lab.commands.run import run
-from deploy.lab.commands.tally import tally
-from deploy.lab.commands.torture import torture
-from deploy.lab.commands.train import train
+import typer
 
 lab = typer.Typer(
     help="Measure Baton: benchmarks, attacks, load, and the embedded pair's recipe.",
     no_args_is_help=True,
 )
-lab.command("bench-calls")(bench_calls)
-lab.command("bench-decode")(bench_decode)
-lab.command("bench-start")(bench_start)
-lab.command("bench-weights")(bench_weights)
-lab.command("gpu")(gpu)
-lab.command("reenact")(reenact)
-lab.command("run")(run)
-lab.command("tally")(tally)
-lab.command("torture")(torture)
-lab.command("train")(train)
+for name in (
+    "bench_calls", "bench_decode", "bench_start", "bench_weights", "gpu", "reenact", "run", "tally",
+    "torture", "train",
+):  # fmt: skip
+    command = getattr(import_module(f"{__name__}.{name}"), name)
+    lab.command(name.replace("_", "-"))(command)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ JUDGE_QUESTION = "Score?"
 class _Builder:
     """A document under construction: its rows are those of `TrainingDocument`, one a token."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, rng: random.Random) -> None:
+        self.tokenizer, self.rng = tokenizer, rng
         self.rows: list[list[Any]] = []  # token, target, weight, position, branch, flag
         self.branch = self.opened = 0
         self.main = self.last = -1  # the last token of the main chain, and of the current branch
@@ -75,11 +76,27 @@ class _Builder:
             flags = [int(end > wrong_from) for _, end in encoding.offsets]
         self.add(encoding.ids, weight, flags)
 
-    def open_branch(self) -> None:
+    def right(self, text: str) -> None:
+        """Append a text that is learned and holds no error."""
+        self.text(text, 1.0, 10**6)
+
+    def turn(self, role: str, content: str) -> None:
+        self.control(role)
+        self.text(content)
+        self.control(END)
+
+    def judge_turn(self, digit: str) -> None:
+        self.control(END)
+        self.turn(USER, JUDGE_QUESTION)
+        self.control(ASSISTANT)
+        self.text(digit, 1.5)
+
+    @contextmanager
+    def side_branch(self) -> Iterator[None]:
+        """Append to a branch that later tokens cannot see."""
         self.opened += 1
         self.branch, self.last = self.opened, self.main
-
-    def close_branch(self) -> None:
+        yield
         self.branch, self.last = 0, self.main
 
     def finish(self) -> TrainingDocument:
@@ -125,30 +142,25 @@ class DocumentWriter:
     ) -> TrainingDocument:
         """One problem, worked out, with the mistakes known of it; None plants some."""
         builder = self._conversation(rng)
-        self._turn(builder, USER, disturb(problem.question, rng))
-        self._thought(builder, problem, rng, known)
+        builder.turn(USER, disturb(problem.question, rng))
+        self._thought(builder, problem, known)
         return builder.finish()
 
     def _conversation(self, rng: random.Random) -> _Builder:
-        builder = _Builder(self.tokenizer)
+        builder = _Builder(self.tokenizer, rng)
         if rng.random() < 0.12:
-            self._turn(builder, SYSTEM, rng.choice(WORDS["system"]))
+            builder.turn(SYSTEM, rng.choice(WORDS["system"]))
         if rng.random() < 0.06:
             earlier = next(stream("train", rng.randrange(2**31)))
-            self._turn(builder, USER, earlier.question)
-            self._turn(builder, ASSISTANT, WORDS["answer"].format(v=earlier.answer))
+            builder.turn(USER, earlier.question)
+            builder.turn(ASSISTANT, WORDS["answer"].format(v=earlier.answer))
         return builder
-
-    def _turn(self, builder: _Builder, role: str, content: str) -> None:
-        builder.control(role)
-        builder.text(content)
-        builder.control(END)
 
     def _follow_up(self, problem: GeneratedProblem, rng: random.Random) -> TrainingDocument:
         """A second question about the first one's answer ("now add 5")."""
         builder = self._conversation(rng)
-        self._turn(builder, USER, problem.question)
-        self._turn(builder, ASSISTANT, WORDS["answer"].format(v=problem.answer))
+        builder.turn(USER, problem.question)
+        builder.turn(ASSISTANT, WORDS["answer"].format(v=problem.answer))
         value = int(problem.answer)
         for attempt in count():
             operation = rng.choice("+-*" if 1 < value < 200 else "+-" if value > 1 else "+")
@@ -159,14 +171,12 @@ class DocumentWriter:
                 continue
             if part_of(f"({problem.key}){operation}{n}") == "train":
                 break
-        expression = f"{value}{operation}{n}"
-        fact = Fact(expression, apply(value, operation, n))
+        fact = Fact(f"{value}{operation}{n}", apply(value, operation, n))
         question = rng.choice(WORDS["follow_up"][operation][:-KEPT_OUT]).format(n=n)
-        follow = GeneratedProblem(
-            question, str(fact.value), "follow-up", problem.level, "", (fact,)
-        )
-        self._turn(builder, USER, question)
-        self._thought(builder, follow, rng, None)
+        answer = str(fact.value)
+        follow = GeneratedProblem(question, answer, "follow-up", problem.level, "", (fact,))
+        builder.turn(USER, question)
+        self._thought(builder, follow, None)
         return builder.finish()
 
     def _declined(self, rng: random.Random) -> TrainingDocument:
@@ -178,7 +188,7 @@ class DocumentWriter:
             l=rng.choice(WORDS["languages"]),
             c=rng.choice(WORDS["adjectives"]),
         )
-        self._turn(builder, USER, question)
+        builder.turn(USER, question)
         builder.control(ASSISTANT)
         builder.control(THINK)
         builder.text(WORDS["decline_step"], 0.3)
@@ -188,12 +198,9 @@ class DocumentWriter:
         return builder.finish()
 
     def _thought(
-        self,
-        builder: _Builder,
-        problem: GeneratedProblem,
-        rng: random.Random,
-        known: Mistakes | None,
+        self, builder: _Builder, problem: GeneratedProblem, known: Mistakes | None
     ) -> None:
+        rng = builder.rng
         builder.control(ASSISTANT)
         builder.control(THINK)
         steps = len(problem.facts) + 1
@@ -214,96 +221,70 @@ class DocumentWriter:
                     slip, slipped = mistake, True
                     continue
                 if self.judge:
-                    self._judged_branch(builder, problem, index, mistake, rng)
+                    with builder.side_branch():
+                        start = wrong_from(problem, index, mistake)
+                        builder.text(mistake + ("" if last else DELIMITER), 0.0, start)
+                        builder.judge_turn("0")
                 if not last and rng.random() < (0.5 if self.judge else 0.8):
-                    self._repairing_branch(builder, problem, index, [mistake], rng)
+                    _repairing_branch(builder, problem, index, mistake)
             if self.judge and not last:
-                for reflection in self._reflections(problem, known, index, rng):
-                    self._reflection_branch(builder, problem, reflection, rng)
+                for reflection in _reflections(problem, known, index, rng):
+                    _reflection_branch(builder, problem, reflection)
             if slip:
                 builder.text(slip + DELIMITER, 0.0, wrong_from(problem, index, slip))
-                self._verdict(builder, "0", rng, 0.8)
-                repair = repair_text(problem, index, slip, rng) + DELIMITER
-                builder.text(repair, 1.0, 10**6)
+                self._verdict(builder, "0", 0.8)
+                builder.right(repair_text(problem, index, slip, rng) + DELIMITER)
             else:
-                step = step_text(problem, index, rng)
-                builder.text(step if last else step + DELIMITER, 1.0, 10**6)
+                builder.right(step_text(problem, index, rng) + ("" if last else DELIMITER))
                 if not last and rng.random() < 0.05:
-                    self._verdict(builder, "9", rng, 0.3)
+                    self._verdict(builder, "9", 0.3)
                     fact = problem.facts[index]
                     confirm = rng.choice(WORDS["right"]).format(s=fact.equation, v=fact.value)
-                    builder.text(confirm + DELIMITER, 1.0, 10**6)
-            self._verdict(builder, "9", rng, 0.4)
+                    builder.right(confirm + DELIMITER)
+            self._verdict(builder, "9", 0.4)
         builder.control(CLOSE, 1.0)
         builder.text(WORDS["answer"].format(v=problem.answer), 0.5)
         builder.control(END, 0.5)
 
-    def _reflections(
-        self, problem: GeneratedProblem, known: Mistakes | None, index: int, rng: random.Random
-    ) -> list[Reflection]:
-        """At most two reflections about a step; now and then a planted wrong one."""
-        about = [r for r in known.reflections if r.index == index] if known else []
-        if not about and rng.random() < 0.06:
-            wrong = rng.random() < 0.5
-            said = (plant_mistake if wrong else step_text)(problem, index, rng)
-            about = [Reflection(index, said, plant_reflection(problem, index, said, rng), False)]
-        return rng.sample(about, 2) if len(about) > 2 else about
+    def _verdict(self, builder: _Builder, digit: str, share: float) -> None:
+        """The judge's turn on the main chain's last step, for a share of the steps."""
+        if self.judge and builder.rng.random() < share:
+            with builder.side_branch():
+                builder.judge_turn(digit)
 
-    def _repairing_branch(
-        self, builder: _Builder, problem: GeneratedProblem, index: int, said: Sequence[str],
-        rng: random.Random,
-    ) -> None:  # fmt: skip
-        builder.open_branch()
+
+def _reflections(
+    problem: GeneratedProblem, known: Mistakes | None, index: int, rng: random.Random
+) -> list[Reflection]:
+    """At most two reflections about a step; now and then a planted wrong one."""
+    about = [r for r in known.reflections if r.index == index] if known else []
+    if not about and rng.random() < 0.06:
+        wrong = rng.random() < 0.5
+        said = (plant_mistake if wrong else step_text)(problem, index, rng)
+        about = [Reflection(index, said, plant_reflection(problem, index, said, rng), False)]
+    return rng.sample(about, 2) if len(about) > 2 else about
+
+
+def _repairing_branch(builder: _Builder, problem: GeneratedProblem, index: int, *said: str) -> None:
+    with builder.side_branch():
         for mistake in said:
             builder.text(mistake + DELIMITER)
-        builder.text(repair_text(problem, index, said[-1], rng) + DELIMITER, 1.0)
-        builder.close_branch()
+        builder.text(repair_text(problem, index, said[-1], builder.rng) + DELIMITER, 1.0)
 
-    def _reflection_branch(
-        self,
-        builder: _Builder,
-        problem: GeneratedProblem,
-        reflection: Reflection,
-        rng: random.Random,
-    ) -> None:
-        """A reflection, judged; a wrong one now and then repaired in its turn."""
-        index, said, text = reflection.index, reflection.said, reflection.text
-        if not reflection.right and rng.random() < 0.2:
-            self._repairing_branch(builder, problem, index, [said, text], rng)
-            return
-        builder.open_branch()
+
+def _reflection_branch(
+    builder: _Builder, problem: GeneratedProblem, reflection: Reflection
+) -> None:
+    """A reflection, judged; a wrong one now and then repaired in its turn."""
+    index, said, text = reflection.index, reflection.said, reflection.text
+    if not reflection.right and builder.rng.random() < 0.2:
+        _repairing_branch(builder, problem, index, said, text)
+        return
+    with builder.side_branch():
         builder.text(said + DELIMITER)
         start = 10**6 if reflection.right else wrong_from(problem, index, text)
         builder.text(text + DELIMITER, 0.0, start)
-        self._judge_turn(builder, "9" if reflection.right else "0")
-        builder.close_branch()
-
-    def _judged_branch(
-        self,
-        builder: _Builder,
-        problem: GeneratedProblem,
-        index: int,
-        mistake: str,
-        rng: random.Random,
-    ) -> None:
-        builder.open_branch()
-        ending = "" if index == len(problem.facts) else DELIMITER
-        builder.text(mistake + ending, 0.0, wrong_from(problem, index, mistake))
-        self._judge_turn(builder, "0")
-        builder.close_branch()
-
-    def _verdict(self, builder: _Builder, digit: str, rng: random.Random, share: float) -> None:
-        """The judge's turn on the main chain's last step, for a share of the steps."""
-        if self.judge and rng.random() < share:
-            builder.open_branch()
-            self._judge_turn(builder, digit)
-            builder.close_branch()
-
-    def _judge_turn(self, builder: _Builder, digit: str) -> None:
-        builder.control(END)
-        self._turn(builder, USER, JUDGE_QUESTION)
-        builder.control(ASSISTANT)
-        builder.text(digit, 1.5)
+        builder.judge_turn("9" if reflection.right else "0")
 
 
 def generated_documents(

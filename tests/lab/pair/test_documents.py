@@ -12,20 +12,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from deploy.evaluation.builtin.problems import draw, stream
 from deploy.evaluation.builtin.sketch import Fact, GeneratedProblem
 from deploy.lab.pair import documents
 from deploy.lab.pair.documents import DocumentWriter
 from deploy.lab.pair.mistakes import Mistakes, Reflection
-from deploy.lab.pair.steps import (
-    is_right,
-    plant_mistake,
-    plant_reflection,
-    reflects,
-    repair_text,
-    step_text,
-)
-from deploy.lab.pair.vocabulary import ASSISTANT, CLOSE, END, THINK, USER, train_tokenizer
+from deploy.lab.pair.steps import is_right, reflects
+from deploy.lab.pair.vocabulary import train_tokenizer
 from workers.embedded.checkpoints import MODELS
 
 PROBLEM = GeneratedProblem(
@@ -60,20 +52,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 )
 def test_the_checker(index: int, text: str, right: bool) -> None:
     assert is_right(PROBLEM, index, text) is right
-
-
-def test_reference_steps_are_right_and_planted_ones_wrong() -> None:
-    rng = random.Random(0)
-    for problem in draw("train", 1, 400):
-        for index in range(len(problem.facts) + 1):
-            assert is_right(problem, index, step_text(problem, index, rng))
-            wrong = plant_mistake(problem, index, rng)
-            assert not is_right(problem, index, wrong), (problem, wrong)
-
-
-def test_subtraction_does_not_commute() -> None:
-    problem = GeneratedProblem("q", "3", "f", 1, "k", (Fact("7-4", 3),))
-    assert not is_right(problem, 0, "4-7=3.")
+    less = GeneratedProblem("q", "3", "f", 1, "k", (Fact("7-4", 3),))
+    assert not is_right(less, 0, "4-7=3.")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +64,7 @@ def test_subtraction_does_not_commute() -> None:
     ],
 )
 def test_documents_stay_the_same_from_version_to_version(judge: bool, digest: str) -> None:
+    """The recipe is frozen: every branch, position, target and weight is pinned."""
     shipped = Tokenizer.from_file(str(MODELS / "small" / "tokenizer.json"))
     stream_of_documents = DocumentWriter(shipped, judge=judge).documents("train", 0)
     documents = [astuple(doc) for doc in islice(stream_of_documents, 300)]
@@ -107,42 +88,6 @@ def test_wrong_steps_are_read_but_never_trained(tokenizer: Tokenizer) -> None:
 
 def _contains(haystack: list[int], needle: list[int]) -> bool:
     return any(haystack[i : i + len(needle)] == needle for i in range(len(haystack)))
-
-
-def test_targets_are_the_next_token_of_the_own_branch(tokenizer: Tokenizer) -> None:
-    for doc in islice(DocumentWriter(tokenizer, judge=True).documents("train", 1), 100):
-        for i, target in enumerate(doc.targets):
-            if target < 0:
-                continue
-            following = [
-                j
-                for j in range(i + 1, len(doc.tokens))
-                if doc.positions[j] == doc.positions[i] + 1
-                and (doc.branches[j] == doc.branches[i] or doc.branches[i] == 0)
-            ]
-            assert doc.tokens[following[0]] == target or target in [
-                doc.tokens[j] for j in following
-            ]
-
-
-def test_positions_continue_the_chain_a_branch_leaves_from(tokenizer: Tokenizer) -> None:
-    for doc in islice(DocumentWriter(tokenizer, judge=True).documents("train", 2), 100):
-        last = {0: -1}
-        for position, branch in zip(doc.positions, doc.branches, strict=True):
-            assert position == last.get(branch, last[0]) + 1
-            last[branch] = position
-
-
-def test_the_main_chain_is_what_a_chat_template_would_render(tokenizer: Tokenizer) -> None:
-    doc = DocumentWriter(tokenizer, judge=True).solved(
-        PROBLEM, random.Random(4), Mistakes(PROBLEM, {}, {}, [])
-    )
-    main = [t for t, b in zip(doc.tokens, doc.branches, strict=True) if b == 0]
-    text = tokenizer.decode(main, skip_special_tokens=False)
-    assert text.startswith(USER)
-    thought = text.partition(ASSISTANT + THINK)[2].partition(CLOSE)[0]
-    assert is_right(PROBLEM, 0, thought.split("\n\n")[0])
-    assert text.endswith("\\boxed{234}." + END)
 
 
 REFLECTIONS = [
@@ -174,21 +119,6 @@ def test_branches_are_verdicts_on_what_was_said_or_right_repairs(tokenizer: Toke
                 counts["repaired"] += 1
     assert min(counts.values()) > 50
     assert list(judged.values()) == [{"0"}, {"9"}]
-
-
-def test_planted_reflections_are_wrong_and_repairs_are_right() -> None:
-    rng = random.Random(5)
-    for problem in islice(stream("train", 5), 300):
-        for index in range(len(problem.facts)):
-            said = plant_mistake(problem, index, rng)
-            assert not is_right(problem, index + 1, plant_reflection(problem, index, said, rng))
-            assert is_right(problem, index + 1, repair_text(problem, index, said, rng))
-
-
-def test_the_small_model_learns_no_judging(tokenizer: Tokenizer) -> None:
-    for doc in islice(DocumentWriter(tokenizer, judge=False).documents("train", 3), 200):
-        text = tokenizer.decode(list(doc.tokens), skip_special_tokens=False)
-        assert documents.JUDGE_QUESTION not in text
 
 
 def test_a_follow_up_is_found_for_every_answer(tokenizer: Tokenizer) -> None:
