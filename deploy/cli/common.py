@@ -53,9 +53,9 @@ class Bar:
         self._shown, self._task = shown, shown.add_task("", total=None)
         self._told = -LINE_EVERY_S
 
-    def set_total(self, turns: int, done: int = 0) -> None:
-        """Set the number of turns, and how many of them an earlier run completed."""
-        self._shown.update(self._task, total=turns, completed=done)
+    def set_total(self, turns: int) -> None:
+        """Set the number of turns."""
+        self._shown.update(self._task, total=turns)
         self.set_label("begins")
         self._told = -LINE_EVERY_S  # so that the first turn gets a line too
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.clients import Client
-    from deploy.evaluation.evaluate import EvaluatedAnswer, Question, Turn
+    from deploy.evaluation.evaluate import Question, Turn
     from deploy.evaluation.evaluation_log import EvaluationLog
     from deploy.service.worker_spec import Speculation
 
@@ -144,7 +145,8 @@ def evaluate(
         about["temperature"] = temperature
     options = RequestOptions(max_tokens, temperature, seed)
     kept = recordings is not None
-    client = pair.client(options, candidates, recording=kept)
+    # Where times count, who comes second must not find the prompt in the prefix cache.
+    client = pair.client(options, candidates, recording=kept, fresh=concurrency == 1)
     with TemporaryDirectory() as folder:
         path = recordings / "rows.jsonl" if recordings else rows or Path(folder, "rows.jsonl")
         settings = {**about, "pair": served_by}
@@ -197,17 +199,11 @@ async def _run(
                     *(client.send_feedback(one.answer.trace_id, float(one.correct)) for one in sent)
                 )
 
-        async def fairly(question: str, candidate: Candidate) -> EvaluatedAnswer:
-            """Where times count, who comes second must not find the prompt in the prefix cache."""
-            if concurrency == 1:
-                client.reset_prefix_cache()
-            return await ask(client, question, candidate)
-
         def progress(candidate: Candidate) -> None:
             shown.advance(candidate.label)
 
         options = RunOptions(concurrency, log.known, keep, progress)
-        return await run(problems, candidates, fairly, grader.right, options)
+        return await run(problems, candidates, partial(ask, client), grader.right, options)
 
 
 def _served_by(

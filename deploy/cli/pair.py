@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -37,20 +37,18 @@ class Pair:
         candidates: Sequence[Candidate],
         *,
         recording: bool = False,
+        fresh: bool = False,
     ) -> AsyncGenerator[Client, None]:
         """A client of it; a wrong policy or parameter is an error before a model is loaded.
 
-        In this process `recording` keeps every answer's recording.
+        `recording` and `fresh` are those of `LocalClient`; a service decides about its own caches.
         """
         from deploy.evaluation.candidates import policy_of
         from deploy.evaluation.clients import HttpClient, LocalClient
 
         if self.url is not None:
-            remote = HttpClient(self.url, options)
-            try:
+            async with aclosing(HttpClient(self.url, options)) as remote:
                 yield remote
-            finally:
-                await remote.aclose()
             return
         from deploy.launch.deployment_file import DEFAULT_FILE, load_args
         from deploy.launch.workers import close, load_pair
@@ -63,10 +61,10 @@ class Pair:
         if chosen is not None:  # one method alone: no request here can name another
             large = workers.large.model_copy(update={"speculation": chosen})
             workers = workers.model_copy(update={"large": large})
-        changed = args.model_copy(update={"workers": workers})
         pair = load_pair(workers)
         try:
-            yield LocalClient(changed, pair, options, recording=recording)
+            changed = args.model_copy(update={"workers": workers})
+            yield LocalClient(changed, pair, options, recording=recording, fresh=fresh)
         finally:
             await close(pair.values())
 
@@ -105,7 +103,7 @@ def large_speculation(
 
 
 def _drafter(chosen: Candidate, workers: Workers) -> str | None:
-    """Which of a method's parameters names its draft model; None if nothing does."""
+    """Return the parameter of a method that names its draft model; None if none does."""
     method = chosen.policy
     if workers.large.runs_vllm:
         return "model" if method == "draft_model" else None
@@ -116,9 +114,9 @@ def _drafter(chosen: Candidate, workers: Workers) -> str | None:
     _, _, *known = signature(METHODS[method]).parameters.values()  # target and loader come first
     names = [one.name for one in known]
     others = any(one.kind is one.VAR_KEYWORD for one in known)  # another method's
-    if wrong := next((key for key in chosen.params if not others and key not in names), None):
+    for key in () if others else chosen.params.keys() - names:
         raise InvalidRequest(
-            f"--speculation {chosen.label}: {method} has no parameter {wrong!r}; "
+            f"--speculation {chosen.label}: {method} has no parameter {key!r}; "
             f"there are {', '.join(names) or 'none'}"
         )
     return "draft" if "draft" in names else None

@@ -47,18 +47,6 @@ class RequestOptions:
 Item = TextDelta | StepCompleted | EvaluatedAnswer
 
 
-class Client(Protocol):
-    """Answers questions."""
-
-    def stream(self, question: str, candidate: Candidate) -> AsyncGenerator[Item, None]:
-        """Yield text and steps as they come, and the answer at the end."""
-        ...
-
-    def reset_prefix_cache(self) -> None:
-        """Empty the workers' prefix caches if they are in this process."""
-        ...
-
-
 @runtime_checkable
 class PrefixCacheOwner(Protocol):
     """A worker whose prefix cache can be emptied."""
@@ -66,17 +54,11 @@ class PrefixCacheOwner(Protocol):
     def reset_prefix_cache(self) -> None: ...
 
 
-async def ask(client: Client, question: str, candidate: Candidate) -> EvaluatedAnswer:
-    """Return the answer, without its stream."""
-    async with aclosing(client.stream(question, candidate)) as items:
-        async for item in items:
-            if isinstance(item, EvaluatedAnswer):
-                return item
-    raise WorkerUnavailable("expected the end of the answer, but the stream broke off; try again")
-
-
 class LocalClient:
-    """Both workers in this process, without a server; `recording`: keep each answer's recording."""
+    """Both workers in this process, without a server.
+
+    `recording`: keep each answer's recording. `fresh`: empty the prefix caches before each answer.
+    """
 
     def __init__(
         self,
@@ -85,11 +67,16 @@ class LocalClient:
         options: RequestOptions | None = None,
         *,
         recording: bool = False,
+        fresh: bool = False,
     ) -> None:
-        self._args, self._workers = args, workers
+        self._args, self._workers, self._fresh = args, workers, fresh
         self._options, self._recording = options or RequestOptions(), recording
 
     async def stream(self, question: str, candidate: Candidate) -> AsyncGenerator[Item, None]:
+        """Yield text and steps as they come, and the answer at the end."""
+        for worker in self._workers.values() if self._fresh else ():
+            if isinstance(worker, PrefixCacheOwner):
+                worker.reset_prefix_cache()
         options, args, record = self._options, self._args, self._recording
         policy = policy_of(args, candidate)
         limits = Limits(
@@ -140,11 +127,6 @@ class LocalClient:
                 **asdict(ended.metrics),
             },
         )
-
-    def reset_prefix_cache(self) -> None:
-        for worker in self._workers.values():
-            if isinstance(worker, PrefixCacheOwner):
-                worker.reset_prefix_cache()
 
 
 class HttpClient:
@@ -227,8 +209,17 @@ class HttpClient:
         if response.status_code != 200:
             raise error_of(response)
 
-    def reset_prefix_cache(self) -> None:
-        """Do nothing: a service decides about its own caches."""
-
     async def aclose(self) -> None:
         await self._client.aclose()
+
+
+Client = LocalClient | HttpClient
+
+
+async def ask(client: Client, question: str, candidate: Candidate) -> EvaluatedAnswer:
+    """Return the answer, without its stream."""
+    async with aclosing(client.stream(question, candidate)) as items:
+        async for item in items:
+            if isinstance(item, EvaluatedAnswer):
+                return item
+    raise WorkerUnavailable("expected the end of the answer, but the stream broke off; try again")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +32,7 @@ def wilson(right: int, count: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-@dataclass(frozen=True, slots=True)
-class Paired:
+class Paired(NamedTuple):
     """The first candidate's accuracy minus the other's on the same problems, as a fraction."""
 
     difference: float
@@ -57,17 +55,6 @@ def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> Paired:
     half = Z * math.sqrt((up + down - (up - down) ** 2) / (count + 2))
     low, high = max(-1.0, up - down - half), min(1.0, up - down + half)
     return Paired((won - lost) / count, low, high)
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of values from -1 to 1, by a seeded bootstrap.
-
-    As in `paired`, one value is added at each end, so that a few equal values give no certainty.
-    """
-    if not values:
-        return -1.0, 1.0
-    drawn = np.array([*values, -1.0, 1.0])
-    return bootstrap(len(drawn), lambda picks: drawn[picks].mean(axis=1))
 
 
 def ratio_of_sums(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:

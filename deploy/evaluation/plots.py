@@ -33,32 +33,22 @@ def draw(table: Sequence[Row], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.8), layout="constrained")
-
     names = list(dict.fromkeys(row["policy"] for row in table))
     budgets = list(dict.fromkeys(row["budget"] for row in table))
     others = [name for name in names if name != BASELINE]
     palette = colormaps["tab10" if len(others) <= 10 else "tab20"]
-    colours = {name: palette(index % 20) for index, name in enumerate(others)}
-    colours[BASELINE] = (0.0, 0.0, 0.0, 1.0)
+    colours: dict[str, Any] = {name: palette(index % 20) for index, name in enumerate(others)}
+    colours[BASELINE] = "black"
     panels: Any = figure.subplots(1, 2, sharey=True)
     for axes, (key, caption) in zip(panels, PANELS, strict=True):
         for row in table:
-            x, y = row[key], 100 * row["accuracy"]
-            spread = [
-                [max(0.0, y - 100 * row["accuracy_low"])],
-                [max(0.0, 100 * row["accuracy_high"] - y)],
-            ]
+            low, y, high = (100 * row[f"accuracy{end}"] for end in ("_low", "", "_high"))
+            marker = MARKERS[budgets.index(row["budget"]) % len(MARKERS)]
             axes.errorbar(
-                [x],
-                [y],
-                yerr=spread,
-                fmt=MARKERS[budgets.index(row["budget"]) % len(MARKERS)],
-                color=colours[row["policy"]],
-                markersize=7,
-                capsize=3,
-                elinewidth=1,
+                [row[key]], [y], yerr=[[max(0.0, y - low)], [max(0.0, high - y)]], fmt=marker,
+                color=colours[row["policy"]], markersize=7, capsize=3, elinewidth=1,
                 label=label(row),
-            )
+            )  # fmt: skip
         best = front([(row[key], 100 * row["accuracy"]) for row in table])
         axes.step(*zip(*best, strict=True), where="post", color="0.6", lw=1, ls="--", zorder=0)
         axes.set_xlabel(caption)

@@ -42,9 +42,7 @@ def rows(
     a problem's mean time by worker; `rest` is time in which no worker was waited for, `overlap`
     time in which workers ran side by side.
     """
-    columns: list[list[EvaluationResult]] = [
-        [turn[i] for turn in turns] for i in range(len(candidates))
-    ]
+    columns = [[turn[i] for turn in turns] for i in range(len(candidates))]
     table = dict(zip(((c.label, c.budget) for c in candidates), columns, strict=True))
     usual = next(own for c, own in zip(candidates, columns, strict=True) if c.label == BASELINE)
     return [
@@ -65,8 +63,8 @@ def figures(own: Sequence[EvaluationResult], base: Sequence[EvaluationResult]) -
     """Return accuracy and latency, alone and against the baseline on the same problems."""
     right, times = [result.correct for result in own], [result.ms for result in own]
     low, high = wilson(sum(right), len(right))
-    against = paired(right, [result.correct for result in base])
-    faster = ratio_of_sums([result.ms for result in base], times)
+    difference, least, most = paired(right, [result.correct for result in base])
+    slow, fast = ratio_of_sums([result.ms for result in base], times)
     small, large = (
         sum(getattr(result.answer.metrics, f"{name}_tokens") for result in own)
         for name in ("small", "large")
@@ -76,16 +74,16 @@ def figures(own: Sequence[EvaluationResult], base: Sequence[EvaluationResult]) -
         "accuracy": mean(right),
         "accuracy_low": low,
         "accuracy_high": high,
-        "difference": against.difference,
-        "difference_low": against.low,
-        "difference_high": against.high,
+        "difference": difference,
+        "difference_low": least,
+        "difference_high": most,
         "p50_ms": quantile(times, 0.50),
         "p95_ms": quantile(times, 0.95),
         "mean_ms": mean(times),
         "total_ms": sum(times),
         "speedup": sum(result.ms for result in base) / sum(times) if sum(times) else 0.0,
-        "speedup_low": faster[0],
-        "speedup_high": faster[1],
+        "speedup_low": slow,
+        "speedup_high": fast,
         "large_share": large / (small + large) if small + large else 0.0,
     }
 

@@ -117,21 +117,17 @@ def table(rows: Sequence[dict[str, Any]], count: int) -> tuple[list[str], list[l
     }
     bases = [name for name in (PLAIN, SPECULATING) if name in rate]
     cells = []
-    for name, own in by_candidate.items():
-        low, high = wilson(own[0]["right"], count)
-        each = [f"{count / row['seconds']:.3f}" for row in own]
-        kept = own[0]["kept"]
+    for name, (first, *others) in by_candidate.items():
+        low, high = wilson(first["right"], count)
+        kept = first["kept"]
+        right = f"{first['right']} of {count} [{100 * low:.0f}, {100 * high:.0f}]"
+        share = f"{kept.get('large', 0) / max(1, sum(kept.values())):.0%}"
+        each = ", ".join(f"{count / row['seconds']:.3f}" for row in (first, *others))
         cells.append(
-            [
-                name,
-                f"{own[0]['right']} of {count} [{100 * low:.0f}, {100 * high:.0f}]",
-                f"{kept.get('large', 0) / max(1, sum(kept.values())):.0%}",
-                ", ".join(each),
-                *(f"{rate[name] / rate[base]:.2f}x" for base in bases),
-            ]
+            [name, right, share, each, *(f"{rate[name] / rate[one]:.2f}x" for one in bases)]
         )
-    return ["policy", "right [95 %]", "large share", "requests a second by round",
-            *(f"to {base}" for base in bases)], cells  # fmt: skip
+    heads = ["policy", "right [95 %]", "large share", "requests a second by round"]
+    return [*heads, *(f"to {base}" for base in bases)], cells
 
 
 @contextmanager
@@ -155,9 +151,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pair", choices=PLANS, required=True)
     parser.add_argument("--candidates")
-    parser.add_argument("--count", type=int)
-    parser.add_argument("--clients", type=int)
-    parser.add_argument("--rounds", type=int)
+    for name in ("count", "clients", "rounds"):
+        parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--out", type=Path)
     options = vars(parser.parse_args())
@@ -170,13 +165,9 @@ def main() -> None:
     with closing(RowFile(path, "baton_load", settings)) as file, closing(Grader()) as grader:
         rows = file.rows
         done = {(row["candidate"], row["round"]) for row in rows}
-        left = [
-            (name, number)
-            for number in range(plan.rounds)
-            for name in names[:: 1 if number % 2 == 0 else -1]
-            if (name, number) not in done
-        ]
-        if left:
+        orders = (names, names[::-1])
+        turns = [(name, n) for n in range(plan.rounds) for name in orders[n % 2]]
+        if left := [turn for turn in turns if turn not in done]:
             with serving(plan) as url:
                 # The first requests warm up.
                 asyncio.run(round_of(url, plan, left[0][0], problems[: plan.clients], grader))

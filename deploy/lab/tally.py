@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.evaluation_log import read
-from deploy.evaluation.intervals import mean, mean_interval, paired, wilson
+from deploy.evaluation.intervals import bootstrap, mean, paired, wilson
 from deploy.evaluation.summary import SMALL, Row
 from orchestrator.errors import ConfigError
 
@@ -87,6 +89,17 @@ def above_coin(one: Tally, tallies: Sequence[Tally]) -> list[float]:
     return [one.right[key] - (1 - weight) * lower[key] - weight * upper[key] for key in both]
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of values from -1 to 1, by a seeded bootstrap.
+
+    As in `paired`, one value is added at each end, so that a few equal values give no certainty.
+    """
+    if not values:
+        return -1.0, 1.0
+    drawn = np.array([*values, -1.0, 1.0])
+    return bootstrap(len(drawn), lambda picks: drawn[picks].mean(axis=1))
+
+
 def rows(tallies: Sequence[Tally]) -> list[Row]:
     """One row a policy: right answers, large tokens, and the differences in points.
 
@@ -107,8 +120,8 @@ def rows(tallies: Sequence[Tally]) -> list[Row]:
         }
         if base is not None and base is not one:
             both = [key for key in one.right if key in base.right]
-            compared = paired([one.right[key] for key in both], [base.right[key] for key in both])
-            row["to_large"] = [compared.difference, compared.low, compared.high]
+            ours, theirs = ([of.right[key] for key in both] for of in (one, base))
+            row["to_large"] = [*paired(ours, theirs)]
         if not one.alone and (differences := above_coin(one, tallies)):
             row["above_coin"] = [mean(differences), *mean_interval(differences)]
         found.append(row)

@@ -4,12 +4,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question
 from deploy.evaluation.evaluation_log import EvaluationLog
-from deploy.lab.tally import Tally, above_coin, rows, tally
+from deploy.lab.tally import Tally, above_coin, mean_interval, rows, tally
 from orchestrator.types import Step
 from policies.specreason import SpecReason
 from tests.deploy.evaluation.recorded_runs import record
@@ -102,3 +103,14 @@ async def test_a_row_says_what_a_policy_gains(baton: Any, tmp_path: Path) -> Non
     ran = baton("lab", "tally", str(tmp_path / "gsm"), str(tmp_path / "legs"))
     assert ran.status == 0, ran.err
     assert "+62.5 [" in ran.out
+
+
+async def test_the_interval_of_a_mean_holds_the_truth_as_often_as_it_says() -> None:
+    assert mean_interval([]) == (-1.0, 1.0)
+    low, high = mean_interval([0.0] * 9)
+    assert low < 0 < high
+    random, held = np.random.default_rng(1), 0
+    for _ in range(200):
+        low, high = mean_interval((random.random(60) < 0.3).astype(float).tolist())
+        held += low <= 0.3 <= high
+    assert held >= 180

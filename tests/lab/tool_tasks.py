@@ -13,16 +13,19 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from openai import OpenAI
 
+from deploy.cli.common import print_table
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.intervals import paired, wilson
+from deploy.evaluation.json_lines import RowFile
 from deploy.service.calibration import read as read_calibration
 from policies import POLICIES
 from tests.real.conftest import open_model, served
@@ -126,43 +129,33 @@ def tried(api: OpenAI, policy: str, params: dict[str, Any], task: Task) -> dict[
     return made
 
 
-def table(rows: list[dict[str, Any]], policies: list[str]) -> str:
+def table(rows: list[dict[str, Any]], policies: list[str]) -> tuple[list[str], list[list[str]]]:
     """Shares with 95 % intervals, and differences to `large-only` on the tasks that both did."""
     results: dict[str, dict[int, dict[str, Any]]] = {policy: {} for policy in policies}
     for row in rows:
         results[row["policy"]][row["task"]] = row
     alone = results.get("large-only", {})
-    lines = [
-        f"| policy | {' | '.join(KINDS)} | all [95 %] | points to `large-only` | large tokens % "
-        "| seconds a task |",
-        "| --- " * (len(KINDS) + 5) + "|",
-    ]
+    lines = []
     for policy, own in results.items():
         if not own:
             continue
-        solved = {
-            kind: [row["solved"] for row in own.values() if kind in ("", row["kind"])]
-            for kind in (*KINDS, "")
-        }
-        cells = [f"{sum(hits)} of {len(hits)}" for hits in solved.values()]
-        low, high = wilson(sum(solved[""]), len(own))
+        count, solved = len(own), sum(row["solved"] for row in own.values())
+        low, high = wilson(solved, count)
+        cells = [policy]
+        for kind in KINDS:
+            hits = [row["solved"] for row in own.values() if row["kind"] == kind]
+            cells.append(f"{sum(hits)} of {len(hits)}")
+        cells.append(f"{solved} of {count} [{100 * low:.0f}, {100 * high:.0f}]")
         both = [task for task in own if task in alone and policy != "large-only"]
-        difference = ""
-        if both:
-            ours, theirs = ([of[task]["solved"] for task in both] for of in (own, alone))
-            found = paired(ours, theirs)
-            interval = f"[{100 * found.low:+.0f}, {100 * found.high:+.0f}]"
-            difference = f"{100 * found.difference:+.0f} {interval}"
-        small, large = (
-            sum(row[f"{by}_tokens"] for row in own.values()) for by in ("small", "large")
-        )
-        share = 100 * large / max(1, small + large)
-        each = sum(row["seconds"] for row in own.values()) / len(own)
-        cells[-1] += f", {100 * low:.0f} to {100 * high:.0f} %"
-        lines.append(
-            f"| `{policy}` | {' | '.join(cells)} | {difference} | {share:.0f} | {each:.0f} |"
-        )
-    return "\n".join(lines)
+        ours, theirs = ([of[task]["solved"] for task in both] for of in (own, alone))
+        points, least, most = (100 * one for one in paired(ours, theirs))
+        cells.append(f"{points:+.0f} [{least:+.0f}, {most:+.0f}]" if both else "")
+        made = [sum(row[f"{by}_tokens"] for row in own.values()) for by in ("small", "large")]
+        cells.append(f"{100 * made[1] / max(1, sum(made)):.0f}")
+        cells.append(f"{sum(row['seconds'] for row in own.values()) / count:.0f}")
+        lines.append(cells)
+    heads = ["policy", *KINDS, "all [95 %]", "points to large-only", "large tokens %", "s a task"]
+    return heads, lines
 
 
 def main() -> None:
@@ -173,27 +166,27 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--out", type=Path, default=Path("build/tool-tasks.jsonl"))
     options = parser.parse_args()
-    policies, out = options.policies.split(","), options.out
+    policies = options.policies.split(",")
     calibration = read_calibration(CALIBRATION)
     candidates = {policy: Candidate.parse(policy) for policy in policies}
     params = {
         policy: calibration.params(one.policy) | one.params for policy, one in candidates.items()
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    lines = out.read_text().splitlines() if out.is_file() else []
-    rows = [json.loads(line) for line in lines]
-    rows = [row for row in rows if row.get("params") == params.get(row["policy"])]
-    done = {(row["policy"], row["task"]) for row in rows}
-    # Policy by policy within a task: what was broken off has the same tasks of each.
-    left = [
-        (policy, number, task)
-        for number, task in enumerate(tasks(options.tasks, options.seed))
-        for policy in policies
-        if (policy, number) not in done
-    ]
-    if left:
-        rows += _measured(left, candidates, params, options.at_once, out)
-    print(table(rows, policies))
+    with closing(RowFile(options.out, "baton_tool_tasks", {"seed": options.seed})) as file:
+        rows = [row for row in file.rows if row["params"] == params.get(row["policy"])]
+        done = {(row["policy"], row["task"]) for row in rows}
+        # Policy by policy within a task: what was broken off has the same tasks of each.
+        left = [
+            (policy, number, task)
+            for number, task in enumerate(tasks(options.tasks, options.seed))
+            for policy in policies
+            if (policy, number) not in done
+        ]
+        for row in _measured(left, candidates, params, options.at_once) if left else ():
+            rows.append(row)
+            file.add(row)
+            print(f"{len(rows) - len(done)}/{len(left)}", end="\r", flush=True)
+    print_table(*table(rows, policies))
 
 
 def _measured(
@@ -201,11 +194,9 @@ def _measured(
     candidates: dict[str, Candidate],
     params: dict[str, dict[str, Any]],
     at_once: int,
-    out: Path,
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     # As in deploy/lab/real_pair.yaml, whose thresholds these are.
     small, large = (open_model(name, dtype="int8", rows=at_once) for name in ("small", "large"))
-    rows = list[dict[str, Any]]()
 
     def attempt(policy: str, number: int, task: Task) -> dict[str, Any]:
         began = time.perf_counter()
@@ -214,21 +205,14 @@ def _measured(
         row = {"policy": policy, "params": params[policy], "task": number, "kind": task.kind}
         return {**row, **found, "seconds": seconds}
 
-    try:
-        with (
-            served(small, large) as api,
-            ThreadPoolExecutor(at_once) as pool,
-            out.open("a") as file,
-        ):
-            for made in as_completed([pool.submit(attempt, *one) for one in left]):
-                rows.append(made.result())
-                file.write(json.dumps(rows[-1]) + "\n")
-                file.flush()
-                print(f"{len(rows)}/{len(left)}", end="\r", flush=True)
-    finally:
-        small.close()
-        large.close()
-    return rows
+    with (
+        closing(small),
+        closing(large),
+        served(small, large) as api,
+        ThreadPoolExecutor(at_once) as pool,
+    ):
+        for made in as_completed([pool.submit(attempt, *one) for one in left]):
+            yield made.result()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 
-from deploy.evaluation.builtin.sketch import Sketch, spelled, words_below
+from deploy.evaluation.builtin.sketch import GeneratedProblem, Sketch, spelled, words_below
 from deploy.evaluation.builtin.wordings import KEPT_OUT, WORDS, Wordings
 
 
@@ -43,6 +43,12 @@ class Story:
     def filled(self, wordings: Wordings, **numbers: int) -> str:
         """Draw a wording and fill in names, things and numbers."""
         return self._fill(self.sketch.words(wordings), numbers)
+
+    def problem(
+        self, family: str, wording: str, key: str, **numbers: int
+    ) -> GeneratedProblem | None:
+        """Return the finished problem, asked by a wording of this name."""
+        return self.sketch.problem(family, self.filled(WORDS[wording], **numbers), key)
 
     def _fill(self, wording: str, numbers: Mapping[str, int]) -> str:
         spell = str if "$" in wording else self._number  # not "$seven"

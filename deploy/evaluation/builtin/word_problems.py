@@ -59,24 +59,21 @@ def _two_people(sketch: Sketch) -> GeneratedProblem | None:
     story = Story(sketch)
     a, b = operands(sketch, "+")
     sketch.work(a, "+", b, noun=story.things["i"])
-    question = story.filled(WORDS["two_people"], a=a, b=b)
-    return sketch.problem("word-total", question, sorted_key("+", (a, b)))
+    return story.problem("word-total", "two_people", sorted_key("+", (a, b)), a=a, b=b)
 
 
 def _more_than(sketch: Sketch) -> GeneratedProblem | None:
     a = sketch.between((2, 12), (5, 40), (10, 99), (20, 299), (50, 499))
     b = sketch.between((1, 9), (2, 20), (5, 60), (10, 99), (20, 299))
     sketch.work(a, "+", sketch.work(a, "+", b))
-    question = Story(sketch).filled(WORDS["more_than"], a=a, b=b)
-    return sketch.problem("word-total", question, f"{a}+({a}+{b})")
+    return Story(sketch).problem("word-total", "more_than", f"{a}+({a}+{b})", a=a, b=b)
 
 
 def _more_one(sketch: Sketch) -> GeneratedProblem | None:
     """Ask for the other person's number, given how many more it is."""
     a, b = operands(sketch, "+")
     sketch.work(a, "+", b)
-    question = Story(sketch).filled(WORDS["more_one"], a=a, b=b)
-    return sketch.problem("word-total", question, sorted_key("+", (a, b)))
+    return Story(sketch).problem("word-total", "more_one", sorted_key("+", (a, b)), a=a, b=b)
 
 
 def _times(sketch: Sketch) -> GeneratedProblem | None:
@@ -88,9 +85,7 @@ def _times(sketch: Sketch) -> GeneratedProblem | None:
         question = Story(sketch).filled(WORDS["times_one"], a=a, b=b)
         return sketch.problem("word-total", question, sorted_key("*", (a, b)))
     sketch.work(a, "+", value)
-    return sketch.problem(
-        "word-total", Story(sketch).filled(WORDS["times_both"], a=a, b=b), f"{a}+{a}*{b}"
-    )
+    return Story(sketch).problem("word-total", "times_both", f"{a}+{a}*{b}", a=a, b=b)
 
 
 def _prices(sketch: Sketch) -> GeneratedProblem | None:
@@ -98,8 +93,7 @@ def _prices(sketch: Sketch) -> GeneratedProblem | None:
     p, r = sketch.between((2, 5), (2, 9), (3, 20), (3, 40), (5, 60)), sketch.rng.randint(2, 9)
     first = sketch.work(max(a, p), "*", min(a, p))
     sketch.work(first, "+", sketch.work(b, "*", r))
-    question = Story(sketch).filled(WORDS["price"], a=a, b=b, p=p, r=r)
-    return sketch.problem("word-total", question, f"{a}*{p}+{b}*{r}")
+    return Story(sketch).problem("word-total", "price", f"{a}*{p}+{b}*{r}", a=a, b=b, p=p, r=r)
 
 
 def _loose(sketch: Sketch) -> GeneratedProblem | None:
@@ -108,8 +102,7 @@ def _loose(sketch: Sketch) -> GeneratedProblem | None:
     a, b = _groups(sketch)
     d = sketch.between((1, 9), (2, 20), (2, 40), (3, 99), (5, 199))
     sketch.work(sketch.work(max(a, b), "*", min(a, b)), "+", d, noun=story.things["i"])
-    question = story.filled(WORDS["loose"], a=a, b=b, d=d)
-    return sketch.problem("word-total", question, f"{sorted_key('*', (a, b))}+{d}")
+    return story.problem("word-total", "loose", f"{sorted_key('*', (a, b))}+{d}", a=a, b=b, d=d)
 
 
 def _three(sketch: Sketch) -> GeneratedProblem | None:
@@ -117,8 +110,7 @@ def _three(sketch: Sketch) -> GeneratedProblem | None:
     a, b, d = (sketch.between((2, 12), (3, 40), (5, 99), (10, 299), (20, 499)) for _ in range(3))
     story = Story(sketch)
     sketch.work(sketch.work(a, "+", b), "+", d, noun=story.things["i"])
-    question = story.filled(WORDS["three"], a=a, b=b, d=d)
-    return sketch.problem("word-total", question, sorted_key("+", (a, b, d)))
+    return story.problem("word-total", "three", sorted_key("+", (a, b, d)), a=a, b=b, d=d)
 
 
 def word_left(sketch: Sketch) -> GeneratedProblem | None:
@@ -141,8 +133,9 @@ def _change_back(sketch: Sketch) -> GeneratedProblem | None:
     bills = [bill for bill in (10, 20, 50, 100, 200, 500, 1000) if bill > cost]
     a = bills[0] if bills and sketch.rng.random() < 0.5 else cost + sketch.rng.randint(1, 99)
     sketch.work(a, "-", cost)
-    question = Story(sketch).filled(WORDS["change"], a=a, b=b, p=p)
-    return sketch.problem("word-left", question, f"{a}-{sorted_key('*', (b, p))}")
+    return Story(sketch).problem(
+        "word-left", "change", f"{a}-{sorted_key('*', (b, p))}", a=a, b=b, p=p
+    )
 
 
 def _used_daily(sketch: Sketch) -> GeneratedProblem | None:
@@ -151,16 +144,16 @@ def _used_daily(sketch: Sketch) -> GeneratedProblem | None:
     used = sketch.work(max(b, d), "*", min(b, d))
     a = used + sketch.between((1, 20), (1, 60), (2, 99), (5, 300), (5, 500))
     sketch.work(a, "-", used)
-    question = Story(sketch).filled(WORDS["used_daily"], a=a, b=b, d=d)
-    return sketch.problem("word-left", question, f"{a}-{sorted_key('*', (b, d))}")
+    return Story(sketch).problem(
+        "word-left", "used_daily", f"{a}-{sorted_key('*', (b, d))}", a=a, b=b, d=d
+    )
 
 
 def _fewer_one(sketch: Sketch) -> GeneratedProblem | None:
     """Ask for the other person's number, or for the difference."""
     a, b = operands(sketch, "-")
     sketch.work(a, "-", b)
-    question = Story(sketch).filled(WORDS["fewer_one"], a=a, b=b)
-    return sketch.problem("word-left", question, f"{a}-{b}")
+    return Story(sketch).problem("word-left", "fewer_one", f"{a}-{b}", a=a, b=b)
 
 
 def _word_taken(sketch: Sketch) -> GeneratedProblem | None:
@@ -168,7 +161,7 @@ def _word_taken(sketch: Sketch) -> GeneratedProblem | None:
     story = Story(sketch)
     a, b = operands(sketch, "-")
     sketch.work(a, "-", b, noun=story.things["i"])
-    return sketch.problem("word-left", story.filled(WORDS["taken"], a=a, b=b), f"{a}-{b}")
+    return story.problem("word-left", "taken", f"{a}-{b}", a=a, b=b)
 
 
 def _word_two_losses(sketch: Sketch) -> GeneratedProblem | None:
@@ -190,15 +183,11 @@ def word_share(sketch: Sketch) -> GeneratedProblem | None:
     if dice < 0.2:
         a, b = operands(sketch, "*")
         sketch.work(max(a, b), "*", min(a, b))
-        return sketch.problem(
-            "word-share", story.filled(WORDS["rate"], a=a, b=b), sorted_key("*", (a, b))
-        )
+        return story.problem("word-share", "rate", sorted_key("*", (a, b)), a=a, b=b)
     if dice < 0.35:
         a, b = operands(sketch, "/")
         sketch.work(a, "/", b)
-        return sketch.problem(
-            "word-share", story.filled(WORDS["groups_needed"], a=a, b=b), f"{a}/{b}"
-        )
+        return story.problem("word-share", "groups_needed", f"{a}/{b}", a=a, b=b)
     if dice < 0.55:
         return _two_then_shared(sketch, story)
     sentence, key, value = _have(sketch, story)
@@ -229,7 +218,5 @@ def _two_then_shared(sketch: Sketch, story: Story) -> GeneratedProblem | None:
     a = whole - b if together else whole + b
     sign = "+" if together else "-"
     sketch.work(sketch.work(a, sign, b), "/", k, noun=story.things["i"])
-    question = story.filled(
-        WORDS["together_shared"] if together else WORDS["rest_shared"], a=a, b=b, k=k
-    )
-    return sketch.problem("word-share", question, f"({a}{sign}{b})/{k}")
+    wording = "together_shared" if together else "rest_shared"
+    return story.problem("word-share", wording, f"({a}{sign}{b})/{k}", a=a, b=b, k=k)

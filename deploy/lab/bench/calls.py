@@ -75,25 +75,22 @@ async def bench_calls(
         for turn in range(repeats + 1):
             tell(f"prefixes of {size} tokens, {turn} of {repeats}")
             for name, worker in workers.items():
-                calls = await _turn(worker, size, turn)
-                for kind, timed in calls.items():
+                for kind, timed in (await _turn(worker, size, turn)).items():
                     if turn:
                         taken.setdefault((name, size, kind), []).append(timed)
     first = next(iter(workers))
-    rows: list[Row] = []
-    for (name, size, kind), all_timed in taken.items():
-        ms = median(one.ms for one in all_timed)
-        rows.append(
-            {
-                "worker": name,
-                "prefix": size,
-                "call": kind,
-                "ms": ms,
-                "to_first": ms / median(one.ms for one in taken[first, size, kind]),
-                "cached": median(one.usage.cached / one.usage.prompt for one in all_timed),
-            }
-        )
-    return rows
+    ms = {key: median(one.ms for one in all_timed) for key, all_timed in taken.items()}
+    return [
+        {
+            "worker": name,
+            "prefix": size,
+            "call": kind,
+            "ms": ms[name, size, kind],
+            "to_first": ms[name, size, kind] / ms[first, size, kind],
+            "cached": median(one.usage.cached / one.usage.prompt for one in all_timed),
+        }
+        for (name, size, kind), all_timed in taken.items()
+    ]
 
 
 async def bench_streams(
@@ -122,18 +119,19 @@ async def bench_streams(
                 await asyncio.gather(*(generation(worker, call, 0) for call in calls))
                 began = perf_counter()
                 made = await asyncio.gather(*(generation(worker, call, tokens) for call in calls))
-                per_s = sum(one.usage.generated for one in made) / (perf_counter() - began)
+                seconds = perf_counter() - began
                 if turn:
-                    taken.setdefault((name, count), []).append(per_s)
-    first = next(iter(workers))
+                    made_tokens = sum(one.usage.generated for one in made)
+                    taken.setdefault((name, count), []).append(made_tokens / seconds)
+    first, per_s = next(iter(workers)), {key: median(found) for key, found in taken.items()}
     return [
         {
             "worker": name,
             "streams": count,
-            "per_s": median(all_timed),
-            "to_first": median(all_timed) / median(taken[first, count]),
+            "per_s": per_s[name, count],
+            "to_first": per_s[name, count] / per_s[first, count],
         }
-        for (name, count), all_timed in taken.items()
+        for name, count in taken
     ]
 
 

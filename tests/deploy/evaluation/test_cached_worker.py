@@ -112,17 +112,20 @@ async def test_both_models_are_made_before_the_first_call_that_needs_one() -> No
 
     workers = cached_pair(load)
     assert made == []
-    call = Call("r", Transcript(ASKED))
     for name in ("large", "small", "large"):
-        stream = workers[name].generate(call, StopCriteria(9), Sampling())  # type: ignore[index]
-        assert isinstance([item async for item in stream][-1], Generation)
+        await generated(workers[name], Sampling())  # type: ignore[index]
         assert made == ["small", "large"]
 
 
+async def generated(cache: CachedWorker, sampling: Sampling, size: int = 50) -> Generation:
+    call, criteria = Call("r", Transcript(ASKED)), StopCriteria(size, ("\n\n",))
+    (item,) = [i async for i in cache.generate(call, criteria, sampling, stream=False)]
+    assert isinstance(item, Generation)
+    return item
+
+
 async def test_chance_is_not_remembered_without_a_seed() -> None:
-    worker = Scripted(story=STORY)
-    cache = CachedWorker(lambda: worker)
-    call = Call("r", Transcript(ASKED))
+    cache = CachedWorker(lambda: Scripted(story=STORY))
     for sampling, calls in (
         (Sampling(1.0), 1),
         (Sampling(1.0), 2),
@@ -132,27 +135,18 @@ async def test_chance_is_not_remembered_without_a_seed() -> None:
         (Sampling(0.0), 5),
         (Sampling(0.0, seed=9), 5),
     ):
-        [_ async for _ in cache.generate(call, StopCriteria(50), sampling, stream=False)]
-        assert len(worker.calls) == calls, sampling
+        await generated(cache, sampling)
+        assert cache.live == calls, sampling
 
 
-async def test_a_generation_that_ended_by_itself_serves_every_span_that_holds_it() -> None:
-    worker = Scripted(story=STORY)
-    cache = CachedWorker(lambda: worker)
-
-    async def ask(size: int) -> Generation:
-        call = Call("r", Transcript(ASKED))
-        items = cache.generate(call, StopCriteria(size, ("\n\n",)), Sampling(), stream=False)
-        (item,) = [item async for item in items]
-        assert isinstance(item, Generation)
-        return item
-
-    assert (await ask(50)).segment.finish == "until"
-    assert (await ask(2)).segment.text == "First, 2+2=4.\n\n"  # two tokens
-    assert len(worker.calls) == 1
-    assert (await ask(1)).segment.finish == "length"
-    assert (await ask(1)).segment.finish == "length"
-    assert len(worker.calls) == 2
+async def test_a_generation_that_ended_by_itself_serves_every_cap_that_holds_it() -> None:
+    cache = CachedWorker(lambda: Scripted(story=STORY))
+    assert (await generated(cache, Sampling())).segment.finish == "until"
+    assert (await generated(cache, Sampling(), 2)).segment.text == "First, 2+2=4.\n\n"
+    assert (cache.live, cache.replayed) == (1, 1)
+    for _ in range(2):
+        assert (await generated(cache, Sampling(), 1)).segment.finish == "length"
+    assert (cache.live, cache.replayed) == (2, 2)
 
 
 async def test_an_answer_that_had_to_match_a_form_serves_no_other_call() -> None:

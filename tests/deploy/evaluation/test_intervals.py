@@ -8,7 +8,6 @@ from scipy.stats import binomtest
 
 from deploy.evaluation.intervals import (
     mean,
-    mean_interval,
     paired,
     quantile,
     ratio_of_sums,
@@ -56,14 +55,3 @@ def test_a_ratio_of_equal_or_of_no_times() -> None:
     assert ratio_of_sums([2.0, 4.0], [1.0, 2.0]) == (2.0, 2.0)
     assert ratio_of_sums([], []) == (0.0, 0.0)
     assert ratio_of_sums([0.0], [0.0]) == (0.0, 0.0)
-
-
-def test_the_interval_of_a_mean_holds_the_truth_as_often_as_it_says() -> None:
-    assert mean_interval([]) == (-1.0, 1.0)
-    low, high = mean_interval([0.0] * 9)
-    assert low < 0 < high
-    random, held = np.random.default_rng(1), 0
-    for _ in range(200):
-        low, high = mean_interval((random.random(60) < 0.3).astype(float).tolist())
-        held += low <= 0.3 <= high
-    assert held >= 180

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
@@ -10,6 +11,7 @@ from pydantic import Field
 from deploy.evaluation.threshold_search import (
     NEAR,
     ROUNDS,
+    CalibrationResult,
     CalibrationTarget,
     Measure,
     Point,
@@ -84,86 +86,73 @@ def test_what_cannot_be_searched(
         Range.of(policy, parameter, bounds)
 
 
-class Curve:
-    """A policy whose large share is the threshold over ten (or ten minus it)."""
+async def found(
+    share: Callable[[float], float], where: Range, measure: Measure, value: float
+) -> CalibrationResult:
+    """The result for a policy with this large share at each threshold, and quality by the share."""
 
-    def __init__(self, *, falling: bool = False) -> None:
-        self.falling = falling
-        self.asked: list[float] = []
-
-    async def __call__(self, value: float) -> Point:
-        self.asked.append(value)
-        share = 1 - value / 10 if self.falling else value / 10
-        return Point(value, share, 0.5 + share / 2, 0.5 + share / 2)
-
-
-@pytest.mark.parametrize("falling", [False, True])
-async def test_a_share_is_met_from_below_and_nearly_used_up(falling: bool) -> None:
-    curve = Curve(falling=falling)
-    found = await search(curve, Range("x", 0, 10), CalibrationTarget("large_share", 0.33))
-    assert found.met
-    assert 0.33 - NEAR <= found.best.large_share <= 0.33
-    assert len(curve.asked) == len(found.tried) < 2 + ROUNDS  # no closer than a sample can tell
-    assert [point.value for point in found.tried] == sorted(curve.asked)
-
-
-@pytest.mark.parametrize("falling", [False, True])
-@pytest.mark.parametrize("measure", ["agreement", "accuracy"])
-async def test_quality_is_met_at_the_least_cost(measure: Measure, falling: bool) -> None:
-    found = await search(Curve(falling=falling), Range("x", 0, 10), CalibrationTarget(measure, 0.8))
-    assert found.met
-    assert 0.8 <= found.best.agreement <= 0.8 + NEAR
-
-
-async def test_a_cliff_is_searched_to_its_edge() -> None:
-    """Shares that jump: the last value below the jump, as near as the range is halved."""
-
-    async def cliff(value: float) -> Point:
-        return Point(value, 0.1 if value < 7.3 else 0.9, 0.9)
-
-    found = await search(cliff, Range("x", 0, 10), CalibrationTarget("large_share", 0.5))
-    assert found.met
-    assert 7.3 - 10 / 2 ** (ROUNDS - 1) < found.best.value < 7.3
-
-
-async def test_a_search_ends_where_the_digits_that_are_kept_do() -> None:
-    asked = list[float]()
-
-    async def cliff(value: float) -> Point:
-        asked.append(value)
+    async def measured(at: float) -> Point:
         assert len(asked) < 2 + ROUNDS
-        return Point(value, 0.1 if value < 0.73005 else 0.9, 0.9)
+        assert at not in asked
+        asked.append(at)
+        return Point(at, share(at), 0.5 + share(at) / 2, 0.5 + share(at) / 2)
 
-    found = await search(cliff, Range("x", 0, 1), CalibrationTarget("large_share", 0.5))
-    assert found.best.value == 0.73
-    assert len(set(asked)) == len(asked)
+    asked: list[float] = []
+    result = await search(measured, where, CalibrationTarget(measure, value))
+    assert sorted(asked) == sorted(point.value for point in result.tried)
+    return result
 
 
-async def test_scores_that_lie_close_together_are_told_apart() -> None:
-    """A judge may call all steps nearly right, and still know the better ones."""
+TO_TEN = Range("x", 0, 10)
 
-    async def narrow(value: float) -> Point:
-        return Point(value, min(1.0, max(0.0, (value - 8.9955) / 0.004)), 0.9)
 
-    found = await search(narrow, Range("x", 0, 10), CalibrationTarget("large_share", 0.5))
-    assert found.met
-    assert 0.5 - 2 * NEAR <= found.best.large_share <= 0.5
+@pytest.mark.parametrize("share", [lambda at: at / 10, lambda at: 1 - at / 10])
+async def test_a_target_is_met_at_the_least_cost(share: Callable[[float], float]) -> None:
+    result = await found(share, TO_TEN, "large_share", 0.33)
+    assert result.met
+    assert 0.33 - NEAR <= result.best.large_share <= 0.33  # no closer than a sample can tell
+    assert [point.value for point in result.tried] == sorted(one.value for one in result.tried)
+    for measure in ("agreement", "accuracy"):
+        result = await found(share, TO_TEN, measure, 0.8)  # type: ignore[arg-type]
+        assert result.met
+        assert 0.8 <= result.best.agreement <= 0.8 + NEAR
+
+
+@pytest.mark.parametrize(
+    ("share", "high", "least", "most"),
+    [
+        # A cliff is searched to its edge, as near as the range is halved.
+        (lambda at: 0.1 if at < 7.3 else 0.9, 10, 7.3 - 10 / 2 ** (ROUNDS - 1), 7.2999),
+        # No further than the digits that are kept.
+        (lambda at: 0.1 if at < 0.73005 else 0.9, 1, 0.73, 0.73),
+        # A judge may call all steps nearly right, and still know the better ones.
+        (lambda at: min(1.0, max(0.0, (at - 8.9955) / 0.004)), 10, 8.9973, 8.9975),
+    ],
+)
+async def test_a_jump_is_found(
+    share: Callable[[float], float], high: float, least: float, most: float
+) -> None:
+    result = await found(share, Range("x", 0, high), "large_share", 0.5)
+    assert result.met
+    assert least <= result.best.value <= most
 
 
 async def test_whole_numbers() -> None:
-    curve = Curve()
-    found = await search(
-        curve, Range("x", 0, 10, whole=True), CalibrationTarget("large_share", 0.35)
-    )
-    assert (found.best.value, found.met) == (3, True)
-    assert all(value == int(value) for value in curve.asked)
+    result = await found(lambda at: at / 10, Range("x", 0, 10, whole=True), "large_share", 0.35)
+    assert (result.best.value, result.met) == (3, True)
+    assert all(point.value == int(point.value) for point in result.tried)
 
 
-async def test_ends_that_settle_it() -> None:
-    easy = Curve()
-    found = await search(easy, Range("x", 0, 10), CalibrationTarget("large_share", 1.0))
-    assert (found.met, found.best.value, len(easy.asked)) == (True, 10, 2)
-    found = await search(Curve(), Range("x", 5, 10), CalibrationTarget("large_share", 0.3))
-    assert (found.met, found.best.value) == (False, 5)
-    found = await search(Curve(), Range("x", 0, 5), CalibrationTarget("accuracy", 0.9))
-    assert (found.met, found.best.value) == (False, 5)
+@pytest.mark.parametrize(
+    ("where", "measure", "value", "best", "met"),
+    [
+        (TO_TEN, "large_share", 1.0, 10, True),
+        (Range("x", 5, 10), "large_share", 0.3, 5, False),
+        (Range("x", 0, 5), "accuracy", 0.9, 5, False),
+    ],
+)
+async def test_ends_that_settle_it(
+    where: Range, measure: Measure, value: float, best: float, met: bool
+) -> None:
+    result = await found(lambda at: at / 10, where, measure, value)
+    assert (result.met, result.best.value, len(result.tried)) == (met, best, 2)
