@@ -96,10 +96,9 @@ def calibrate(
 ) -> None:
     """Find the thresholds of a pair of models that meet a target; no answers need to be known.
 
-    Questions alone do: what the large model answers alone is what answers are compared with. First
-    the judge is looked at (do its scores tell anything on this pair?), then each policy's range is
-    bisected. Greedy answers of both models are cached by the call they answer, so from one value to
-    the next, and from policy to policy, a model is called only where a decision changed.
+    Answers are compared with those of the large model alone. First the judge is measured (do its
+    scores tell anything on this pair?), then each policy's range is bisected. Greedy answers of
+    both models are cached by their call, so a model is called again only if a decision changed.
 
     [bold]Examples[/]
 

@@ -39,7 +39,7 @@ def gate(
         typer.Option(
             help="The calibration file to write; thresholds of the same pair that it already "
             "holds stay. The models' answers are kept beside it, so that an interrupted run "
-            "goes on."
+            "continues."
         ),
     ],
     limit: Annotated[
@@ -51,10 +51,9 @@ def gate(
     """Learn the gate of the policy `learned-gate` from recorded requests; no answers are needed.
 
     Each recorded draft of the small model is tried twice: kept, and replaced by the large model's
-    step; the small model goes on alone behind both. A rewrite helped where it alone comes to what
-    the large model answers. The branches are run in this process, greedily and cached; then two
-    logistic models are fitted and calibrated. What they are said to be worth was measured on
-    requests that they had not seen.
+    step; then the small model continues alone. A rewrite helped if it alone gives the large model's
+    answer. The branches run in this process, greedily and cached; then two logistic models are
+    fitted and calibrated. Their figures are measured on requests that they had not seen.
 
     [bold]Examples[/]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 from deploy.evaluation.candidates import BASELINE
@@ -35,42 +36,37 @@ def page(rows: Sequence[Row], device: str) -> str:
     drafted = {row["clients"]: row for row in played if _label(row) == f"{BASELINE}, draft-model"}
     parts = [f"# One GPU, measured\n\n{device}\n", "## Recorded dialogues\n"]
     parts += _table(
-        "policy | at once | seconds each | requests a second | to large-only | to it with drafts",
-        [
-            (
-                _label(row),
-                row["clients"],
-                f"{row['seconds']:.2f}",
-                f"{row['requests_per_s']:.2f}",
-                _ratio(row, plain),
-                _ratio(row, drafted),
-            )
-            for row in sorted(played, key=lambda row: int(row["clients"]))
-        ],
+        {
+            "policy": _label,
+            "at once": itemgetter("clients"),
+            "seconds each": lambda row: f"{row['seconds']:.2f}",
+            "requests a second": lambda row: f"{row['requests_per_s']:.2f}",
+            "to large-only": lambda row: _ratio(row, plain),
+            "to it with drafts": lambda row: _ratio(row, drafted),
+        },
+        sorted(played, key=itemgetter("clients")),
     )
     parts.append("## Costs of calls, ms\n")
     parts += _table(
-        "model | a token, by streams | reads, by tokens | verifies 16 | a call beside its passes",
-        [
-            (
-                row["row"],
-                _list(row["token_ms"]),
-                _list(row["read_ms"]),
-                f"{row['verify_ms']:.1f}",
-                f"{row['call_ms']:.1f}",
-            )
-            for row in rows
-            if "token_ms" in row
-        ],
+        {
+            "model": itemgetter("row"),
+            "a token, by streams": lambda row: _list(row["token_ms"]),
+            "reads, by tokens": lambda row: _list(row["read_ms"]),
+            "verifies 16": lambda row: f"{row['verify_ms']:.1f}",
+            "a call beside its passes": lambda row: f"{row['call_ms']:.1f}",
+        },
+        [row for row in rows if "token_ms" in row],
     )
     parts.append("## Greedy texts of our engine\n")
     parts += _table(
-        "model | dtype | as transformers | as on the CPU in float32 | of",
-        [
-            (row["row"], row["dtype"], row.get("as_transformers", ""), row["as_on_cpu"], row["of"])
-            for row in rows
-            if "as_on_cpu" in row
-        ],
+        {
+            "model": itemgetter("row"),
+            "dtype": itemgetter("dtype"),
+            "as transformers": lambda row: row.get("as_transformers", ""),
+            "as on the CPU in float32": itemgetter("as_on_cpu"),
+            "of": itemgetter("of"),
+        },
+        [row for row in rows if "as_on_cpu" in row],
     )
     ended = {row["stage"] for row in rows if row["row"] == "ended"}
     parts += [
@@ -81,10 +77,10 @@ def page(rows: Sequence[Row], device: str) -> str:
     return "\n".join([*parts, *(f"- {note}" for note in NOTES)]) + "\n"
 
 
-def _table(head: str, rows: Sequence[Sequence[Any]]) -> list[str]:
-    cells = [" | ".join(map(str, row)) for row in rows]
-    rule = " | ".join("---" for _ in head.split(" | "))
-    return [f"| {line} |" for line in (head, rule, *cells)] + [""]
+def _table(columns: Mapping[str, Callable[[Row], Any]], rows: Sequence[Row]) -> list[str]:
+    cells = [[str(cell(row)) for cell in columns.values()] for row in rows]
+    lines = [[*columns], ["---"] * len(columns), *cells]
+    return [f"| {' | '.join(line)} |" for line in lines] + [""]
 
 
 def _label(row: Row) -> str:

@@ -60,15 +60,22 @@ def test_the_embedded_pair_brings_its_gate() -> None:
     assert LearnedGate(**params).gate.draft is not None
 
 
-@pytest.mark.parametrize("beside", [(), ("o.calls.jsonl",)])
-def test_a_folder_without_recordings_is_refused(
-    baton: Any, tmp_path: Path, beside: tuple[str, ...]
-) -> None:
-    for name in beside:
-        (tmp_path / name).write_text("{}\n")
-    ran = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
+def refused(baton: Any, folder: Path, *more: str) -> str:
+    ran = baton("learn", "gate", str(folder), "--out", str(folder / "o.json"), *more)
     assert ran.status == 1
-    assert "expected recordings, found none" in ran.err
+    return str(ran.err)
+
+
+def begin(folder: Path, **head: Any) -> None:
+    """Leave a run of `baton eval` there, with no rows."""
+    folder.mkdir(exist_ok=True)
+    (folder / "rows.jsonl").write_text(json.dumps({"baton_eval": 1, "pair": {}, **head}) + "\n")
+
+
+def test_a_folder_without_recordings_is_refused(baton: Any, tmp_path: Path) -> None:
+    assert "expected recordings, found none" in refused(baton, tmp_path)
+    (tmp_path / "o.calls.jsonl").write_text("{}\n")
+    assert "expected recordings, found none" in refused(baton, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -79,12 +86,8 @@ def test_a_folder_without_recordings_is_refused(
 def test_nothing_is_learned_from_problems_of_figures(
     baton: Any, tmp_path: Path, problems: str, below: str
 ) -> None:
-    head = {"baton_eval": 1, "pair": {}, "problems": problems}
-    (tmp_path / below).mkdir(exist_ok=True)
-    (tmp_path / below / "rows.jsonl").write_text(json.dumps(head) + "\n")
-    ran = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
-    assert ran.status == 1
-    assert f"found {problems}, on which figures are measured" in ran.err
+    begin(tmp_path / below, problems=problems)
+    assert f"found {problems}, on which figures are measured" in refused(baton, tmp_path)
 
 
 def test_no_question_of_figures_is_learned_from_without_its_rows(
@@ -93,46 +96,25 @@ def test_no_question_of_figures_is_learned_from_without_its_rows(
     question = load_problems("builtin:strangers", 1, 0)[0].question
     asked = RecordedRequest("r", "specreason", (Message("user", question),))
     (tmp_path / "one.jsonl").write_text(dumps(Recording(asked, ())))
-    ran = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
-    assert ran.status == 1
-    assert (
-        "one.jsonl: expected recordings to learn from, found a question of builtin:str" in ran.err
-    )
+    said = "one.jsonl: expected recordings to learn from, found a question of builtin:str"
+    assert said in refused(baton, tmp_path)
 
 
 def test_a_lossy_pair_teaches_nothing(baton: Any, tmp_path: Path) -> None:
     data = yaml.safe_load(DEFAULT_FILE.read_text())
     large = data["applications"][0]["args"]["workers"]["large"]
     large["speculation"] = {"method": "reflective", "params": {"draft": "embedded:small"}}
-    (tmp_path / "lossy.yaml").write_text(yaml.safe_dump(data))
-    ran = baton(
-        "learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"),
-        "--config", str(tmp_path / "lossy.yaml"),
-    )  # fmt: skip
-    assert ran.status == 1
-    assert (
-        "large worker: reflective (lossy): a gate is learned from the models' own text" in ran.err
-    )
+    file = tmp_path / "lossy.yaml"
+    file.write_text(yaml.safe_dump(data))
+    said = "large worker: reflective (lossy): a gate is learned from the models' own text"
+    assert said in refused(baton, tmp_path, "--config", str(file))
 
 
-PAIR = dict(pair_of(load(DEFAULT_FILE).args.workers))
-
-
-@pytest.mark.parametrize(
-    ("pair", "said"),
-    [
-        ({"small": "a", "large": "b"}, "recorded with"),
-        (
-            PAIR | {"answering": {"large": {"dtype": "int8"}}},
-            'recorded with {"large": {"dtype": "int8"}}, not {}',
-        ),
-    ],
-)
 def test_recordings_of_another_pair_or_other_settings_are_refused(
-    baton: Any, tmp_path: Path, pair: dict[str, Any], said: str
+    baton: Any, tmp_path: Path
 ) -> None:
-    head = {"baton_eval": 1, "pair": pair, "candidates": []}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(head) + "\n")
-    ran = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
-    assert ran.status == 1
-    assert said in ran.err
+    begin(tmp_path, pair={"small": "a", "large": "b"})
+    assert "recorded with" in refused(baton, tmp_path)
+    own = dict(pair_of(load(DEFAULT_FILE).args.workers))
+    begin(tmp_path, pair=own | {"answering": {"large": {"dtype": "int8"}}})
+    assert 'recorded with {"large": {"dtype": "int8"}}, not {}' in refused(baton, tmp_path)

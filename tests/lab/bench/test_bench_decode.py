@@ -15,7 +15,6 @@ import torch
 from deploy.cli import main as cli
 from deploy.lab.bench.candidates import CandidateSpec, SpeculationCandidate, TurnResult, entries
 from deploy.lab.bench.rounds import Turns, estimate, identical, rows
-from orchestrator.errors import ConfigError
 from workers.embedded import checkpoints
 from workers.speculation import METHODS
 
@@ -140,17 +139,6 @@ def test_what_is_asked_wrongly(baton: Any, args: tuple[str, ...], said: str) -> 
     status, _, err = baton(*args)
     assert status in (1, 2)
     assert said in err
-
-
-def test_the_draft_model_is_named_where_it_is_not_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoints, "MODELS", tmp_path)
-    with pytest.raises(ConfigError, match="baton lab train draft publish"):
-        checkpoints.resolve("embedded:draft")
-    (tmp_path / "draft").mkdir()
-    (tmp_path / "draft" / "config.json").write_text("{}")
-    assert checkpoints.resolve("embedded:draft") == tmp_path / "draft"
 
 
 def test_every_method_is_entered() -> None:
