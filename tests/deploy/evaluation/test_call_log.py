@@ -56,18 +56,6 @@ def test_answers_are_the_same_when_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [('{"baton_calls": 1, "pair": {}}\n', "its pair is"), ("text\n", "the key baton_calls")],
-)
-def test_a_file_of_another_pair_is_left_alone(tmp_path: Path, content: str, said: str) -> None:
-    path = tmp_path / "calls.jsonl"
-    path.write_text(content)
-    with pytest.raises(ConfigError, match=said):
-        CallLog(path, PAIR)
-    assert path.read_text() == content
-
-
-@pytest.mark.parametrize(
     ("change", "alike"),
     [
         ({"rows": 3, "threads": 1}, True),
