@@ -1,7 +1,7 @@
 """The laboratory: what measures Baton, and what made the embedded pair. It is not in the wheel.
 
 - `commands`: the commands under `baton lab`.
-- `bench`: token-level methods, weights and calls of workers, side by side.
+- `bench`: token-level methods and calls of workers, side by side.
 - `peers`: Baton beside transformers, vLLM and llama.cpp (`make bench`).
 - `pair`: the recipe that trained the embedded pair and its drafters.
 - `torture`: attacks on a running service.

@@ -8,7 +8,7 @@ import random
 import re
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from inspect import isawaitable
 from itertools import chain, count, repeat
@@ -20,7 +20,6 @@ import aiohttp
 import httpx
 import psutil
 import pytest
-from starlette.responses import JSONResponse, PlainTextResponse
 
 from deploy.lab.torture import attack as attack_module
 from deploy.lab.torture import faults as faults_module
@@ -32,7 +31,6 @@ from deploy.lab.torture.run import SCENARIOS, torture
 from orchestrator.errors import WorkerError
 from orchestrator.http.settings import ServiceLimits
 from policies import POLICIES
-from tests.deploy.service.test_proxy import serving as behind_the_proxy
 from tests.orchestrator.serving import service, serving
 
 
@@ -55,40 +53,37 @@ async def test_a_service_that_holds() -> None:
     assert found["overload"].seen["try 1 200"] >= 6
 
 
-def answers(**given: Any) -> Callable[..., Any]:
-    """A service with one answer for every chat, and one for everything else."""
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        chat = scope["path"] == "/v1/chat/completions"
-        made = given["chat"]() if chat and "chat" in given else JSONResponse({"degraded": False})
-        await made(scope, receive, send)
-
-    return app
-
-
-def _answer(text: str) -> JSONResponse:
+def _answer(text: str) -> httpx.Response:
     message = {"role": "assistant", "content": text}
-    return JSONResponse({"choices": [{"message": message}], "baton": {"degraded": []}})
+    return httpx.Response(200, json={"choices": [{"message": message}], "baton": {"degraded": []}})
 
 
-async def test_what_does_not_hold_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    with behind_the_proxy(answers(chat=lambda: PlainTextResponse("oops", 200))) as url:
-        found = await attacked(url, overload=1)
-    assert "no answer of Baton's" in found["overload"].broken[0]
-    numbers = count()
-    with behind_the_proxy(answers(chat=lambda: _answer(f"{next(numbers)}"))) as url:
-        found = await attacked(url, overload=5)
-    assert "another answer" in found["overload"].broken[0]
-    monkeypatch.setattr(load, "TRIES", 2)
-    first, full = iter([_answer("x")]), JSONResponse({}, 429, {"retry-after": "1"})
-    with behind_the_proxy(answers(chat=lambda: next(first, full))) as url:
-        found = await attacked(url, overload=3)
-    assert found["overload"].seen["try 2 429"] == 3
-    assert "3 of 3 that were refused came again in vain" in found["overload"].broken
-    crash = JSONResponse({"error": {"message": "x"}}, 500)
-    with behind_the_proxy(answers(chat=lambda: crash)) as url:
-        found = await attacked(url, overload=1)
-    assert any("afterwards a user gets 500" in one for one in found["overload"].broken)
+def ready_and(answers: Iterator[httpx.Response]) -> Callable[[httpx.Request], httpx.Response]:
+    """A service that is ready, and gives one of these answers after the other."""
+    ready = httpx.Response(200, json={"degraded": False})
+    return lambda request: next(answers) if request.method == "POST" else ready
+
+
+REFUSED = httpx.Response(429, json={}, headers={"retry-after": "0"})
+
+
+@pytest.mark.parametrize(
+    ("answers", "number", "said"),
+    [
+        (repeat(httpx.Response(200, text="oops")), 1, "no answer of Baton's"),
+        (map(_answer, map(str, count())), 5, "another answer"),
+        (chain([_answer("x")], repeat(REFUSED)), 3, "429 with Retry-After 0"),
+        (chain([_answer("x")], repeat(REFUSED)), 3, "3 of 3 that were refused came again in vain"),
+        (repeat(httpx.Response(500, json={"error": {}})), 1, "a user gets 500"),
+    ],
+)
+async def test_what_does_not_hold_is_reported(
+    answers: Iterator[httpx.Response], number: int, said: str
+) -> None:
+    attack = attacking(ready_and(answers), "overload", number)
+    await load.overload(attack)
+    await attack.check_alive()
+    assert any(said in one for one in attack.outcome.broken)
 
 
 @pytest.mark.parametrize(
@@ -173,18 +168,30 @@ async def test_a_stream_is_whole_or_says_why_not(
     assert text is None or reply.text == text
 
 
+UNDISTURBED = [_answer("x")] * len(POLICIES) * len(QUESTIONS)
+
+
 @pytest.mark.usefixtures("_at_once")
-async def test_an_answer_that_a_fault_changed_or_lost_is_told() -> None:
-    numbers = count()
-    with behind_the_proxy(answers(chat=lambda: _answer(f"{next(numbers)}"))) as url:
-        found = (await attacked(url, own={"processes": Fates()}, faults=1))["faults"]
-    assert any("another answer that does not say why" in one for one in found.broken)
-    assert any("lost" in one for one in found.broken)  # a stream that never ends
-    undisturbed = len(POLICIES) * len(QUESTIONS)
-    refused = chain([_answer("x")] * undisturbed, repeat(JSONResponse({"error": {}}, 503)))
-    with behind_the_proxy(answers(chat=lambda: next(refused))) as url:
-        found = (await attacked(url, own={"processes": Fates()}, faults=1))["faults"]
-    assert any("503" in one for one in found.broken)
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (map(_answer, map(str, count())), "another answer that does not say why"),
+        (map(_answer, map(str, count())), "lost"),  # a stream that never ends
+        (
+            chain(
+                [_answer("x")] * len(POLICIES) * len(QUESTIONS),
+                repeat(httpx.Response(503, json={})),
+            ),
+            "503",
+        ),
+    ],
+)
+async def test_an_answer_that_a_fault_changed_or_lost_is_told(
+    answers: Iterator[httpx.Response], said: str
+) -> None:
+    attack = attacking(ready_and(answers), "faults", 1, processes=Fates())
+    await faults_module.faults(attack)
+    assert any(said in one for one in attack.outcome.broken)
 
 
 async def test_ready_is_asked_again_until_the_store_is_back(

@@ -1,11 +1,10 @@
-"""Benchmarks: token-level methods, weights, and calls of workers.
+"""Benchmarks: token-level methods, and calls of workers.
 
 In reading order:
 
 - `run`: one run of `baton lab bench-decode`: load, take turns, report.
 - `candidates`: our methods with their parameters, and transformers' own loops.
 - `rounds`: turns on the same prompts; speeds, ratios and acceptance with intervals.
-- `weights`: perplexity and the time of a pass, by the type of the weights.
 - `calls`: workers side by side, by the time of a call.
 - `vllm_calls`: where the time of a call over vLLM goes, beside vLLM's own calls.
 """
