@@ -1,7 +1,7 @@
 """The commands under `baton lab`.
 
 - `options`: what they share.
-- `bench_calls`: the time of a call through several workers.
+- `bench_calls`: where the time of a call over vLLM goes.
 - `bench_decode`: token-level methods side by side.
 - `bench_start`: the service's start and memory, beside a bare Ray Serve application's.
 - `gpu`: one GPU in a quarter of an hour.

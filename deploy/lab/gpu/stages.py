@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 from deploy.evaluation.intervals import mean
 from deploy.evaluation.problems import load_problems
-from deploy.lab.bench.calls import bench_streams, generation, step, thought, timed
+from deploy.lab.bench.calls import generation, step, thought, tokens_per_s
 from deploy.lab.gpu.models import builtin_worker, checkpoint, vllm_worker
 from deploy.lab.gpu.plan import has, opened
 from deploy.lab.gpu.played_worker import PlayedWorker, Texts
@@ -134,8 +133,10 @@ class Measuring:
         """Milliseconds of a token by live streams, and of calls that read after a prefix."""
         if self._has(row=row):
             return
-        made = await bench_streams({row: worker}, streams, prefix=256, tokens=48, repeats=2)
-        token_ms = {one["streams"]: 1000 * one["streams"] / one["per_s"] for one in made}
+        token_ms = {}
+        for count in streams:
+            per_s = await tokens_per_s(worker, count, prefix=256, tokens=48, repeats=2)
+            token_ms[count] = 1000 * count / per_s
         read_ms, verify_ms = {}, []
         for new in READ[:4] if self.tiny else READ:
             taken = []
@@ -145,7 +146,9 @@ class Measuring:
                 await generation(worker, Call(name, text), 0)
                 part = step(worker, turn, row * 128, new)
                 call = Call(name, text.extend(part))
-                taken.append((await timed(partial(_usage, worker, call))).ms)
+                began = perf_counter()
+                await generation(worker, call, 0)
+                taken.append(1000 * (perf_counter() - began))
                 if new == 16:
                     began = perf_counter()
                     await worker.verify(Call(name, text), step(worker, 9, row, new), Sampling())
@@ -186,10 +189,6 @@ class Measuring:
 def _adopted(workers: Mapping[Any, Any]) -> int:
     """Tokens that were run ahead and taken."""
     return sum(worker.stats()["adopted_tokens"] for worker in workers.values())
-
-
-async def _usage(worker: Any, call: Call) -> Any:
-    return (await generation(worker, call, 0)).usage
 
 
 def _call(number: int, question: str) -> Call:

@@ -1,4 +1,4 @@
-"""`baton lab bench-calls --profile` over vLLM's build for CPUs."""
+"""`baton lab bench-calls` over vLLM's build for CPUs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 
 def test_a_calls_time_is_that_of_its_stages(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
-    ran = baton("lab", "bench-calls", str(tiny_file), "--profile")
+    ran = baton("lab", "bench-calls", str(tiny_file))
     assert ran.status == 2
-    assert "whose large worker has the engine vllm" in ran.err
+    assert "expected the engine vllm" in ran.err
     data = yaml.safe_load(tiny_file.read_text())
     file, out = tmp_path / "v.yaml", tmp_path / "o.json"
     data["applications"][0]["args"]["workers"]["large"] = {
@@ -34,7 +34,7 @@ def test_a_calls_time_is_that_of_its_stages(baton: Any, tiny_file: Path, tmp_pat
     }
     file.write_text(yaml.safe_dump(data))
     options = ["--prefixes", "60", "--repeats", "2", "--json", str(out)]
-    assert baton("lab", "bench-calls", str(file), "--profile", *options).status == 0
+    assert baton("lab", "bench-calls", str(file), *options).status == 0
     rows = json.loads(out.read_text())["rows"]
     kinds = ["generate 10", "step", "judge", "verify 10"]
     assert [(row["by"], row["call"]) for row in rows] == [
