@@ -55,11 +55,12 @@ def compare(recording: Recording, policy: Policy) -> ReplayResult:
     if difference is not None:
         _, events = _until_mismatch(replay_other_policy(recording, policy))
     steps = tuple(event.step for event in events if isinstance(event, StepCompleted))
-    return ReplayResult(difference, steps, isinstance(events[-1], RequestCompleted))
+    ended = any(isinstance(event, RequestCompleted) for event in events)
+    return ReplayResult(difference, steps, ended)
 
 
-def _until_mismatch(events: Iterator[Event]) -> tuple[ReplayMismatch | None, list[Event | None]]:
-    seen: list[Event | None] = [None]
+def _until_mismatch(events: Iterator[Event]) -> tuple[ReplayMismatch | None, list[Event]]:
+    seen: list[Event] = []
     try:
         seen.extend(events)
     except ReplayMismatch as error:
