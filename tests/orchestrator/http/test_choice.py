@@ -118,35 +118,6 @@ def test_one_request_prefers_one_replica() -> None:
     assert family("5f-1") == family("5f-12") == family("5f") == "5f"
 
 
-def test_text_completions(url: str) -> None:
-    body = {"model": "large-only", "prompt": "12+30=", "temperature": 1.5, "max_tokens": 12}
-    with client(url) as api:
-        reply = api.completions.create(**body, n=2, seed=4, logprobs=1)
-        alone = [api.completions.create(**body, seed=seed, logprobs=1) for seed in (4, 5)]
-        chunks = list(api.completions.create(**body, n=2, seed=4, stream=True))
-    assert [choice.index for choice in reply.choices] == [0, 1]
-    for choice, one in zip(reply.choices, alone, strict=True):
-        mine, other = choice.logprobs, one.choices[0].logprobs
-        assert (choice.text, mine.tokens) == (one.choices[0].text, other.tokens)
-        # Passes of another shape compute other last digits.
-        assert mine.token_logprobs == pytest.approx(other.token_logprobs, abs=1e-4)
-        for top, wanted in zip(mine.top_logprobs, other.top_logprobs, strict=True):
-            assert top == pytest.approx(wanted, abs=1e-4)
-    assert reply.usage is not None
-    assert reply.usage.completion_tokens == sum(one.usage.completion_tokens for one in alone)  # type: ignore[union-attr]
-    for choice in reply.choices:
-        parts = (chunk.choices[0] for chunk in chunks if chunk.choices[0].index == choice.index)
-        assert "".join(part.text for part in parts) == choice.text
-
-
-def test_responses_have_one() -> None:
-    with serving(service()) as url:
-        body = {"model": "baton", "input": "Twice 2+2?", "n": 2}
-        reply = HTTP.post(f"{url}/v1/responses", json=body)
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"] == "n"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_hanging_up_ends_all(stream: bool) -> None:
     slow = scripted(delay=30.0)

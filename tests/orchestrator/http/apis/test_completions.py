@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Iterator
 from math import exp
 from typing import Any
 
-import openai
 import pytest
 
-from orchestrator.errors import Unsupported
 from orchestrator.http.settings import ServiceLimits
 from orchestrator.types import Message, Segment, Transcript, Verification
 from orchestrator.worker import Call
@@ -40,16 +37,6 @@ def refused(url: str, **body: Any) -> Any:
     reply = HTTP.post(f"{url}/v1/completions", json=given)
     assert reply.status_code == 400, reply.text
     return reply.json()["error"]
-
-
-def test_a_text_is_continued(url: str) -> None:
-    reply = complete(url, max_tokens=3)
-    choice = reply.choices[0]
-    assert choice.text.startswith("40.")
-    assert (choice.index, choice.finish_reason, choice.logprobs) == (0, "length", None)
-    assert (reply.object, reply.model) == ("text_completion", "large-only")
-    assert reply.usage.completion_tokens == 3
-    assert reply.model_extra["baton"]["policy"] == "large-only"
 
 
 def test_ids_say_what_the_text_says(url: str, large: EngineWorker) -> None:
@@ -97,14 +84,6 @@ def test_stream(url: str) -> None:
     assert (usage.choices, usage.usage) == ([], whole.usage)
     counts = [chunk.usage.completion_tokens for chunk in said]
     assert counts == sorted(counts)
-
-
-def test_stream_on_the_wire(url: str) -> None:
-    body = {"model": "large-only", "prompt": TEXT, "stream": True}
-    text = HTTP.post(f"{url}/v1/completions", json=body).text
-    assert text.endswith("data: [DONE]\n\n")
-    first = json.loads(text.partition("\n\n")[0].removeprefix("data: "))
-    assert "usage" not in first
 
 
 @pytest.mark.parametrize("kind", ["text", "ids"])
@@ -187,19 +166,6 @@ def test_a_prompt_alone_is_scored(url: str, large: EngineWorker, kind: str) -> N
     assert complete(url, echo=True, max_tokens=0).choices[0].text == TEXT
 
 
-def test_several_prompts_are_scored_each_by_itself(url: str) -> None:
-    body: dict[str, Any] = {"echo": True, "logprobs": 1, "max_tokens": 1}
-    whole = complete(url, prompt=PROMPTS, **body)
-    for prompt, choice in zip(PROMPTS, whole.choices, strict=True):
-        (alone,) = complete(url, prompt=prompt, **body).choices
-        assert choice.text == alone.text
-        assert prompt in choice.text
-        assert choice.logprobs.tokens == alone.logprobs.tokens
-        assert choice.logprobs.token_logprobs[1:] == pytest.approx(
-            alone.logprobs.token_logprobs[1:], abs=1e-3
-        )
-
-
 def test_the_models_own_end_has_a_row_too(url: str, large: EngineWorker) -> None:
     tokenizer = large.tokenizer
     question = Transcript((Message("user", "What is 37+12?"),))
@@ -227,26 +193,11 @@ def counted(url: str, outcome: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(label))
 
 
-class CannotScore(Scripted):
-    async def verify(self, *_: Any) -> Verification:
-        raise Unsupported("log-probabilities")
-
-
 class ScoresSlowly(Scripted):
     async def verify(self, call: Call, segment: Segment, *given: Any) -> Verification:
         if segment.text:
             await asyncio.sleep(30)
         return await super().verify(call, segment, *given)
-
-
-@pytest.mark.parametrize("body", [{"logprobs": 1}, {"logprobs": 1, "echo": True}])
-def test_a_worker_that_cannot_score_refuses_before_anything_is_shown(body: dict[str, Any]) -> None:
-    large = CannotScore(story=STORY)
-    with serving(service(large=large)) as url:
-        error = refused(url, prompt="hi", **body)
-        assert error["code"] == "unsupported_parameter"
-        assert large.live == 0
-        assert counted(url, "stop") == 0
 
 
 @pytest.mark.parametrize("body", [{"logprobs": 1}, {"logprobs": 1, "echo": True}])
@@ -381,14 +332,6 @@ def test_a_long_prompt_of_ids_is_as_long_as_the_context_says(url: str, listed: b
     ids = [5] * 20_001
     error = refused(url, prompt=[ids] if listed else ids)
     assert error["code"] == "context_length_exceeded"
-
-
-def test_the_official_client_says_why(url: str) -> None:
-    with (
-        client(url) as api,
-        pytest.raises(openai.BadRequestError, match="ask the model large-only"),
-    ):
-        api.completions.create(model="specreason", prompt=TEXT)
 
 
 def test_a_completion_is_on_record(url: str) -> None:

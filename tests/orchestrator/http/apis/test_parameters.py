@@ -105,16 +105,6 @@ def test_defaults_of_other_servers_pass(kind: Any, body: dict[str, Any]) -> None
             parse_request(json.dumps({**plain, name: value}).encode(), kind)
 
 
-def test_roles_and_parts() -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    turns = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
-    asked, _warnings = parse_request(
-        json.dumps({"model": "m", "messages": turns}).encode(), ChatRequest
-    )
-    said = [(message.role, message.content) for message in asked.conversations[0]]
-    assert said == [("system", "be brief"), ("user", "one\ntwo")]
-
-
 WITHIN: dict[str, Any] = {
     "model": "m",
     "stream": True,

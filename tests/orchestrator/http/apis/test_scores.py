@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import exp
 from typing import Any
 
-import openai
 import pytest
 
 from deploy.launch.deployment_file import DEFAULT_FILE, load
@@ -103,20 +101,6 @@ def test_they_are_what_the_worker_says(url: str, pair: dict[str, EngineWorker]) 
     assert values is not None
     mine = [row.logprob for row in choice.logprobs.content]
     assert values[-1 - len(mine) : -1] == pytest.approx(mine, abs=1e-4)
-
-
-def test_as_many_of_the_likeliest_as_are_asked_for(url: str) -> None:
-    one = ask(url, top_logprobs=1, temperature=2, seed=1, max_tokens=40).logprobs.content
-    many = ask(url, top_logprobs=20, temperature=2, seed=1, max_tokens=40).logprobs.content
-    for few, row in zip(one, many, strict=True):
-        values = [best.logprob for best in row.top_logprobs]
-        assert len(values) == 20
-        assert values == sorted(values, reverse=True)
-        assert row.top_logprobs[0].token == few.top_logprobs[0].token
-        assert values[0] == pytest.approx(few.top_logprobs[0].logprob, abs=1e-4)
-        own = [best.logprob for best in row.top_logprobs if best.token == row.token]
-        assert own == [row.logprob] or row.logprob <= values[-1]
-        assert sum(exp(value) for value in values) <= 1 + 1e-6
 
 
 def test_a_token_that_may_begin_a_marker_has_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,31 +248,3 @@ def test_an_answer_that_fills_the_context_is_given_without_scores() -> None:
         (choice,) = HTTP.post(f"{url}/v1/completions", json=body).json()["choices"]
         assert choice["text"]
         assert choice["logprobs"] is None
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"logprobs": True, "stop": ["x"]}, "logprobs"),
-        (
-            {"logprobs": True, "tools": [{"type": "function", "function": {"name": "f"}}]},
-            "logprobs",
-        ),
-        ({"top_logprobs": 1}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
-        ({"logprobs": 1}, "logprobs"),
-        ({"logprobs": "true"}, "logprobs"),
-    ],
-)
-def test_refused_by_name(url: str, body: dict[str, Any], param: str) -> None:
-    reply = post(url, body)
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
-
-
-def test_the_official_client_says_why(url: str) -> None:
-    with client(url) as api, pytest.raises(openai.BadRequestError, match="top_logprobs"):
-        api.chat.completions.create(
-            model="large-only", messages=QUESTION, logprobs=True, top_logprobs=21
-        )

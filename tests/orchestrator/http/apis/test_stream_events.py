@@ -9,7 +9,6 @@ from tests.orchestrator.serving import (
     HTTP,
     STORY,
     Speculating,
-    client,
     post,
     scripted,
     service,
@@ -82,30 +81,3 @@ def test_where_tokens_came_from_is_told_in_events_and_traces_and_counted_in_answ
     assert final["acceptance"]["large"]["drafted_at"][:2] == [rounds, rounds]
     assert final["acceptance"].keys() == {"large"}
     assert not any("provenance" in step for step in final["steps"])
-
-
-def test_without_drafts_nothing_is_said_of_tokens() -> None:
-    with serving(service()) as url:
-        got = chunks(url)
-    assert "provenance" not in json.dumps(got)
-    assert got[-1]["baton"]["acceptance"] == {}
-
-
-def test_without_the_option_a_stream_is_as_openai_has_it() -> None:
-    with serving(service()) as url, client(url) as api:
-        asked: list[Any] = [{"role": "user", "content": "Twice 2+2?"}]
-        stream = api.chat.completions.create(model="baton", messages=asked, stream=True)
-        assert all(chunk.choices for chunk in stream)
-
-
-def test_it_is_an_option_of_streams_of_chat_completions_alone() -> None:
-    with serving(service()) as url:
-        for body in (
-            {"stream_options": {"include_events": True}},
-            {"stream": True, "stream_options": {"include_events": "yes"}},
-        ):
-            refused = post(url, body)
-            assert refused.status_code == 400
-            assert refused.json()["error"]["param"].startswith("stream_options")
-        refused = post(url.replace("/v1", ""), {"stream": True, "stream_options": {"events": True}})
-        assert refused.status_code == 400

@@ -281,21 +281,6 @@ def test_models_are_shown_what_a_client_left_out_of_a_tool() -> None:
     }
 
 
-def test_a_call_that_was_cut_off_may_come_back() -> None:
-    large = worker()
-    call = {"id": "c0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b'}}
-    turns: list[Any] = [
-        QUESTION,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c0", "content": "no JSON"},
-    ]
-    with api(large=large) as official:
-        official.chat.completions.create(model="large-only", messages=turns, tools=[ADD])
-    heard = large.calls[0].call.transcript.messages[2:]
-    assert [one.arguments for turn in heard for one in turn.calls] == ['{"a": 1, "b']
-    assert heard[-1].content == "no JSON"
-
-
 @pytest.mark.parametrize("blank", ["", " \n"])
 def test_earlier_calls_without_arguments_and_what_they_gave_back_by_name(blank: str) -> None:
     large = worker()
@@ -316,79 +301,9 @@ def test_earlier_calls_without_arguments_and_what_they_gave_back_by_name(blank: 
     assert [call.arguments for turn in heard for call in turn.calls] == ["{}", "{}"]
 
 
-def test_the_thought_is_free_and_the_answer_is_held_to_the_tools() -> None:
-    large = worker()
-    with api(large=large) as official:
-        official.chat.completions.create(
-            model="large-only",
-            messages=[QUESTION],  # type: ignore[list-item]
-            tools=[ADD, LOOK_UP],
-            tool_choice={"type": "function", "function": {"name": "add"}},
-        )
-    thought, *_, answer = large.calls
-    assert thought.call.constraint is None
-    assert answer.call.constraint is not None
-    rules = json.loads(answer.call.constraint.source)
-    assert [name for name, _ in rules["tools"]] == ["add"]
-    assert (rules["required"], rules["parallel"], rules["answer"]) == (True, False, None)
-
-
-def test_a_stream_of_calls(official: OpenAI) -> None:
-    chunks = list(
-        official.chat.completions.create(
-            model="specreason", messages=[QUESTION], tools=[ADD], stream=True
-        )
-    )
-    with official.chat.completions.stream(
-        model="specreason",
-        messages=[QUESTION],  # type: ignore[list-item]
-        tools=[ADD],
-    ) as stream:
-        final = stream.get_final_completion().choices[0]
-    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
-    content = "".join(choice.delta.content or "" for choice in choices)
-    pieces = [piece for choice in choices for piece in choice.delta.tool_calls or []]
-    assert content == "Let me see."
-    assert [piece.index for piece in pieces] == [0] * len(pieces)
-    assert pieces[0].id
-    assert pieces[0].function is not None
-    assert pieces[0].function.name == "add"
-    assert not any(piece.id for piece in pieces[1:])
-    joined = "".join(piece.function.arguments or "" for piece in pieces if piece.function)
-    assert json.loads(joined) == {"a": 2, "b": 3}
-    assert choices[-1].finish_reason == "tool_calls"
-    assert final.message.tool_calls is not None
-    assert final.message.tool_calls[0].function.name == "add"
-
-
 class Add(BaseModel):
     a: int
     b: int
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_strict_tools_call_in_a_fenced_block_is_one(streamed: bool) -> None:
-    call = '```json\n{"name": "add", "arguments": {"b": 3, "a": 2}}\n```'
-    large = Scripted(story=("I should add.", call), call_format=FORMAT)
-    tools = [pydantic_function_tool(Add, name="add")]
-    assert tools[0]["function"]["strict"]  # type: ignore[typeddict-item]
-    with (
-        api(large=large) as official,
-        official.chat.completions.stream(
-            model="large-only",
-            messages=[QUESTION],  # type: ignore[list-item]
-            tools=tools,
-        ) as stream,
-    ):
-        choice: Any = stream.get_final_completion().choices[0]
-        if not streamed:
-            choice = official.chat.completions.parse(
-                model="large-only",
-                messages=[QUESTION],  # type: ignore[list-item]
-                tools=tools,
-            ).choices[0]
-    assert choice.finish_reason == "tool_calls"
-    assert choice.message.tool_calls[0].function.parsed_arguments == Add(a=2, b=3)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -408,17 +323,6 @@ def test_what_the_clients_own_helpers_give_back_can_be_sent_again(
     for sent in (first, first.model_dump(), first.model_dump(exclude_unset=True)):
         second = official.chat.completions.create(messages=[*messages, sent, result], **body)
         assert second.choices[0].message.content == "It is 5."
-
-
-def test_a_call_that_max_tokens_cuts_says_so(official: OpenAI) -> None:
-    cut = official.chat.completions.create(
-        model="large-only",
-        messages=[QUESTION],  # type: ignore[list-item]
-        tools=[ADD],
-        max_tokens=15,
-        extra_body={"policy": {"answer_reserve": 0}},
-    ).choices[0]
-    assert cut.finish_reason == "length"
 
 
 def test_a_model_without_a_place_for_tools_is_refused() -> None:
