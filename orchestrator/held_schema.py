@@ -51,8 +51,8 @@ _IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
 """Values with which keywords that no grammar can enforce have no effect."""
 _UNHELD: Final = (
     *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
-    *("propertyNames", "dependentRequired", "dependentSchemas", "unevaluatedItems"),
-    *("unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
+    *("propertyNames", "dependencies", "dependentRequired", "dependentSchemas"),
+    *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
 )
 _LEAVES: Final = ("pattern", "multipleOf")
 """Keywords whose value the library may refuse."""

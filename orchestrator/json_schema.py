@@ -1,8 +1,8 @@
 """JSON Schema in one dialect.
 
-Tools write JSON Schema by its drafts (4 to 2020-12) and by OpenAPI. `modern` translates them all to
-the draft 2020-12: annotations are left out, tuples are `prefixItems`, `nullable` is a choice, and
-each reference names an entry of `$defs`.
+Tools write JSON Schema by its drafts (4 to 2020-12) and by OpenAPI. `modern` translates them to the
+draft 2020-12: annotations are left out, tuples are `prefixItems`, `nullable` is a choice, and each
+reference names an entry of `$defs`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEYWORDS: Final = {
     *_INNER,
     *_COUNTS,
     *("$ref", "$dynamicRef", "$recursiveRef", "type", "enum", "const"),
-    *("required", "dependentRequired", "uniqueItems", "pattern", "format"),
+    *("required", "dependencies", "dependentRequired", "uniqueItems", "pattern", "format"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
 """Keywords that may make a value invalid; the others annotate or are targets of references."""
@@ -200,8 +200,10 @@ class _Dialect:
             for name, one in schema.items()
             if name in _KEYWORDS and (one is not None or name == "const")
         }
-        self._tuple(schema, found)
-        self._dependencies(schema, found)
+        if isinstance(schema.get("items"), list):  # a tuple of drafts up to 2019-09
+            found["prefixItems"] = found.pop("items")
+            if "additionalItems" in schema:
+                found["items"] = schema["additionalItems"]
         for name, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
             if isinstance(given := found.get(name), bool):  # the draft 4 and OpenAPI 3.0
                 del found[name]
@@ -210,9 +212,7 @@ class _Dialect:
         for name in found.keys() & _COUNTS:
             if isinstance(found[name], float) and found[name].is_integer():
                 found[name] = int(found[name])
-        if isinstance(required := found.get("required"), bool):  # the draft 3
-            del found["required"]
-        elif isinstance(required, list):
+        if isinstance(required := found.get("required"), list):
             found["required"] = list({json.dumps(one): one for one in required}.values())
         if found.get("format") not in FORMATS:
             found.pop("format", None)
@@ -224,20 +224,6 @@ class _Dialect:
         if schema.get("nullable") is True:  # OpenAPI 3.0
             return {"anyOf": [found, {"type": "null"}]}
         return found
-
-    def _tuple(self, schema: dict[str, Any], found: dict[str, Any]) -> None:
-        """Translate tuples of drafts up to 2019-09."""
-        if isinstance(schema.get("items"), list):
-            found["prefixItems"] = found.pop("items")
-            if "additionalItems" in schema:
-                found["items"] = schema["additionalItems"]
-
-    def _dependencies(self, schema: dict[str, Any], found: dict[str, Any]) -> None:
-        """Translate `dependencies` of drafts up to 7."""
-        if isinstance(named := schema.get("dependencies"), dict):
-            for name, one in named.items():
-                kind = "dependentRequired" if isinstance(one, list) else "dependentSchemas"
-                found[kind] = {**found.get(kind, {}), name: one}
 
     def _named(self, ref: str) -> str:
         """Return the reference to the entry of `$defs` for the target of `ref`; add it if new."""
@@ -290,12 +276,7 @@ class References:
         called = dict[str, Any]()
         for one in _all(self.root):
             anchor = one.get("$anchor")
-            names = (
-                f"#{anchor}" if isinstance(anchor, str) else None,
-                one.get("$id"),
-                one.get("id"),
-            )
-            for name in names:
+            for name in (isinstance(anchor, str) and f"#{anchor}", one.get("$id"), one.get("id")):
                 if isinstance(name, str):
                     called.setdefault(name, one)
         return called

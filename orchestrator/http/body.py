@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
-from typing import Any, ClassVar, Final, Literal, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Discriminator, GetJsonSchemaHandler, ValidationError
@@ -274,52 +274,38 @@ def parse_request(
         if name != "best_of" or not _same(given[name], given.get("n"))
     ]
     unknown = sorted(given.keys() - fields - kind.unsupported.keys() - kind.hints)
+    if strict and (refused or unknown):
+        raise _refusal(refused, unknown, fields)
     given = {name: value for name, value in given.items() if value is not None and name in fields}
     request, within = _validated(kind, given, strict)
-    if strict and (refused or unknown or len(within) > 1):
-        raise _refusal(refused, [*unknown, *within], fields)
-    if isinstance(request, InvalidRequest):
-        raise request
     if refused or unknown or within:
-        refusal = _refusal(refused, [*unknown, *within], False)
-        return request, (f"{refusal.message}, and left out",)
+        return request, (f"{_refusal(refused, [*unknown, *within]).message}, and left out",)
     return request, ()
 
 
-def _validated(
-    kind: type[Parsed], given: dict[str, Any], strict: bool
-) -> tuple[Parsed | InvalidRequest, list[str]]:
-    """Return the request or its error, and the places of unknown keys within its parameters.
-
-    Unless `strict` these are left out; if `strict` they are returned if nothing else is wrong.
-    """
-    within: list[str] = []
+def _validated(kind: type[Parsed], given: dict[str, Any], strict: bool) -> tuple[Parsed, list[str]]:
+    """Return the request, and the places of what was left out within its parameters."""
+    left_out: list[str] = []
     while True:
         try:
-            return kind.model_validate(given), within
-        except InvalidRequest as error:
-            return error, within
+            return kind.model_validate(given), left_out
         except ValidationError as error:
-            unknown = _places(error, given, "extra_forbidden")
-            items = _places(error, given, UNSUPPORTED_ITEM)
-            if strict or not (unknown or items):
-                nothing_else = strict and len(unknown) == error.error_count()
-                found = list(unknown.values()) if nothing_else else within
-                return invalid_request(error, model=kind), found
-            within += [*unknown.values(), *items.values()]
-            for place in (*unknown, *reversed(items)):
+            places = {} if strict else _places(error, given)
+            if not places:
+                raise invalid_request(error, model=kind) from None
+            left_out += places.values()
+            for place in reversed(places):
                 del _at(given, place[:-1])[place[-1]]
 
 
-def _places(
-    error: ValidationError, given: dict[str, Any], kind: str
-) -> dict[tuple[int | str, ...], str]:
-    """Return the places of errors of a kind, each with its name for a message."""
+def _places(error: ValidationError, given: dict[str, Any]) -> dict[tuple[int | str, ...], str]:
+    """Return the places of all that may be left out, each with its name for a message."""
     found = dict[tuple[int | str, ...], str]()
     for one in error.errors(include_url=False):
-        if one["type"] == kind and (place := _written(one["loc"], given)):
-            about = f" ({one['ctx']['kind']})" if kind == UNSUPPORTED_ITEM else ""
-            found[place] = body_path(place) + about
+        known = one["type"] in ("extra_forbidden", UNSUPPORTED_ITEM)
+        if known and (place := _written(one["loc"], given)):
+            kind = one.get("ctx", {}).get("kind")
+            found[place] = body_path(place) + (f" ({kind})" if kind else "")
     return found
 
 
@@ -346,11 +332,11 @@ def _at(value: Any, place: Sequence[int | str]) -> Any:
 
 
 def _refusal(
-    refused: Sequence[str], unknown: Sequence[str], known: Collection[str] | Literal[False]
+    refused: Sequence[str], unknown: Sequence[str], known: Collection[str] = ()
 ) -> InvalidRequest:
     """Return one error for all parameters that cannot be honoured, unsupported ones first.
 
-    It may propose a name of `known` for an unknown one; False: it proposes none.
+    It may propose a name of `known` for an unknown one.
     """
     first = (*refused, *unknown)[0][:_LONGEST_NAME]
     said = [
@@ -359,7 +345,7 @@ def _refusal(
         if names
     ]
     code = "unsupported_parameter" if refused else "unknown_parameter"
-    meant = closest(unknown[0], known) if known and len(unknown) == 1 else ""
+    meant = closest(unknown[0], known) if len(unknown) == 1 else ""
     return InvalidRequest("; ".join(said) + meant, param=first, code=code)
 
 

@@ -129,18 +129,11 @@ PLACES = [
 ]
 
 
-def test_what_is_unknown_within_is_refused_by_name_at_once() -> None:
-    with pytest.raises(InvalidRequest, match="are unknown here") as caught:
-        parse_request(json.dumps(WITHIN | {"zeal": 1}).encode(), ChatRequest)
-    said = caught.value.message.removesuffix(" are unknown here").split(", ")
-    assert (said[0], sorted(said[1:])) == ("zeal", PLACES)
-    assert (caught.value.param, caught.value.code) == ("zeal", "unknown_parameter")
+def test_what_is_unknown_within_is_refused_by_name() -> None:
     one = {**asking(), "messages": [{"role": "user", "content": "hi", "nam": "a"}]}
     with pytest.raises(InvalidRequest, match="unknown parameter; did you mean name") as caught:
         parse_request(json.dumps(one).encode(), ChatRequest)
     assert caught.value.param == "messages[0].nam"
-    with pytest.raises(InvalidRequest, match=r"^zeal, messages\[0\].nam are unknown here$"):
-        parse_request(json.dumps(one | {"zeal": 1}).encode(), ChatRequest)
 
 
 def test_what_is_unknown_within_is_left_out_where_the_deployment_says_so() -> None:
@@ -182,7 +175,7 @@ def test_tools_that_are_no_functions_are_named_or_left_out() -> None:
     assert (caught.value.param, caught.value.code) == ("tools[0]", "unsupported_parameter")
     asked, warnings = parse_request(json.dumps(body).encode(), ChatRequest, strict=False)
     assert warnings == (
-        "tools[1].extra, tools[0] (web_search), tools[2] (mcp) are unknown here, and left out",
+        "tools[0] (web_search), tools[1].extra, tools[2] (mcp) are unknown here, and left out",
     )
     assert asked.tool_use.names == {"add", "look_up"}
     flat = [{"type": "function", "name": "add"}, {"type": "custom", "name": "x"}]
