@@ -35,18 +35,16 @@ MAX_SEED: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class AskedPolicy:
-    """The policy that a request asks for.
+    """The policy that a request asks for; `parameters` override its own.
 
-    `parameters` override the policy's own; `speculation` is the large worker's method (None: its
-    default). `alone` names a parameter of the request, if any, that only a policy of one model can
-    honour. `thought_cap` is in tokens.
+    `alone` names a parameter of the request, if any, that only a policy of one model can honour.
     """
 
     model: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    speculation: str | None = None
+    speculation: str | None = None  # the large worker's method; None: its default
     alone: str | None = None
-    thought_cap: int | None = None
+    thought_cap: int | None = None  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +110,8 @@ class Incoming:
         return None if name is None else f"{self.key or ''}:{name}"
 
     def owner(self, user: str | None) -> str:
-        """Return the owner of the answer for workers (`Call.owner`), which no client can guess.
-
-        It joins digests of the key and of the user that the request names under that key, so that
-        `orchestrator.worker.key_of` can tell the key's part.
-        """
+        """Return the owner of the answer for workers, which no client can guess; its first part is
+        the key's (`orchestrator.worker.key_of`)."""
         if self.key is None and user is None:
             return ""
         names = (self.key, (self.key, user))
@@ -126,32 +121,28 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """How a request is answered, by the configuration at its admission.
-
-    `version` 0 is the deployment file's policy. `overrides` are the parameters that the request
-    set. `decoding` is the label of each worker's method for users.
-    """
+    """How a request is answered, by the configuration at its admission."""
 
     name: str
     policy: Policy
     sampling: Sampling
-    version: int = 0
-    overrides: tuple[str, ...] = ()
+    version: int = 0  # 0: the deployment file's policy
+    overrides: tuple[str, ...] = ()  # the parameters that the request set
     enrollment: Enrollment | None = None
     speculation: str | None = None
-    decoding: Mapping[str, str] = field(default_factory=dict)
+    decoding: Mapping[str, str] = field(default_factory=dict)  # a label of each worker's method
 
     @property
     def experiment(self) -> str | None:
-        return None if self.enrollment is None else self.enrollment.run.name
+        return self.enrollment and self.enrollment.run.name
 
     @property
     def arm(self) -> str | None:
-        return None if self.enrollment is None else self.enrollment.arm
+        return self.enrollment and self.enrollment.arm
 
     @property
     def run(self) -> int | None:
-        return None if self.enrollment is None else self.enrollment.run.number
+        return self.enrollment and self.enrollment.run.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +198,11 @@ class Choice:
         """Attributes of the answer's span, by OpenTelemetry's conventions and a few of Baton's."""
         plan, sampling, count = self.plan, self.sampling, self.ask.choices
         version = f"@{plan.version}" if plan.version else ""
-        seed = {} if sampling.seed is None else {"gen_ai.request.seed": sampling.seed}
-        effort = self.ask.limits.effort
-        level = {"gen_ai.request.reasoning.level": effort} if effort else {}
-        several = {} if count == 1 else {"gen_ai.request.choice.count": count}
+        optional = {
+            "gen_ai.request.seed": sampling.seed,
+            "gen_ai.request.choice.count": None if count == 1 else count,
+            "gen_ai.request.reasoning.level": self.ask.limits.effort or None,
+        }
         return {
             "baton.trace_id": self.trace_id,
             "baton.policy": plan.name,
@@ -224,9 +216,7 @@ class Choice:
             "gen_ai.request.top_p": sampling.top_p,
             "gen_ai.request.top_k": sampling.top_k,
             "gen_ai.request.stream": self.ask.stream,
-            **seed,
-            **several,
-            **level,
+            **{name: value for name, value in optional.items() if value is not None},
         }
 
 

@@ -35,16 +35,11 @@ from orchestrator.errors import (
     WorkerError,
 )
 
-MOST_RETRY_AFTER_S: Final = 59
-"""The longest Retry-After: some of OpenAI's clients ignore one of a minute or more."""
-RETRY_AFTER_S: Final = 1
-"""The shortest Retry-After: about the time of a step."""
-NO_PLACE: Final = ("x-ratelimit-remaining-requests", "0")
-"""The header of a 429 that the key's next request would get as well."""
-RESET: Final = "x-ratelimit-reset-requests"
-"""The header for how long that holds, in OpenAI's form: "612ms"."""
-LIMIT: Final = "x-ratelimit-limit-requests"
-"""The header for how many of the key's requests get a place in a minute, at the present pace."""
+MOST_RETRY_AFTER_S: Final = 59  # some of OpenAI's clients ignore one of a minute or more
+RETRY_AFTER_S: Final = 1  # about the time of a step
+NO_PLACE: Final = ("x-ratelimit-remaining-requests", "0")  # the key's next request fails as well
+RESET: Final = "x-ratelimit-reset-requests"  # how long that holds, in OpenAI's form: "612ms"
+LIMIT: Final = "x-ratelimit-limit-requests"  # the key's requests in a minute, at this pace
 EXPOSED: Final = ("x-request-id", "retry-after", "x-should-retry", NO_PLACE[0], RESET, LIMIT)
 """The headers of an answer that an allowed page of another origin may read."""
 _NO_RETRY: Final = {"x-should-retry": "false"}

@@ -4,13 +4,8 @@
 matter most to a client first, each with the values that mean the default: those pass. `HINTS`
 change no answer (who asks, what to cache, how soon) and pass.
 
-A request that names no sampling gets the default of the deployment file, or else of the large
-model's checkpoint. OpenAI's default is a temperature of 1.
-
-An effort (`reasoning_effort`, `reasoning.effort`) goes to templates that have levels; if none has,
-it caps the accepted thinking tokens at a share of `max_tokens` (`orchestrator.efforts`).
-`thinking_token_budget` caps them at a number; the smallest of these and `policy.budget` holds. With
-effort `none`, or a budget of 0, there is no thought.
+The smallest cap on a thought holds: an effort's (`orchestrator.efforts`), `thinking_token_budget`
+and `policy.budget`. With effort `none`, or a budget of 0, there is no thought.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from orchestrator.call_markup import ends_of_answers, ends_of_values, spaced
-from orchestrator.http.body import FINITE_JSON
+from orchestrator.http.body import read_json
 from orchestrator.json_schema import TYPES, References, ValueForm, properties_of, value_form
 from orchestrator.types import CallFormat
 
@@ -146,8 +146,8 @@ def _argument(text: str, form: ValueForm, is_text: bool | None, *, python: bool)
 
 def _decoded(text: str, *, python: bool) -> tuple[Any] | None:
     """Return the value of a text of JSON, or of a Python literal that is no string."""
-    with suppress(ValueError, RecursionError):
-        return (FINITE_JSON.decode(text),)
+    if (value := read_json(text)) is not None or text.strip() == "null":
+        return (value,)
     if python and len(text) < _MOST_LITERAL:
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             value = ast.literal_eval(text.strip())
