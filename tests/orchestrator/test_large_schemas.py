@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator import json_schema
 from orchestrator.errors import InvalidRequest
 from orchestrator.grammar import tool_rules
 from orchestrator.held_schema import held
-from orchestrator.json_schema import References
 from orchestrator.rust_patterns import without_bare_classes
 
 BAD = {"type": "string", "pattern": "a(?!b)"}
@@ -101,14 +99,3 @@ def test_many_tools_are_read_up_to_a_size_together() -> None:
 
 def test_an_unfinished_class_stays_as_it_is() -> None:
     assert without_bare_classes("[[[\\") == "[[[\\"
-
-
-def test_references_by_name_are_looked_up_in_one_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    scans, objects = list[Any](), json_schema._all
-    monkeypatch.setattr(json_schema, "_all", lambda root: scans.append(root) or objects(root))
-    root = {"$defs": {f"d{i}": {"$anchor": f"a{i}", "minLength": i} for i in range(20)}}
-    references = References(root)
-    for i in range(20):
-        assert references.target_of(f"#a{i}") == (True, root["$defs"][f"d{i}"])
-    assert references.target_of("nowhere") == (False, None)
-    assert len(scans) == 1

@@ -14,73 +14,62 @@ from tests.orchestrator.serving import asked, client, service, serving
 from tests.workers.scripted import Scripted
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-NAMED = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
+NAMED: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
+HELD = Constraint("json_schema", json.dumps(SCHEMA))
+OBJECT = Constraint("json_schema", '{"type": "object"}')
+NOTHING = dict.fromkeys(
+    ("json", "regex", "grammar", "json_object", "whitespace_pattern", "structural_tag")
+)
+FLAGS = {
+    "disable_fallback": False,
+    "disable_any_whitespace": True,
+    "disable_additional_properties": False,
+}
+
+
+def vllm(**form: Any) -> dict[str, Any]:
+    return {"structured_outputs": form}
+
+
+def openai(kind: str, **more: Any) -> dict[str, Any]:
+    return {"response_format": {"type": kind, **more}}
+
+
 GOOD: list[tuple[dict[str, Any], Constraint | None]] = [
     ({}, None),
-    ({"response_format": {"type": "text"}}, None),
-    (
-        {"response_format": {"type": "json_object"}},
-        Constraint("json_schema", '{"type": "object"}'),
-    ),
-    ({"response_format": NAMED}, Constraint("json_schema", json.dumps(SCHEMA))),
-    (
-        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
-        Constraint("json_schema", json.dumps(SCHEMA)),
-    ),
-    ({"structured_outputs": {"regex": "[0-9]+/[0-9]+"}}, Constraint("regex", "[0-9]+/[0-9]+")),
-    (
-        {"structured_outputs": {"choice": ["yes", "no.", "a/b\n "]}},
-        Constraint("regex", "yes|no\\.|a/b\n "),
-    ),
-    ({"structured_outputs": {"grammar": 'start: "a"+'}}, Constraint("grammar", 'start: "a"+')),
-    ({"structured_outputs": {"json": SCHEMA}}, Constraint("json_schema", json.dumps(SCHEMA))),
-    (
-        {"structured_outputs": {"json_object": True}},
-        Constraint("json_schema", '{"type": "object"}'),
-    ),
-    ({"structured_outputs": {"choice": ["a"]}}, Constraint("regex", "a")),
-    (
-        {
-            "structured_outputs": {
-                **dict.fromkeys(("json", "regex", "grammar", "json_object"), None),
-                **dict.fromkeys(("whitespace_pattern", "structural_tag"), None),
-                "choice": ["a"],
-                "disable_fallback": False,
-                "disable_any_whitespace": True,
-                "disable_additional_properties": False,
-            }
-        },
-        Constraint("regex", "a"),
-    ),
+    (openai("text"), None),
+    (openai("json_object"), OBJECT),
+    ({"response_format": NAMED}, HELD),
+    (vllm(json=json.dumps(SCHEMA)), HELD),
+    (vllm(json=SCHEMA), HELD),
+    (vllm(json_object=True), OBJECT),
+    (vllm(regex="[0-9]+/[0-9]+"), Constraint("regex", "[0-9]+/[0-9]+")),
+    (vllm(choice=["yes", "no.", "a/b\n "]), Constraint("regex", "yes|no\\.|a/b\n ")),
+    (vllm(grammar='start: "a"+'), Constraint("grammar", 'start: "a"+')),
+    (vllm(choice=["a"], **NOTHING, **FLAGS), Constraint("regex", "a")),
 ]
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"response_format": {"type": "xml"}}, "response_format.type"),
-    ({"response_format": {"type": "json_schema"}}, "response_format"),
-    ({"response_format": {"type": "text", "json_schema": NAMED["json_schema"]}}, "response_format"),
+    (openai("xml"), "response_format.type"),
+    (openai("json_schema"), "response_format"),
+    (openai("text", json_schema=NAMED["json_schema"]), "response_format"),
+    (openai("json_schema", json_schema={"schema": {"type": "strin"}}), "response_format"),
+    ({"response_format": NAMED, **vllm(regex="a")}, "structured_outputs.regex"),
+    (vllm(regex="(?=a)"), "structured_outputs.regex"),
+    (vllm(regex="("), "structured_outputs.regex"),
+    (vllm(json="{"), "structured_outputs.json"),
+    (vllm(json="[" * 5000), "structured_outputs.json"),
+    (vllm(json='{"items": ' * 600 + "{}" + "}" * 600), "structured_outputs.json"),
+    (vllm(json='{"enum": ["\\ud800"]}'), "structured_outputs.json"),
+    (vllm(json='{"enum": [NaN]}'), "structured_outputs.json"),
+    (vllm(choice=[]), "structured_outputs.choice"),
+    (vllm(choice=[""]), "structured_outputs.choice[0]"),
+    (vllm(grammar="start: nothing"), "structured_outputs.grammar"),
+    (vllm(grammar="x" * 200_000), "structured_outputs.grammar"),
     (
-        {"response_format": {**NAMED, "json_schema": {"schema": {"type": "strin"}}}},
-        "response_format",
-    ),
-    ({"response_format": NAMED, "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
-    ({"structured_outputs": {"regex": "(?=a)"}}, "structured_outputs.regex"),
-    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
-    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
-    ({"structured_outputs": {"json": "[" * 5000}}, "structured_outputs.json"),
-    (
-        {"structured_outputs": {"json": '{"items": ' * 600 + "{}" + "}" * 600}},
-        "structured_outputs.json",
-    ),
-    ({"structured_outputs": {"json": '{"enum": ["\\ud800"]}'}}, "structured_outputs.json"),
-    ({"structured_outputs": {"json": '{"enum": [NaN]}'}}, "structured_outputs.json"),
-    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
-    ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice[0]"),
-    ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs.grammar"),
-    ({"structured_outputs": {"grammar": "x" * 200_000}}, "structured_outputs.grammar"),
-    (
-        {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": True}},
+        vllm(json=SCHEMA, disable_additional_properties=True),
         "structured_outputs.disable_additional_properties",
     ),
-    ({"structured_outputs": {"jso": SCHEMA}}, "structured_outputs.jso"),
+    (vllm(jso=SCHEMA), "structured_outputs.jso"),
 ]
 
 

@@ -89,16 +89,102 @@ ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>
 ONE = '{"name": "add", "arguments": {"a": 1}}'
 CODE = '{"text": "a \\"quoted\\" } brace, <tool_call> and ``` \\\\"}'
 
-CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
-    ("a call", HERMES, ADD, "", [("add", {"a": 1, "b": 2})]),
-    ("text before it", HERMES, f"Let me see.\n{ADD}", "Let me see.", [("add", {"a": 1, "b": 2})]),
+HERMES_CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
+    ("a call", ADD, "", [("add", {"a": 1, "b": 2})]),
+    ("text before it", f"Let me see.\n{ADD}", "Let me see.", [("add", {"a": 1, "b": 2})]),
     (
         "two calls",
-        HERMES,
         f'{ADD}\n<tool_call>\n{{"name": "look_up", "arguments": {{"key": "x"}}}}\n</tool_call>',
         "",
         [("add", {"a": 1, "b": 2}), ("look_up", {"key": "x"})],
     ),
+    (
+        "braces and marks in a text",
+        f'<tool_call>\n{{"name": "look_up", "arguments": {CODE}}}\n</tool_call>',
+        "",
+        [("look_up", json.loads(CODE))],
+    ),
+    (
+        "other white space",
+        '<tool_call>{"name":"add","arguments":{"a":1,"b":2}}</tool_call>',
+        "",
+        [("add", {"a": 1, "b": 2})],
+    ),
+    (
+        "a fenced block",
+        'I call it:\n```json\n{\n  "name": "add",\n  "arguments": {"a": 1, "b": 2}\n}\n```',
+        "I call it:",
+        [("add", {"a": 1, "b": 2})],
+    ),
+    (
+        "several in a fenced block",
+        '```\n[{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": "{}"}]\n```',
+        "",
+        [("add", {"a": 1}), ("add", {})],
+    ),
+    (
+        "doubled braces",
+        '{{"name": "add", "arguments": {"a": 1}}} Done.',
+        "Done.",
+        [("add", {"a": 1})],
+    ),
+    (
+        "doubled braces in the tag, of which one is not closed",
+        '<tool_call>\n{{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+        "",
+        [("add", {"a": 1})],
+    ),
+    ("doubled braces that are no call", "{{ name }} is {{x}}.", "{{ name }} is {{x}}.", []),
+    ("an object", '{"name": "add", "arguments": {}}', "", [("add", {})]),
+    ("a code block", "```python\nprint({})\n```\nDone.", "```python\nprint({})\n```\nDone.", []),
+    (
+        "JSON that is no call",
+        '{"name": "other", "arguments": {}}',
+        '{"name": "other", "arguments": {}}',
+        [],
+    ),
+    ("an unknown tool", ADD.replace("add", "sub"), ADD.replace("add", "sub"), []),
+    (
+        "other white space behind it",
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1}}</tool_call> Done.',
+        "Done.",
+        [("add", {"a": 1})],
+    ),
+    (
+        "the definition of a tool",
+        '```json\n{"name": "add", "parameters": {"type": "object"}}\n```',
+        '```json\n{"name": "add", "parameters": {"type": "object"}}\n```',
+        [],
+    ),
+    (
+        "a mention of the tag, before a call",
+        f"I write <tool_call> before it.\n{ADD}",
+        "I write <tool_call> before it.",
+        [("add", {"a": 1, "b": 2})],
+    ),
+    (
+        "half a surrogate pair in arguments that are a text",
+        '<tool_call>\n{"name": "add", "arguments": "{\\"a\\": \\"\\ud800\\"}"}\n</tool_call>',
+        "",
+        [("add", {"a": "\ud800"})],
+    ),
+    (
+        "a number too large in a loose call",
+        '{"name": "add", "arguments": {"a": 1e999}}',
+        '{"name": "add", "arguments": {"a": 1e999}}',
+        [],
+    ),
+    (
+        "a call that breaks off before another",
+        f'{{"name": "look_up",\n{ADD}',
+        '{"name": "look_up",',
+        [("add", {"a": 1, "b": 2})],
+    ),
+    ("plain text", "a < b, <tool or <tool_cal", "a < b, <tool or <tool_cal", []),
+    ("a number", "{1, 2}", "{1, 2}", []),
+    ("an unfinished block", "```json\n{", "```json\n{", []),
+]
+CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
     *(
         (
             f"arguments that are {kind}",
@@ -118,50 +204,6 @@ CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
             ("null", "null", {}),
         )
     ),
-    (
-        "braces and marks in a text",
-        HERMES,
-        f'<tool_call>\n{{"name": "look_up", "arguments": {CODE}}}\n</tool_call>',
-        "",
-        [("look_up", json.loads(CODE))],
-    ),
-    (
-        "other white space",
-        HERMES,
-        '<tool_call>{"name":"add","arguments":{"a":1,"b":2}}</tool_call>',
-        "",
-        [("add", {"a": 1, "b": 2})],
-    ),
-    (
-        "a fenced block",
-        HERMES,
-        'I call it:\n```json\n{\n  "name": "add",\n  "arguments": {"a": 1, "b": 2}\n}\n```',
-        "I call it:",
-        [("add", {"a": 1, "b": 2})],
-    ),
-    (
-        "several in a fenced block",
-        HERMES,
-        '```\n[{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": "{}"}]\n```',
-        "",
-        [("add", {"a": 1}), ("add", {})],
-    ),
-    (
-        "doubled braces",
-        HERMES,
-        '{{"name": "add", "arguments": {"a": 1}}} Done.',
-        "Done.",
-        [("add", {"a": 1})],
-    ),
-    (
-        "doubled braces in the tag, of which one is not closed",
-        HERMES,
-        '<tool_call>\n{{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
-        "",
-        [("add", {"a": 1})],
-    ),
-    ("doubled braces that are no call", HERMES, "{{ name }} is {{x}}.", "{{ name }} is {{x}}.", []),
-    ("an object", HERMES, '{"name": "add", "arguments": {}}', "", [("add", {})]),
     ("parameters", LLAMA, '{"name": "add", "parameters": {"a": [1]}}', "", [("add", {"a": [1]})]),
     (
         "control tokens",
@@ -169,35 +211,6 @@ CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
         '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]look_up[ARGS]{}',
         "",
         [("add", {"a": 1}), ("look_up", {})],
-    ),
-    (
-        "a code block",
-        HERMES,
-        "```python\nprint({})\n```\nDone.",
-        "```python\nprint({})\n```\nDone.",
-        [],
-    ),
-    (
-        "JSON that is no call",
-        HERMES,
-        '{"name": "other", "arguments": {}}',
-        '{"name": "other", "arguments": {}}',
-        [],
-    ),
-    ("an unknown tool", HERMES, ADD.replace("add", "sub"), ADD.replace("add", "sub"), []),
-    (
-        "other white space behind it",
-        HERMES,
-        '<tool_call>\n{"name": "add", "arguments": {"a": 1}}</tool_call> Done.',
-        "Done.",
-        [("add", {"a": 1})],
-    ),
-    (
-        "the definition of a tool",
-        HERMES,
-        '```json\n{"name": "add", "parameters": {"type": "object"}}\n```',
-        '```json\n{"name": "add", "parameters": {"type": "object"}}\n```',
-        [],
     ),
     (
         "arguments in tags",
@@ -258,27 +271,6 @@ CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
         [("add", {"a": 1})],
     ),
     (
-        "a mention of the tag, before a call",
-        HERMES,
-        f"I write <tool_call> before it.\n{ADD}",
-        "I write <tool_call> before it.",
-        [("add", {"a": 1, "b": 2})],
-    ),
-    (
-        "half a surrogate pair in arguments that are a text",
-        HERMES,
-        '<tool_call>\n{"name": "add", "arguments": "{\\"a\\": \\"\\ud800\\"}"}\n</tool_call>',
-        "",
-        [("add", {"a": "\ud800"})],
-    ),
-    (
-        "a number too large in a loose call",
-        HERMES,
-        '{"name": "add", "arguments": {"a": 1e999}}',
-        '{"name": "add", "arguments": {"a": 1e999}}',
-        [],
-    ),
-    (
         "a call with an id",
         LISTED,
         '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "a1b2c3d4e"}, '
@@ -294,13 +286,6 @@ CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
         "So.",
         [("add", {"a": 1}), ("look_up", {})],
     ),
-    (
-        "a call that breaks off before another",
-        HERMES,
-        f'{{"name": "look_up",\n{ADD}',
-        '{"name": "look_up",',
-        [("add", {"a": 1, "b": 2})],
-    ),
     *(
         (f"no call: {text[:40]!r}", HERMES, text, text, [])
         for text in [
@@ -312,9 +297,7 @@ CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
             '{"name": "add", ' * 3000,
         ]
     ),
-    ("plain text", HERMES, "a < b, <tool or <tool_cal", "a < b, <tool or <tool_cal", []),
-    ("a number", HERMES, "{1, 2}", "{1, 2}", []),
-    ("an unfinished block", HERMES, "```json\n{", "```json\n{", []),
+    *((name, HERMES, answer, text, calls) for name, answer, text, calls in HERMES_CASES),
 ]
 
 

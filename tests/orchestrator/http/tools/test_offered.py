@@ -390,70 +390,39 @@ async def test_others_do_not_wait_while_schemas_are_read() -> None:
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+DEEP = {**CALL, "function": {"name": "add", "arguments": '{"a":' * 90 + "1" + "}" * 90}}
+RESULT = {"role": "tool", "content": "5", "tool_call_id": "c1"}
+
+
+def function(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+NEVER = function("b", strict=True, parameters={"not": {}})
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [function("a b")]}, "tools[0].function.name"),
     ({"tools": [ADD, ADD]}, "tools"),
     ({"tools": [ADD] * 200}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [ADD], "tool_choice": "maybe"}, "tool_choice"),
+    ({"tools": [ADD], "tool_choice": function("sub")}, "tool_choice"),
     (
-        {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
-        "tool_choice",
-    ),
-    (
-        {
-            "tools": [
-                {
-                    "type": "function",
-                    "function": {"name": "a", "strict": True, "parameters": {"type": "strin"}},
-                }
-            ]
-        },
+        {"tools": [function("a", strict=True, parameters={"type": "strin"})]},
         "tools[0].function.parameters",
     ),
-    (
-        {
-            "tools": [
-                ADD,
-                {
-                    "type": "function",
-                    "function": {"name": "b", "strict": True, "parameters": {"not": {}}},
-                },
-            ],
-            "tool_choice": {"type": "function", "function": {"name": "b"}},
-        },
-        "tools[1].function.parameters",
-    ),
+    ({"tools": [ADD, NEVER], "tool_choice": function("b")}, "tools[1].function.parameters"),
     ({"tools": [ADD], "ignore_eos": True}, "ignore_eos"),
     ({"tools": [ADD], "structured_outputs": {"regex": "a+"}}, "tools"),
     ({"functions": [{"name": "add"}]}, "functions"),
     ({"messages": [QUESTION, {"role": "tool", "content": "5"}]}, "messages[1].tool_call_id"),
-    (
-        {"messages": [QUESTION, {"role": "tool", "content": "5", "tool_call_id": "c9"}]},
-        "messages[1].tool_call_id",
-    ),
-    (
-        {"messages": [{"role": "user", "content": "Hi", "tool_calls": [CALL]}, QUESTION]},
-        "messages[0].tool_calls",
-    ),
+    ({"messages": [QUESTION, RESULT]}, "messages[1].tool_call_id"),
+    ({"messages": [{**QUESTION, "tool_calls": [CALL]}, QUESTION]}, "messages[0].tool_calls"),
     ({"messages": [QUESTION, {"role": "assistant"}, QUESTION]}, "messages[1].content"),
     ({"messages": [{"role": "function", "content": "5", "name": "add"}]}, "messages[0].role"),
-    *(
-        (
-            {
-                "messages": [
-                    QUESTION,
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{**CALL, "function": {"name": "add", "arguments": text}}],
-                    },
-                    {"role": "tool", "content": "5", "tool_call_id": "c1"},
-                ]
-            },
-            "messages[1].tool_calls[0].function.arguments",
-        )
-        for text in ('{"a":' * 90 + "1" + "}" * 90,)
+    (
+        {"messages": [QUESTION, {"role": "assistant", "tool_calls": [DEEP]}, RESULT]},
+        "messages[1].tool_calls[0].function.arguments",
     ),
 ]
 
