@@ -109,40 +109,27 @@ class _Reader:
             raise SchemaRefused(
                 f"it has {size} characters without remarks; at most {MAX_SOURCE} are allowed"
             )
-        if self._levels() > _MOST_LEVELS:
-            raise SchemaRefused(
-                f"with what it refers to it is more than {_MOST_LEVELS} levels deep"
-            )
         if self._size(self._root, {}) > MOST_PARTS:
             raise SchemaRefused(f"with what it refers to it has more than {MOST_PARTS} parts")
 
-    def _levels(self) -> int:
-        """Return how deep the library recurses: it reads a definition at the first reference."""
-        deepest, left, seen = 0, [(self._root, 1)], set[str]()
-        while left:
-            one, level = left.pop()
-            deepest = max(deepest, level)
-            if isinstance(one, dict):
-                each = [below for _, below in subschemas(one)]
-                name = name_of(one)
-                if name in self._defs and name not in seen:
-                    seen.add(name)
-                    each.append(self._defs[name])
-                left += [(below, level + 1) for below in reversed(each)]
-        return deepest
-
-    def _size(self, schema: Any, sizes: dict[str, int]) -> int:
+    def _size(self, schema: Any, sizes: dict[str, int], level: int = 1) -> int:
         """Count a schema's parts with every reference replaced by its definition, as the library
-        may do. `sizes` caches those of definitions."""
-        size = 1
+        may do. `sizes` caches those of definitions: the library reads each at its first reference.
+
+        Raises:
+            SchemaRefused: there are too many levels.
+        """
+        if level > _MOST_LEVELS:
+            raise SchemaRefused(
+                f"with what it refers to it is more than {_MOST_LEVELS} levels deep"
+            )
         if not isinstance(schema, dict):
-            return size
-        for _, one in subschemas(schema):
-            size += self._size(one, sizes)
+            return 1
+        size = 1 + sum(self._size(one, sizes, level + 1) for _, one in subschemas(schema))
         name = name_of(schema)
         if name in self._defs and name not in sizes:
             sizes[name] = 1  # within itself
-            sizes[name] = self._size(self._defs[name], sizes)
+            sizes[name] = self._size(self._defs[name], sizes, level + 1)
         return size + sizes.get(name, 0)
 
     def _check_cycles(self) -> None:

@@ -66,7 +66,7 @@ def by_type(error: str, message: str, default: str | None = None) -> Discriminat
     `default` stands for a type that is not given; `error` and `message` are of any other value.
     """
     return Discriminator(
-        lambda given: f"[{given.get('type', default)}]" if isinstance(given, dict) else None,
+        lambda given: f"[{given.get('type') or default}]" if isinstance(given, dict) else None,
         custom_error_type=error,
         custom_error_message=message,
     )

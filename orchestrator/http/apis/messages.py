@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, NotRequired
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, Tag, model_validator
 from typing_extensions import TypedDict
 
 from orchestrator.efforts import Effort
@@ -23,7 +23,7 @@ from orchestrator.http.apis.parameters import (
     parse_ask,
 )
 from orchestrator.http.ask import Ask, AskedPolicy, Choice, Labels
-from orchestrator.http.body import Given, Json, contradiction, read_json
+from orchestrator.http.body import Given, Json, by_type, contradiction, read_json
 from orchestrator.http.rendering import Baton, baton, usage, usage_of
 from orchestrator.http.settings import HttpSettings
 from orchestrator.http.tools.offered import (
@@ -94,14 +94,8 @@ EXECUTORS: Final = ("small-only", "advisor")
 
 AnyTool = Annotated[
     Annotated[
-        Annotated[MessagesTool, Tag("[custom]")] | Annotated[AdvisorTool, Tag("[advisor]")],
-        Discriminator(
-            lambda given: (
-                "[advisor]"
-                if isinstance(given, dict) and given.get("type") == ADVISOR
-                else "[custom]"
-            )
-        ),
+        Annotated[MessagesTool, Tag("[custom]")] | Annotated[AdvisorTool, Tag(f"[{ADVISOR}]")],
+        by_type("invalid_type", "expected a tool", default="custom"),
     ],
     BeforeValidator(lambda given: check_type(given, "tools", ("custom", ADVISOR))),
 ]
