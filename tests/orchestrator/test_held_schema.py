@@ -123,6 +123,7 @@ def test_what_a_schema_says_is_held_to(schema: Any, valid: list[Any], invalid: l
         assert lets_through(state, laid_out(value, schema)), value
     for value in invalid:
         assert not holds(form, json.dumps(value))
+        assert not fits(value, schema)
         assert not lets_through(state, laid_out(value, schema)), value
 
 

@@ -17,7 +17,6 @@ TOOL_NAME = r"^[a-zA-Z0-9_.:/-]{1,128}$"
 ToolName = Annotated[str, StringConstraints(pattern=TOOL_NAME)]
 MAX_TOOLS = 128
 MAX_DEPTH = 64  # levels of nesting of a call's arguments
-_NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 class FunctionTool(Given):
@@ -28,6 +27,11 @@ class FunctionTool(Given):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The schema of its arguments."""
+        return self.parameters or {"type": "object", "properties": {}}
 
 
 class Tool(Given):
@@ -89,14 +93,6 @@ class AllowedTools(Given, Generic[Reference]):
 class AllowedChoice(Given):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools[ToolReference]
-
-    @property
-    def tools(self) -> list[ToolReference]:
-        return self.allowed_tools.tools
-
-    @property
-    def mode(self) -> Literal["auto", "required"]:
-        return self.allowed_tools.mode
 
 
 class FlatAllowedChoice(AllowedTools[FlatReference]):
@@ -194,16 +190,14 @@ class ToolUse:
         if isinstance(choice, ToolReference | FlatReference):
             required, allowed, parallel = True, [choice.name], False
         elif isinstance(choice, AllowedChoice | FlatAllowedChoice):
-            required, allowed = choice.mode == "required", [tool.name for tool in choice.tools]
+            some = choice.allowed_tools if isinstance(choice, AllowedChoice) else choice
+            required, allowed = some.mode == "required", [tool.name for tool in some.tools]
         if unknown := sorted(set(allowed) - set(names)):
             raise contradiction("tool_choice", f"there is no tool {unknown[0]!r}")
         self.tools = () if choice == "none" else tuple(tools)
         self.names = frozenset(allowed if self.tools else ())
-        self.strict = {
-            tool.name: tool.parameters or _NO_PARAMETERS
-            for tool in self.tools
-            if tool.name in self.names and tool.strict
-        }
+        called = [tool for tool in self.tools if tool.name in self.names and tool.strict]
+        self.strict = {tool.name: tool.arguments for tool in called}
         self.schemas = {tool.name: tool.parameters for tool in self.tools}
         self.parallel = parallel
         self.constraint = form
@@ -216,7 +210,7 @@ class ToolUse:
                 [
                     {
                         "name": tool.name,
-                        "parameters": tool.parameters or _NO_PARAMETERS,
+                        "parameters": tool.arguments,
                         "strict": bool(tool.strict),
                         "place": f"tools[{i}].{inner}",
                     }
@@ -240,7 +234,7 @@ class ToolUse:
                 "function": {
                     "name": tool.name,
                     "description": tool.description or "",
-                    "parameters": tool.parameters or _NO_PARAMETERS,
+                    "parameters": tool.arguments,
                 },
             }
             for tool in self.tools
