@@ -22,6 +22,7 @@ from orchestrator.http.apis.parameters import (
     Choices,
     StreamOptions,
     TextRequest,
+    called_tool,
     joined,
     parse_ask,
 )
@@ -179,7 +180,7 @@ class ChatRequest(AnswerForm, TextRequest):
         for name, given in (("stop", self.stop), ("tools", self.tools)):
             if self.logprobs and given:
                 raise contradiction("logprobs", f"only allowed without {name}")
-        self._check_turns()
+        self.turns  # noqa: B018 (refuses wrong ones)
         if last.role != "tool" and not (last.content or "").strip():
             raise contradiction(f"{place}.content", "the question is empty")
         caps = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -188,25 +189,38 @@ class ChatRequest(AnswerForm, TextRequest):
         self.tool_use  # noqa: B018 (refuses a choice of a tool that is missing)
         return self
 
-    def _check_turns(self) -> None:
-        """Check that every turn has content, and that a tool's result answers an earlier call."""
-        called: set[str] = set()
-        for i, message in enumerate(self.messages):
+    @cached_property
+    def turns(self) -> tuple[Message, ...]:
+        """The messages as models see them.
+
+        Raises:
+            InvalidRequest: a turn has no content, or a tool's result answers no earlier call.
+        """
+        turns, called = list[Message](), dict[str, str]()
+        for i, one in enumerate(self.messages):
             place = f"messages[{i}]"
-            if message.content is None and not message.tool_calls:
-                given = "content" in message.model_fields_set
+            if one.content is None and not one.tool_calls:
+                given = "content" in one.model_fields_set
                 raise InvalidRequest(
                     f"{place}.content: expected a text, since there are no tool_calls",
                     param=f"{place}.content",
                     code="invalid_type" if given else "missing_required_parameter",
                 )
-            if message.tool_calls and message.role != "assistant":
+            if one.tool_calls and one.role != "assistant":
                 raise contradiction(f"{place}.tool_calls", "only an assistant calls tools")
-            if message.role == "tool" and message.tool_call_id not in called:
-                raise contradiction(
-                    f"{place}.tool_call_id", "expected the id of a call that was made before"
-                )
-            called.update(call.id for call in message.tool_calls or ())
+            name, call_id = "", one.tool_call_id or ""
+            if one.role == "tool":
+                its_tool = called_tool(called, call_id, f"{place}.tool_call_id")
+                name = one.name or its_tool
+            calls = tuple(
+                ToolCall(call.id, call.function.name, call.function.arguments)
+                for call in one.tool_calls or ()
+            )
+            called |= {call.id: call.name for call in calls}
+            role = "system" if one.role == "developer" else one.role
+            thought = one.reasoning_content or one.reasoning or ""
+            turns.append(Message(role, one.content or "", None, calls, thought, call_id, name))
+        return tuple(turns)
 
     @cached_property
     def tool_use(self) -> ToolUse:
@@ -249,28 +263,7 @@ class ChatRequest(AnswerForm, TextRequest):
 
     @property
     def conversations(self) -> tuple[tuple[Message, ...], ...]:
-        turns, called = list(self.tool_use.messages), dict[str, str]()
-        for message in self.messages:
-            turns.append(_turn(message, called))
-            called |= {call.id: call.function.name for call in message.tool_calls or ()}
-        return (tuple(turns),)
-
-
-def _turn(message: ChatMessage, called: Mapping[str, str]) -> Message:
-    """Return a message as models see it; `called` maps a call's id to its tool's name."""
-    name = message.name or called.get(message.tool_call_id or "", "")
-    calls = tuple(
-        ToolCall(call.id, call.function.name, call.function.arguments)
-        for call in message.tool_calls or ()
-    )
-    return Message(
-        "system" if message.role == "developer" else message.role,
-        message.content or "",
-        calls=calls,
-        reasoning=message.reasoning_content or message.reasoning or "",
-        call_id=message.tool_call_id or "",
-        name=name if message.role == "tool" else "",
-    )
+        return ((*self.tool_use.messages, *self.turns),)
 
 
 class CalledFunction(TypedDict):

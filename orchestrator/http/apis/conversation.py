@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from orchestrator.http.apis.parameters import called_tool
 from orchestrator.http.body import (
     UNSUPPORTED_ITEM,
     Given,
@@ -159,10 +160,7 @@ def read_turns(turns: Sequence[Turn]) -> tuple[Message, ...]:
                 written = json.dumps(block.input, ensure_ascii=False)
                 calls.append(ToolCall(block.id, block.name, written))
             elif isinstance(block, ToolResultBlock):
-                if (name := called.get(block.tool_use_id)) is None:
-                    raise contradiction(
-                        f"{place}.tool_use_id", "expected the id of a tool_use block before it"
-                    )
+                name = called_tool(called, block.tool_use_id, f"{place}.tool_use_id")
                 text = FAILED * block.is_error + _text(block.content)
                 results.append(Message("tool", text, call_id=block.tool_use_id, name=name))
         called |= {call.id: call.name for call in calls}

@@ -11,7 +11,7 @@ and `policy.budget`. With effort `none`, or a budget of 0, there is no thought.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Self, TypeVar
 
@@ -103,6 +103,17 @@ def joined(part: Any) -> BeforeValidator:
         return content
 
     return BeforeValidator(read, json_schema_input_type=str | list[part] | None)
+
+
+def called_tool(called: Mapping[str, str], call_id: str, place: str) -> str:
+    """Return the name of the tool that an earlier call, found by its id, called.
+
+    Raises:
+        InvalidRequest: there is no such call; names `place`.
+    """
+    if call_id not in called:
+        raise contradiction(place, "expected the id of a call that was made before")
+    return called[call_id]
 
 
 def _listed(stop: object) -> object:

@@ -32,6 +32,7 @@ from orchestrator.http.apis.parameters import (
     ONLY_TEXT,
     UNSUPPORTED,
     TextRequest,
+    called_tool,
     joined,
     parse_ask,
 )
@@ -158,12 +159,7 @@ def read_turns(items: Sequence[AnyItem]) -> tuple[Message, ...]:
                 call = ToolCall(item.call_id, item.name, item.arguments)
                 turn = Message("assistant", "", calls=(call,), reasoning=reasoning)
             case OutputItem():
-                if item.call_id not in called:
-                    raise contradiction(
-                        f"input[{i}].call_id",
-                        "expected that of a function_call before it, none has this one",
-                    )
-                name = called[item.call_id]
+                name = called_tool(called, item.call_id, f"input[{i}].call_id")
                 turn = Message("tool", item.output, call_id=item.call_id, name=name)
             case MessageItem(role="assistant"):
                 turn = Message("assistant", item.content, reasoning=reasoning)

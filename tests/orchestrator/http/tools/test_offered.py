@@ -416,7 +416,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [ADD], "structured_outputs": {"regex": "a+"}}, "tools"),
     ({"functions": [{"name": "add"}]}, "functions"),
     ({"messages": [QUESTION, {"role": "tool", "content": "5"}]}, "messages[1].tool_call_id"),
-    ({"messages": [QUESTION, RESULT]}, "messages[1].tool_call_id"),
+    ({"messages": [QUESTION, {**RESULT, "name": "add"}]}, "messages[1].tool_call_id"),
     ({"messages": [{**QUESTION, "tool_calls": [CALL]}, QUESTION]}, "messages[0].tool_calls"),
     ({"messages": [QUESTION, {"role": "assistant"}, QUESTION]}, "messages[1].content"),
     ({"messages": [{"role": "function", "content": "5", "name": "add"}]}, "messages[0].role"),
