@@ -134,15 +134,15 @@ class RequestPlan:
 
     @property
     def experiment(self) -> str | None:
-        return self.enrollment and self.enrollment.run.name
+        return None if self.enrollment is None else self.enrollment.run.name
 
     @property
     def arm(self) -> str | None:
-        return self.enrollment and self.enrollment.arm
+        return None if self.enrollment is None else self.enrollment.arm
 
     @property
     def run(self) -> int | None:
-        return self.enrollment and self.enrollment.run.number
+        return None if self.enrollment is None else self.enrollment.run.number
 
 
 @dataclass(frozen=True, slots=True)

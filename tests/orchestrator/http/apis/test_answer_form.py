@@ -93,7 +93,7 @@ def test_the_thought_is_free_and_every_writer_of_the_answer_is_held_to_it() -> N
         answer = official.chat.completions.create(
             model="specreason",
             messages=[{"role": "user", "content": "Hi"}],
-            response_format=NAMED,  # type: ignore[arg-type]
+            response_format=NAMED,
         )
     assert answer.choices[0].message.content == '{"a": 1}'
     for call in (*small.calls, *large.calls):

@@ -477,7 +477,6 @@ RESULT = {"type": "tool_result", "tool_use_id": "toolu_01", "content": "3"}
 THOUGHT = {"type": "thinking", "thinking": "Add.", "signature": signature("Add.")}
 REMINDER = {"type": "text", "text": "<system-reminder>\nToday is Monday.\n</system-reminder>"}
 KEEP_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
-USER_ID = json.dumps({"device_id": "d" * 64, "account_uuid": "", "session_id": "s" * 36})
 
 
 def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
