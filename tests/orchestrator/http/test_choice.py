@@ -68,27 +68,6 @@ def test_without_a_seed_the_answers_differ(url: str) -> None:
     assert len({said(choice) for choice in chat(url, n=4).choices}) > 1
 
 
-def test_a_stream_says_the_same(url: str) -> None:
-    whole = chat(url, n=3, seed=7)
-    options = {"include_usage": True}
-    *chunks, usage = chat(url, n=3, seed=7, stream=True, stream_options=options)
-    assert len({chunk.id for chunk in (*chunks, usage)}) == 1
-    texts, ends = [["", ""] for _ in range(3)], dict[int, Any]()
-    for chunk in chunks:
-        (choice,) = chunk.choices
-        texts[choice.index][0] += getattr(choice.delta, "reasoning_content", None) or ""
-        texts[choice.index][1] += choice.delta.content or ""
-        if choice.finish_reason is not None:
-            ends[choice.index] = (choice.finish_reason, chunk.model_extra["baton"]["trace_id"])
-    assert [tuple(text) for text in texts] == [said(choice) for choice in whole.choices]
-    assert {i: end[0] for i, end in ends.items()} == {
-        choice.index: choice.finish_reason for choice in whole.choices
-    }
-    first = chunks[0].id.removeprefix("chatcmpl-")
-    assert [ends[i][1] for i in range(3)] == [first, f"{first}-1", f"{first}-2"]
-    assert (usage.choices, usage.usage.completion_tokens) == ([], whole.usage.completion_tokens)
-
-
 def test_each_answer_is_on_record(url: str) -> None:
     reply = chat(url, n=2, seed=3)
     first = reply.model_extra["baton"]

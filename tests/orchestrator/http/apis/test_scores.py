@@ -144,28 +144,6 @@ def test_without_top_logprobs_there_are_none(url: str) -> None:
     assert ask(url, logprobs=False).logprobs is None
 
 
-def test_stream(url: str) -> None:
-    whole = ask(url, top_logprobs=1, n=2)
-    given: dict[str, Any] = {"model": "large-only", "messages": QUESTION, "logprobs": True}
-    with (
-        client(url) as api,
-        api.chat.completions.stream(**given, top_logprobs=1, n=2) as stream,
-    ):
-        for _ in stream:
-            pass
-        final = stream.get_final_completion()
-    for choice in final.choices:
-        assert choice.message.content == whole.message.content
-        assert choice.logprobs is not None
-        for mine, other in zip(choice.logprobs.content, whole.logprobs.content, strict=True):
-            assert (mine.token, mine.bytes) == (other.token, other.bytes)
-            # Passes of another shape compute other last digits.
-            assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
-            assert [top.token for top in mine.top_logprobs] == [
-                top.token for top in other.top_logprobs
-            ]
-
-
 def test_a_text_that_goes_on_has_the_tokens_that_are_new(url: str) -> None:
     messages = [*QUESTION, {"role": "assistant", "content": "The answer is"}]
     more = {"continue_final_message": True}

@@ -161,29 +161,6 @@ def values(arguments: list[str]) -> list[tuple[Any, ...]]:
     return [tuple(json.loads(one).values()) for one in arguments]
 
 
-@pytest.mark.parametrize("policy", ["large-only", "small-only", "specreason", "cascade"])
-def test_an_agent_loop(official: OpenAI, policy: str) -> None:
-    messages: list[Any] = [QUESTION]
-    first = official.chat.completions.create(
-        model=policy, messages=messages, tools=[ADD, LOOK_UP]
-    ).choices[0]
-    assert first.finish_reason == "tool_calls"
-    assert first.message.content == "Let me see."
-    (call,) = first.message.tool_calls or []
-    assert (call.type, call.function.name) == ("function", "add")
-    assert json.loads(call.function.arguments) == {"a": 2, "b": 3}
-    messages += [
-        first.message.model_dump(exclude_none=True),
-        {"role": "tool", "tool_call_id": call.id, "content": "5"},
-    ]
-    second = official.chat.completions.create(
-        model=policy, messages=messages, tools=[ADD, LOOK_UP]
-    ).choices[0]
-    assert second.finish_reason == "stop"
-    assert second.message.content == "It is 5."
-    assert second.message.tool_calls is None
-
-
 @pytest.mark.parametrize("stop", [None, ["</tool_call>"], ["}}"]])
 def test_a_stream_ends_as_the_whole_answer_does(official: OpenAI, stop: list[str] | None) -> None:
     body: Any = {"model": "large-only", "messages": [QUESTION], "tools": [ADD], "stop": stop}
