@@ -20,14 +20,7 @@ from workers.text.verification import Scores
 
 
 class BuiltinBackend:
-    """Submits requests to the engine and waits for them.
-
-    Args:
-        engine: owns the model.
-        tokenizer: the checkpoint's.
-        stop_token_ids: end-of-turn ids of the checkpoint.
-        sampling: the checkpoint's own, for requests that say nothing of it.
-    """
+    """Submits requests to the engine; end-of-turn ids and sampling are the checkpoint's own."""
 
     def __init__(
         self,

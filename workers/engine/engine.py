@@ -1,10 +1,7 @@
 """Serves many requests at once from one model: admits, prefills, decodes in batches, answers.
 
-All torch work happens in one thread, iteration by iteration: drop requests whose caller is gone,
-admit new ones while rows are free, those of the key with the fewest rows first, prefill at most
-512 tokens of the new prompts, answer the requests that need no decoding, run the token loop once
-over the live rows, retire the rows that ended. Callers live in asyncio and are woken once per
-request, or once per piece of a stream.
+All torch work happens in one thread, iteration by iteration. Callers live in asyncio and are woken
+once per request, or once per piece of a stream.
 """
 
 from __future__ import annotations
@@ -17,13 +14,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.errors import (
-    BatonError,
-    Overloaded,
-    WorkerError,
-    WorkerUnavailable,
-    describe,
-)
+from orchestrator.errors import BatonError, Overloaded, WorkerError, WorkerUnavailable, describe
 from orchestrator.types import Finish
 from orchestrator.worker import key_of
 from workers.engine.prefill import fitting
@@ -43,14 +34,9 @@ COPIED = 8 * CHUNK  # tokens of prefixes copied before the live rows take their 
 
 
 class Engine:
-    """One model, its cache and its thread.
+    """One model, its cache and its thread; the options are `workers.options.LoadOptions`.
 
-    Args:
-        decoder: target and methods; its cache has at least `rows` slots, the more the longer
-            prefixes stay cached.
-        rows: most requests served at once; `queue` more may wait, then `Overloaded`.
-        threads: intra-op threads of torch in the engine's thread (None: torch's choice).
-        run_ahead: tokens that a row decodes on after its call has ended, while no call is served.
+    The more slots than `rows` the decoder's cache has, the longer prefixes stay cached.
     """
 
     def __init__(
@@ -73,18 +59,8 @@ class Engine:
         self._waiting: deque[EngineRequest] = deque()  # as they came; callers append
         self._prefilling: list[EngineRequest] = []
         self._decoding: dict[int, GenerateRequest] = {}  # by slot
-        self._counts = dict.fromkeys(
-            (
-                "prompt_tokens",
-                "cached_tokens",
-                "generated_tokens",
-                "rounds",
-                "emitted_tokens",
-                "ahead_tokens",
-                "adopted_tokens",
-            ),
-            0,
-        )
+        kinds = ("prompt", "cached", "generated", "emitted", "ahead", "adopted")
+        self._counts = dict.fromkeys(("rounds", *(f"{kind}_tokens" for kind in kinds)), 0)
         self._closing = self._resetting = False
         self._work = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -116,9 +92,8 @@ class Engine:
     def stats(self) -> dict[str, int]:
         """Counters since the start (`*_tokens`, `passes`, `rounds`) and gauges of now.
 
-        Mean acceptance length is `emitted_tokens / rounds` (bonus token included); what was drafted
-        and accepted, by position too, is as in `workers.model.acceptance`. A method may add
-        its own counters.
+        Mean acceptance length is `emitted_tokens / rounds` (bonus token included). Methods add
+        theirs, as in `workers.model.acceptance`.
         """
         gauges = {
             "live_rows": len(self._prefilling) + len(self._decoding),
@@ -185,8 +160,7 @@ class Engine:
                 self._waiting.remove(request)
             else:
                 self._leave(request)
-            reason = "the call's lease ran out: no caller was waiting for it"
-            request.handle.put(WorkerUnavailable(reason))
+            request.handle.put(WorkerUnavailable("the call's lease ran out: no caller waited"))
 
     def _admit(self) -> None:
         """Give waiting requests their slots while rows are free."""
@@ -237,9 +211,8 @@ class Engine:
             spent += tokens
 
     def _is_ready(self, request: EngineRequest) -> bool:
-        """Whether a prompt needs no separate pass: nothing is left of it, and no logits are
-        wanted; or only its last token is, which a row's first round takes. That must give what
-        the prefill would: an answer does not depend on what is cached."""
+        """Whether a prompt needs no separate pass: nothing is left of it, or only its last token,
+        which a row's first round reads if that gives what the prefill would."""
         left = len(request.ids) - self.cache.lengths[request.slot]
         if left != 1 or not request.ids or not isinstance(request, GenerateRequest):
             return left == 0
@@ -286,10 +259,7 @@ class Engine:
                 self._prefilling.append(request)
 
     def _end_prefill(self, request: EngineRequest, output: ModelOutput | None) -> None:
-        """Answer a request whose prompt is cached, or make it a row.
-
-        `output` is that of its last pass; None if it needed none.
-        """
+        """Answer a request whose prompt is cached, or make it a row; `output` is its last pass."""
         try:
             if isinstance(request, GenerateRequest) and request.max_tokens > 0:
                 self._join(request, output)
@@ -314,15 +284,15 @@ class Engine:
             answering=not request.continuation.thinking,
             may_end=request.continuation.may_end,
         )
-        accepted = None
+        accepted = []
         if output is None:
             self.decoder.add(row)
         else:
-            accepted = self.decoder.join(row, output)
+            accepted = [self.decoder.join(row, output)]
         self._prefilling.remove(request)
         self._decoding[request.slot] = request
-        if accepted is not None:
-            self._append(request, [accepted])
+        if accepted:
+            self._append(request, accepted)
 
     def _continue(self, request: GenerateRequest, ahead: Ahead) -> None:
         """Give a request the row that ran ahead for it, with the tokens that it has already."""
@@ -421,9 +391,7 @@ class Engine:
 
     def _leave(self, request: EngineRequest) -> None:
         """Free a request's slot; it keeps its tokens for a later prompt that begins like them."""
-        if request.slot in self._decoding:
-            del self._decoding[request.slot]
-        else:
+        if self._decoding.pop(request.slot, None) is None:
             self._prefilling.remove(request)
         for row in [row for row in self.decoder.rows if row.slot == request.slot]:
             self.decoder.leave(row)

@@ -50,20 +50,13 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 
 def read_config(path: str | Path) -> Any:
-    """The file's config as transformers has it, with `architectures`.
-
-    Raises:
-        ConfigError: the file cannot be read, or says something that is not supported.
-    """
+    """The file's config as transformers has it; raise ConfigError at what is not supported."""
     return _config(_open(path), path)
 
 
 def read_network(path: str | Path, dtype: torch.dtype) -> Any:
-    """The network with its weights unpacked to `dtype`, on the CPU.
-
-    Raises:
-        ConfigError: as `read_config`; a tensor that has no place in the network, or lacks.
-    """
+    """The network with its weights unpacked to `dtype`, on the CPU; raise ConfigError at a tensor
+    that has no place in it, or lacks."""
     reader = _open(path)
     config = _config(reader, path)
     tensors = {one.name: one for one in reader.tensors if one.name != _ROPE_FACTORS}
@@ -93,10 +86,7 @@ def read_network(path: str | Path, dtype: torch.dtype) -> Any:
 
 
 class _Reader(GGUFReader):  # type: ignore[misc]  # untyped
-    """The package's reader, which makes six arrays for every entry of a vocabulary, without that.
-
-    A list has no parts here, only its length: what is read below is never a list.
-    """
+    """The package's reader, without six arrays for every entry of a list: its length alone."""
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
         if raw_type != GGUFValueType.ARRAY:
@@ -133,11 +123,8 @@ def _config(reader: Any, path: str | Path) -> Any:
             f"{path} is one of {said['split.count']} parts: join them with "
             "`llama-gguf-split --merge` and give the whole file"
         )
-    own = {
-        key.removeprefix(f"{name}."): value
-        for key, value in said.items()
-        if key.startswith(f"{name}.")
-    }
+    begin = f"{name}."
+    own = {key.removeprefix(begin): value for key, value in said.items() if key.startswith(begin)}
     if unknown := own.keys() - _REQUIRED.keys() - _READ_BELOW:
         raise ConfigError(f"{path} sets {name}.{min(unknown)}, which is not supported")
     if lacking := _REQUIRED.keys() - own.keys():
@@ -200,10 +187,8 @@ def _rope(own: dict[str, Any], name: str, path: str | Path) -> dict[str, Any]:
 
 
 def _llama3_rope(config: Any, factors: ReaderTensor, path: str | Path) -> dict[str, Any]:
-    """Llama 3's positions, of which the file has the outcome: what each frequency is divided by.
-
-    The largest is the factor; the rest is the same in all of Meta's models, and checked here.
-    """
+    """Llama 3's positions, of which the file has what each frequency is divided by: the largest is
+    the factor; the rest is the same in all of Meta's models, and checked here."""
     divisors = torch.from_numpy(np.array(factors.data, dtype=np.float32))
     rope = {
         **config.rope_parameters,

@@ -1,7 +1,6 @@
 """What a model takes of its device's memory, and the share of a GPU that one worker keeps to.
 
-Ray counts shares of a GPU and does not enforce them, so each worker caps its own process before it
-allocates anything (`reserve`).
+Ray does not enforce shares of a GPU, so each worker caps its own process first (`reserve`).
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ class MemoryNeed:
 def memory_need(config: Any, *, dtype: torch.dtype, slots: int, max_len: int) -> MemoryNeed:
     """What a checkpoint takes with `slots` cached sequences of `max_len` tokens.
 
-    A pass over `CHUNK` tokens whose logits are all wanted is counted by these, thrice: as they
-    are, and twice in full precision. The CUDA context (about half a GB) and a draft model come on
-    top.
+    A pass over `CHUNK` tokens is counted by its logits, once as they are and twice in full
+    precision. The CUDA context (about half a GB) and a draft model come on top.
     """
     weights = parameter_counts(config)[0] * dtype.itemsize
     per_token = token_bytes(config, dtype)
@@ -52,8 +50,7 @@ def fitting_len(config: Any, *, dtype: torch.dtype, slots: int, size: int) -> in
 
 
 def parameter_counts(config: Any) -> tuple[int, int]:
-    """How many parameters a model has, and how many of them lie in matrices of its layers, of
-    which quantized checkpoints hold fewer bits."""
+    """How many parameters a model has, and how many of them a quantized checkpoint packs."""
     with torch.device("meta"):  # shapes alone: as quick for 70 billion parameters as for none
         network = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.bfloat16)
     ends = [network.get_input_embeddings(), network.get_output_embeddings()]
@@ -97,11 +94,7 @@ def memory_limits(
 
 
 def reserve(need: MemoryNeed, *, device: str, share: float) -> None:
-    """Cap this process at `share` of the GPU `device`.
-
-    Raises:
-        ConfigError: weights and cache do not fit the share, or what is free of it.
-    """
+    """Cap this process at `share` of the GPU; raise ConfigError if `need` does not fit it."""
     # Torch caps the memory of a numbered device alone.
     numbered = device if ":" in device else f"{device}:{torch.cuda.current_device()}"
     place = torch.device(numbered)

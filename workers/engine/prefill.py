@@ -1,9 +1,4 @@
-"""Which prompts are prefilled together.
-
-One pass reads the weights once, however many prompts it takes: the next chunks of several, padded
-to one length. So the prompts of N judges, which have about one length, cost one reading of the
-weights; and the live rows take their turn between two passes.
-"""
+"""Which prompts are prefilled together: one pass reads the weights once for all of them."""
 
 from __future__ import annotations
 
@@ -13,10 +8,8 @@ READING = 32  # padded tokens that cost about as much as one more reading, on CP
 
 
 def fitting(sizes: Sequence[tuple[int, int]], most: int, capacity: int) -> list[int]:
-    """Choose the prompts that share a pass, by place: the first, and what fits beside it.
-
-    A prompt joins where its padding, and that of the others beside it, costs no more than a
-    separate pass would.
+    """Choose the prompts that share a pass, by place: the first, and those whose padding beside it
+    costs no more than a separate pass would.
 
     Args:
         sizes: of each prompt the tokens of its next chunk, and those cached before.

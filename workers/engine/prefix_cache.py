@@ -1,7 +1,4 @@
-"""Which slot of the cache a request gets, and how much of its prompt is cached there already.
-
-The keys and values themselves lie in `workers/model/cache.py`.
-"""
+"""Which slot of the cache a request gets, and how much of its prompt is cached there already."""
 
 from __future__ import annotations
 
@@ -12,11 +9,10 @@ from workers.speculation.decode import Decoder
 
 
 class PrefixCache:
-    """The slots of a decoder's cache, and what ended requests left in them.
+    """The slots of a decoder's cache, each of at most one request at a time.
 
-    A slot belongs to at most one request at a time. Released, it keeps its tokens, so that a later
-    prompt of the same owner that begins like them need not prefill them again. Another owner's
-    prompt never meets them: how much of it is cached would tell what they are.
+    A released slot keeps its tokens for a later prompt of the same owner. Another owner's prompt
+    never meets them: how much of it is cached would tell what they are.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -26,12 +22,10 @@ class PrefixCache:
         self.copied = 0  # tokens, from slot to slot
 
     def allocate(self, ids: list[int], num_logits: int, owner: str = "") -> tuple[int, int]:
-        """A slot for a prompt, and how many of its tokens are cached there.
+        """A slot for a prompt, and how many of its tokens are cached there, less `num_logits`.
 
-        That is the owner's slot that holds most of the prompt. If it is in use, or holds a longer
-        text of which the prompt shares only the beginning, the common part is copied to the least
-        recently used free slot instead. The last `num_logits` tokens do not count as cached:
-        their logits are wanted.
+        That is the owner's slot that holds most of the prompt. If it is in use, or holds a much
+        longer text, the common part is copied to the least recently used free slot.
         """
         shared = [
             self._shared_with(slot, ids) if self._owners[slot] == owner else 0

@@ -1,8 +1,6 @@
 """The requests an engine serves, and how each turns the model's output into its answer.
 
-A request is first prefilled (its prompt goes through the target), then either answered at once
-(scores, prefill only) or made a live row that is decoded. These objects belong to the
-engine's thread; only `RequestHandle` is touched from both sides.
+They belong to the engine's thread; only `RequestHandle` is touched from both sides.
 """
 
 from __future__ import annotations
@@ -36,8 +34,7 @@ ms, half a pass of a small model on a CPU. What is held back comes with the next
 class RequestHandle:
     """The caller's end of a request: items arrive, and its lease is renewed while it waits.
 
-    A lease that runs out frees the row even when a cancellation was lost on its way within this
-    process; over Ray it is the replica itself that waits (`workers.streams.batch_stream`).
+    A lease that runs out frees the row even if a cancellation was lost within this process.
     """
 
     def __init__(self, lease_s: float, *, stream: bool = False) -> None:
@@ -57,10 +54,7 @@ class RequestHandle:
             self.flush()
 
     def flush(self) -> None:
-        """From the engine's thread: wake the reader for what was put and not fetched yet.
-
-        The list is left alone, as the reader may be emptying it.
-        """
+        """From the engine's thread: wake the reader, who may be emptying the list already."""
         if not self._items or self._notified:  # one wake-up for all of it
             return
         self._notified, self._quiet_until = True, time.monotonic() + WAKE_S
@@ -105,17 +99,13 @@ class RequestHandle:
 
 @dataclass(eq=False, slots=True)
 class EngineRequest:
-    """One call in the engine.
-
-    ids: the prompt. num_logits: of how many of its last tokens the logits are wanted. kept_length:
-    how much of `ids` stays cached when the request is over (None: all). owner: see `Call.owner`.
-    """
+    """One call in the engine."""
 
     handle: RequestHandle
-    ids: list[int]
-    num_logits: int = 1
-    kept_length: int | None = None
-    owner: str = ""
+    ids: list[int]  # the prompt
+    num_logits: int = 1  # of how many of its last tokens the logits are wanted
+    kept_length: int | None = None  # of `ids` that stay cached after the request (None: all)
+    owner: str = ""  # see `Call.owner`
     slot: int = -1
     prompt: int = 0
     cached: int = 0
@@ -131,17 +121,10 @@ class EngineRequest:
         return Usage(self.prompt, self.cached, self.generated, self.passes, self.adopted)
 
     def take(self, result: ModelOutput) -> None:
-        """Reduce the next of the logits that are wanted: those of a chunk of the prompt.
-
-        A vocabulary's worth of numbers for each token of a long text has no place in memory.
-        """
+        """Reduce the next logits that are wanted: memory cannot hold those of a long text."""
 
     def output(self, result: ModelOutput | None) -> Any:
-        """The answer of a request that is not decoded.
-
-        `result` holds the last of the logits that are wanted, all but those that `take` had; None:
-        the whole prompt was cached, and none are wanted.
-        """
+        """The answer of a request that is not decoded; `result` is None if no logits are wanted."""
         return None
 
 

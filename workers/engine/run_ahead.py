@@ -17,16 +17,12 @@ from workers.model.tree import Accepted, Row
 
 @dataclass(eq=False, slots=True)
 class Ahead:
-    """A row that decodes for no call.
-
-    rounds: those that made the tokens from `row.ids[first]` on. call: the request that may adopt
-    it, and for whom that is made (`Call.request`, `Call.owner`).
-    """
+    """A row that decodes for no call."""
 
     row: Row
-    rounds: list[Accepted]
+    rounds: list[Accepted]  # those that made the tokens from `row.ids[first]` on
     first: int
-    call: tuple[str, str]
+    call: tuple[str, str]  # what may adopt it: `Call.request`, `Call.owner`
 
     def is_adopted_by(self, request: GenerateRequest) -> bool:
         """Whether the row holds what a request would write."""
@@ -55,12 +51,8 @@ class Ahead:
 
 
 class RunAhead:
-    """The rows of an engine that run ahead.
-
-    Args:
-        tokens: most that a row decodes for no call; 0: none does.
-        context: the longest text, in tokens.
-    """
+    """The rows of an engine that run ahead, each by at most `tokens`; `context` is the longest
+    text, in tokens."""
 
     def __init__(self, tokens: int, context: int) -> None:
         self.tokens, self._context = tokens, context
@@ -69,11 +61,8 @@ class RunAhead:
     def keep(
         self, row: Row, request: GenerateRequest, finish: Finish, rounds: Sequence[Accepted]
     ) -> bool:
-        """Let the row of a request that has ended run ahead; return whether it does.
-
-        Args:
-            rounds: those that made its newest tokens, from the end of its text or before it.
-        """
+        """Let the row of a request that has ended run ahead; return whether it does. `rounds` made
+        its newest tokens, from the end of its text or before it."""
         room = self._context - len(row.ids)
         if not self.tokens or room <= 0 or not request.continuation.goes_on(finish):
             return False

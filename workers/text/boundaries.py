@@ -27,13 +27,9 @@ _BLANKS = 2  # most blank lines in a formula
 
 
 class StepEnd:
-    """Finds the end of the first step in a text that comes in pieces.
+    """Finds the end of the first step in a text that comes in pieces; `before` is its text so far.
 
     Each line is read once, however long the step: only the blocks that it leaves open are kept.
-
-    Args:
-        delimiters: texts that may end a step.
-        before: the text of the step so far (`begun`).
     """
 
     def __init__(self, delimiters: Sequence[str], before: str = "") -> None:
@@ -83,18 +79,12 @@ class StepEnd:
 
 
 class _Blocks(NamedTuple):
-    """The blocks that are open at a place in a text.
+    """The blocks that are open at a place in a text."""
 
-    Attributes:
-        fence: the marks that begin a block of code, at `column`.
-        formulas: displays and environments, each by the mark that ends it.
-        blanks: blank lines since the first of these began.
-    """
-
-    fence: str = ""
+    fence: str = ""  # the marks that begin a block of code, at `column`
     column: int = 0
-    formulas: tuple[str, ...] = ()
-    blanks: int = 0
+    formulas: tuple[str, ...] = ()  # displays and environments, each by the mark that ends it
+    blanks: int = 0  # blank lines since the first of these began
 
     @property
     def is_open(self) -> bool:

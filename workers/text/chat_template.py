@@ -33,14 +33,11 @@ PLAIN_TEMPLATE = (
 
 
 class ChatTemplate:
-    """A compiled template.
+    """A compiled template; raises ConfigError if a source is not valid Jinja.
 
     Args:
         special_tokens: texts by their names in templates ("bos_token", ...).
         tool_use: a separate source for conversations with tools.
-
-    Raises:
-        ConfigError: a source is not valid Jinja.
     """
 
     def __init__(
@@ -68,8 +65,6 @@ class ChatTemplate:
     ) -> str:
         """Render a conversation and the beginning of a reply, with twins (`traced`) in place of
         the characters of traced texts.
-
-        `variables` are those of this template, such as the switch for a thought.
 
         Raises:
             jinja2.TemplateError, TypeError, ValueError: the template cannot render these messages.
@@ -216,13 +211,8 @@ def tojson(
     sort_keys: bool = False,
 ) -> str:
     """Write JSON without Jinja's escapes for HTML; an escaped content stays content."""
-    text = json.dumps(
-        _escaped(value, ensure_ascii),
-        ensure_ascii=False,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+    form: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+    text = json.dumps(_escaped(value, ensure_ascii), ensure_ascii=False, **form)
     if not ensure_ascii:
         return text
     return "".join(

@@ -22,11 +22,7 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> tuple[int, ...]:
-    """Return the id of each label.
-
-    Raises:
-        InvalidRequest: a label is not one token, two are the same, or there is none.
-    """
+    """Return the id of each label, or raise InvalidRequest."""
     encoded = [tokenizer.encode(label) for label in labels]
     for label, ids in zip(labels, encoded, strict=True):
         if len(ids) != 1:

@@ -11,9 +11,9 @@ from orchestrator.types import Message
 def arrangements(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
     """Return four forms of a conversation, each changed more than the one before.
 
-    First, system messages at the beginning are joined. Then later ones become the user's; then
-    neighbours of the same role are joined; then the system message begins the last question, as in
-    Mistral's own tokenizer. The forms depend on the texts only by which of them are blank.
+    System messages at the beginning are joined; later ones become the user's; neighbours of the
+    same role are joined; the system message begins the last question, as in Mistral's tokenizer.
+    The forms depend on the texts only by which of them are blank.
     """
     systems = next((i for i, one in enumerate(messages) if one.role != "system"), len(messages))
     one_system = _joined(messages, lambda at, message: at < systems)

@@ -15,10 +15,8 @@ FILE = "generation_config.json"
 
 
 def sampling_defaults(model: str | Path) -> Sampling:
-    """Return a checkpoint's default sampling, for a folder, Hugging Face id or GGUF file.
-
-    Greedy unless the file has `do_sample`, as in transformers; then its temperature, top_p and
-    top_k, and nothing else. A GGUF file has no such file.
+    """Return a checkpoint's default sampling: greedy unless its file has `do_sample`, as in
+    transformers. A GGUF file has no such file.
 
     Raises:
         ConfigError: a value is out of range.

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from orchestrator.errors import ConfigError
+from workers.reporting import first_line
 
 MAGIC = b"GGUF"
 _WORDS_FIRST = frozenset({
@@ -34,11 +35,8 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def write_tokenizer(path: str | Path, folder: Path) -> None:
-    """Write the file's vocabulary, special tokens and chat template to a folder.
-
-    Raises:
-        ConfigError: there is no such file, or it holds no tokenizer that can be used.
-    """
+    """Write the file's vocabulary, special tokens and chat template to a folder, or raise
+    ConfigError."""
     try:
         from transformers import PreTrainedTokenizerFast  # slow, and only GGUF files need it
     except ImportError as error:
@@ -61,8 +59,7 @@ def write_tokenizer(path: str | Path, folder: Path) -> None:
     except ConfigError:
         raise
     except Exception as error:  # a converter may raise anything at a broken file
-        reason = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
-        raise ConfigError(f"the tokenizer of {path}: {reason}") from error
+        raise ConfigError(f"the tokenizer of {path}: {first_line(error)}") from error
 
 
 def _check_vocabulary(tokenizer: Any, file: Path) -> None:
@@ -84,11 +81,8 @@ def _check_vocabulary(tokenizer: Any, file: Path) -> None:
 
 
 def _encode_as_trained(tokenizer: Any, file: Path) -> None:
-    """Set what a byte-level vocabulary's file gives only by a name: pre-tokenizer, merging of
-    whole words, begin token.
-
-    transformers treats unknown names as GPT-2's; here they are refused.
-    """
+    """Set what a byte-level vocabulary's file gives only by a name; refuse an unknown one, which
+    transformers treats as GPT-2's."""
     from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
     from transformers.integrations.gguf.reader import read_gguf_metadata
@@ -101,22 +95,16 @@ def _encode_as_trained(tokenizer: Any, file: Path) -> None:
         backend.model.ignore_merges = True
         tokenizer.add_bos_token = metadata.get("tokenizer.ggml.add_bos_token", True)
     if name == "smollm":  # as SmolLM2's own tokenizer.json
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False),
-            ]
-        )
+        parts = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
     elif name != "gpt-2" and name not in GGUF_PRE_TOKENIZER_SPLITS:
         known = ", ".join(sorted({*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2", "smollm"}))
         raise ConfigError(f"{file}: tokenizer.ggml.pre must be one of {known}, not {name}")
 
 
 def _drop_padding(file: Path) -> None:
-    """Remove llama.cpp's names for ids of the model's head that have no token.
-
-    So the vocabulary is that of the checkpoint the file was made of, and no such id is drawn.
-    """
+    """Remove llama.cpp's names for ids of the model's head that have no token, as in the checkpoint
+    the file was made of: no such id is to be drawn."""
     spec = json.loads(file.read_text(encoding="utf-8"))
     vocabulary = spec["model"]["vocab"]
     if isinstance(vocabulary, dict):

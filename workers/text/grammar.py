@@ -1,7 +1,4 @@
-"""Texts held to a grammar: finds which tokens may come next, by the library llguidance.
-
-A grammar is over bytes, so it does not depend on how a text is cut into tokens.
-"""
+"""Texts held to a grammar: finds which tokens may come next, by the library llguidance."""
 
 from __future__ import annotations
 
@@ -20,23 +17,16 @@ from workers.text.tokenizer import Tokenizer
 
 
 class Matcher:
-    """The state of an answer in its grammar.
-
-    Args:
-        stop_token_ids: the ids that end the text, allowed if the grammar lets it end.
-        size: of the model's vocabulary; ids that its tokenizer lacks are never allowed.
-    """
+    """The state of an answer in its grammar, over bytes. If the grammar lets the text end, the
+    `stop_token_ids` are allowed; ids of the model's vocabulary without a token never are."""
 
     def __init__(self, state: LLMatcher, stop_token_ids: Collection[int], size: int) -> None:
         self._state, self._size = state, size
         self._ends = [token for token in stop_token_ids if token < size]
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Return which tokens may come next, as [vocabulary].
-
-        Raises:
-            InvalidRequest: the grammar is too complex to continue.
-        """
+        """Return which tokens may come next, as [vocabulary]; raise InvalidRequest if the grammar
+        is too complex to continue."""
         bits = np.frombuffer(self._state.compute_bitmask(), dtype=np.uint8)
         if self._state.is_error():
             raise InvalidRequest(f"the grammar fails: {reason(self._state.get_error())}")

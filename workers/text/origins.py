@@ -18,13 +18,8 @@ class Origins:
         self._accepted_at: list[int] = []
 
     def add(self, depth: int, accepted: int, rejected: Sequence[int]) -> None:
-        """Add a round.
-
-        Args:
-            depth: levels of its draft; 0 without one.
-            accepted: drafted tokens that were accepted; one of the model's own followed.
-            rejected: the ids that were drafted in the place of the model's own.
-        """
+        """Add a round: the levels of its draft, how many drafted tokens were accepted before one of
+        the model's own, and the ids that were drafted in the place of that."""
         if rejected:
             self._rejected.append((self._count + accepted, rejected))
         self._letters.append("a" * accepted + ("r" if rejected else "b" if depth else "-"))
@@ -39,13 +34,8 @@ class Origins:
     def provenance(
         self, lengths: tuple[int, ...], cut_at: int | None, pieces: Sequence[bytes]
     ) -> Provenance:
-        """Return the provenance of the text's tokens.
-
-        Args:
-            lengths: the characters of each token in the text.
-            cut_at: the first token, if any, that was encoded again after a cut.
-            pieces: bytes of each token id.
-        """
+        """Return the provenance of the text's tokens, of which each has `lengths` characters; those
+        from `cut_at` on were encoded again. `pieces` are the bytes of each token id."""
         known = len(lengths) if cut_at is None else cut_at
         rejected = (
             (place, tuple(pieces[token].decode("utf-8", "replace") for token in ids))

@@ -81,10 +81,7 @@ class PromptRenderer(ConversationRenderer):
         self, transcript: Transcript, context: int | None, owner: str = ""
     ) -> list[int]:
         """Return the ids of `transcript`; a thread tokenizes long messages, one prompt at a time.
-
-        Raises:
-            ContextLengthExceeded: long messages do not fit the context.
-        """
+        Raise ContextLengthExceeded if these do not fit."""
         size = sum(map(_size, transcript.turns))
         if size > _LONG:
             check_length(int(size / self.tokenizer.token_chars), context, at_least=True)
@@ -96,8 +93,8 @@ class PromptRenderer(ConversationRenderer):
     def transcript(self, transcript: Transcript, owner: str = "") -> list[int]:
         """Return the ids of everything accepted so far; the next token continues thought or answer.
 
-        Those of messages are cached for their `owner` (`Call.owner`) alone: the time of an answer
-        must not show what another owner asked.
+        Those of messages are cached for their `owner` alone: the time of an answer must not show
+        what another owner asked.
         """
         prompt = self._prompt(*self._asked(transcript, owner))
         ids = list(prompt.ids)
@@ -138,11 +135,8 @@ class PromptRenderer(ConversationRenderer):
         return self.tokenizer.encode(segment.text)
 
     def verified(self, segment: Segment | None) -> tuple[int, ...]:
-        """Return the ids of a segment to score, or none without a segment.
-
-        Raises:
-            Unsupported: the segment's tokens belong to another vocabulary.
-        """
+        """Return the ids of a segment to score, or none without a segment; raise Unsupported if its
+        tokens belong to another vocabulary."""
         if segment is None:
             return ()
         if segment.tokens and segment.tokenizer != self.tokenizer.hash:
@@ -211,10 +205,8 @@ class PromptRenderer(ConversationRenderer):
     def second_close(
         self, transcript: Transcript, constraint: Constraint | None
     ) -> SecondClose | None:
-        """Return a finder of a thought's end in a continuation of the transcript.
-
-        None in a thought, in a constrained answer, and if messages end with the thought's marker.
-        """
+        """Return a finder of a thought's end in a continuation: none in a thought, in a constrained
+        answer, and if messages end with the thought's marker."""
         family = self.tokenizer.format if self.tokenizer.thinks else None
         answers = transcript.closed and transcript.thinking
         free = constraint is None or constraint.kind == "tools"
@@ -251,8 +243,8 @@ class PromptRenderer(ConversationRenderer):
         return min(ids) >= 0 and max(ids) < self.vocabulary
 
     def _ids(self, segments: Segments, added: Callable[[_Ids | None, Segment], _Ids]) -> list[int]:
-        """Return the ids of segments. Each segment's are kept with it (`fold`); joined lists are
-        not kept, since transcripts that branch off from one another would each hold one."""
+        """Return the ids of segments. Each segment's are kept with it (`fold`), but no joined
+        lists: transcripts that branch off from one another would each hold one."""
         node, parts = segments.fold(added, None), list[tuple[int, ...]]()
         while node is not None:
             parts.append(node.ids)

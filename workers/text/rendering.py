@@ -200,11 +200,8 @@ class ConversationRenderer:
     def _written(
         self, messages: Sequence[Message], thinking: bool, tools: Any = None, level: str = ""
     ) -> str:
-        """Render a conversation: with all texts; else without reasoning; else unread as well.
-
-        Raises:
-            InvalidRequest: the template refuses all three.
-        """
+        """Render a conversation with all texts; else without reasoning; else unread as well.
+        Raise InvalidRequest if the template refuses all three."""
         bare = [replace(message, reasoning="") for message in messages]
         refusal: Exception | None = None
         for one, reads in ((messages, True), (bare, True), (bare, False)):

@@ -33,13 +33,8 @@ def begun_mark(text: str, mark: str) -> int:
 
 
 class SecondClose:
-    """Finds that end in a text that comes in pieces, in time linear in the text.
-
-    Args:
-        opening, closing: the markers of a thought.
-        before: the answer before the text.
-        forced: whether a cap closed the thought.
-    """
+    """Finds that end after the answer `before`, in time linear in the text; `forced` says whether a
+    cap closed the thought."""
 
     def __init__(self, opening: str, closing: str, before: str, *, forced: bool) -> None:
         self._opening, self._closing, self._forced = opening, closing, forced
@@ -49,8 +44,7 @@ class SecondClose:
         self._read = self._fenced = 0  # the fields below describe the text up to here
         self._in_block = self._is_open = False
         self._said, self._last, self._begins_line = "", "", True
-        self.held = 0
-        """Characters at the end of the text that may belong to such a marker."""
+        self.held = 0  # characters at the end of the text that may belong to such a marker
 
     def feed(self, text: str) -> tuple[int, int] | None:
         """Return where the marker that ends the thought begins and ends; None if not yet seen."""

@@ -1,11 +1,8 @@
 """How families of models mark their thought: `<think>`, `[THINK]`, channels, none.
 
 The table is `thinking.yaml`, with the names of vLLM's reasoning parsers if there is one. A family
-is found from what the chat template writes and mentions, and from the vocabulary. If neither shows
-it (the template never mentions the thought that the model was trained to write), the deployment
-file names it.
-
-The template decides what a later turn keeps of an earlier thought.
+is found from what the chat template writes and mentions, and from the vocabulary; if neither shows
+it, the deployment file names it.
 """
 
 from __future__ import annotations
@@ -34,29 +31,18 @@ _SWITCH = MappingProxyType({"enable_thinking": (True, False), "thinking": (True,
 
 @dataclass(frozen=True, slots=True)
 class ThinkingFormat:
-    """The markup of one family around a thought.
+    """The markup of one family around a thought."""
 
-    Attributes:
-        names: vLLM's; users see the first one.
-        open, close: what begins and ends the thought.
-        answer: markup between `close` and the answer.
-        end: text that ends an answer, if no control token does.
-        direct: what begins a reply without a thought, if the template does not write it.
-        words: the last words of a thought that a budget ends, as its developers document them.
-        mark: further text that a template of this family holds.
-        switch: variables that switch the thought, beside `_SWITCH`, and their values for on and
-            off.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # vLLM's; users see the first one
     open: str
     close: str
-    answer: str = ""
-    end: str = ""
-    direct: str = ""
-    words: str = ""
-    mark: str = ""
+    answer: str = ""  # markup between `close` and the answer
+    end: str = ""  # text that ends an answer, if no control token does
+    direct: str = ""  # what begins a reply without a thought, if the template does not write it
+    words: str = ""  # the last words of a thought that a budget ends, as its developers have them
+    mark: str = ""  # further text that a template of this family holds
     switch: Mapping[str, tuple[Any, Any]] = field(default_factory=dict, hash=False)
+    """Variables that switch the thought, beside `_SWITCH`, and their values for on and off."""
 
     @property
     def name(self) -> str:
@@ -108,11 +94,7 @@ from the vocabulary, and a deployment file cannot name it."""
 
 
 def parse_thinking(setting: str | Mapping[str, Any]) -> ThinkingFormat | str:
-    """Parse a deployment file's `thinking`: a format's name or markup, `AUTO` or `NONE`.
-
-    Raises:
-        ConfigError: it is none of these.
-    """
+    """Parse a deployment file's `thinking`, or raise ConfigError."""
     if isinstance(setting, str):
         if setting in (AUTO, NONE):
             return setting
@@ -136,11 +118,8 @@ def parse_thinking(setting: str | Mapping[str, Any]) -> ThinkingFormat | str:
 
 
 def find_format(template: ChatTemplate | None, added: Collection[str]) -> ThinkingFormat | None:
-    """Find the family of a checkpoint; None if nothing shows one.
-
-    The template's source or output holds the family's markers; or, if the template holds only the
-    closing one or is missing, the vocabulary has the markers among its `added` tokens.
-    """
+    """Find the family of a checkpoint by its template's source or output; if that holds only the
+    closing marker or is missing, by the `added` tokens. None if nothing shows one."""
     prompt_of = cache(_prompt)  # most formats share their variables
     for one in FORMATS:
         opening, closing = one.open.strip(), one.close.strip()

@@ -1,9 +1,8 @@
 """Text to token ids and back; no text can become a control token.
 
-One tokenizer.json makes two encoders. `encode_markup` knows the added tokens (chat markup, thought
-markers) and encodes only what the chat template itself wrote. `encode` has none of them, so no
-user's or model's text can become a control token. (`split_special_tokens` is not enough: Qwen3's
-`<think>` is an added token that is not "special".)
+One tokenizer.json makes two encoders: `encode_markup` knows the added tokens, and encodes only what
+the chat template itself wrote; `encode` has none of them. (`split_special_tokens` is not enough:
+Qwen3's `<think>` is an added token that is not "special".)
 """
 
 from __future__ import annotations
@@ -16,19 +15,18 @@ from itertools import takewhile
 from math import inf
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
 from orchestrator.errors import ConfigError
-from orchestrator.types import Finish
 from workers.memo import remembered
 from workers.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from workers.text.ends import Stop
 from workers.text.thinking import AUTO, NONE, ThinkingFormat, find_format
 
 _SHORT = 8192  # most characters of a text that is cached, and encoded without releasing the GIL
-COMPOSED = 4  # most characters that Unicode's normal forms compose to one
+_COMPOSED = 4  # most characters that Unicode's normal forms compose to one
 _REMEMBERED_BYTES = 8 << 20  # size of the cache of short texts
 _ID_BYTES = 48  # estimated size of an id in a tuple, with its text
 
@@ -47,22 +45,19 @@ class Tokenizer:
     Raises:
         ConfigError: a plain text would be read as a control token, or tokens of this kind of
             vocabulary have no bytes.
-
-    Attributes:
-        pieces: bytes of each id.
-        hash: equal for equal vocabularies, so that workers can exchange ids.
-        format: how the model marks a thought, if it does.
-        thinks: whether it is to think.
-        close_id: the token that ends its thought; None if text does.
-        controls: ids to which no user's or model's text is encoded.
-        ends: those that end any text. A token that only marks a thought is not among them: an
-            answer may name it, and in a thought `close_id` alone ends the text.
-        added: ids of the added tokens to which no user's text is encoded: all but white space.
-        eos_id: the end of a turn, if the checkpoint names one.
-        begin: ids that servers put before any text.
-        token_chars: the most characters of a text that one token may represent; infinite if
-            unknown.
     """
+
+    pieces: list[bytes]  # bytes of each id
+    hash: str  # equal for equal vocabularies, so that workers can exchange ids
+    format: ThinkingFormat | None  # how the model marks a thought, if it does
+    thinks: bool  # whether it is to think
+    close_id: int | None  # the token that ends its thought; None if text does
+    controls: frozenset[int]  # ids to which no user's or model's text is encoded
+    ends: frozenset[int]  # those that end any text, without those that only mark a thought
+    added: frozenset[int]  # ids of the added tokens that no user's text becomes
+    eos_id: int | None  # the end of a turn, if the checkpoint names one
+    begin: tuple[int, ...]  # ids that servers put before any text
+    token_chars: float  # the most characters of a text that one token may represent
 
     def __init__(
         self,
@@ -75,7 +70,7 @@ class Tokenizer:
         source = chat_template or PLAIN_TEMPLATE
         self.chat_template = ChatTemplate(source, special_tokens, tool_use)
         eos = special_tokens.get("eos_token")
-        self.eos_id: int | None = None if eos is None else backend.token_to_id(eos)
+        self.eos_id = None if eos is None else backend.token_to_id(eos)
         backend.no_padding()
         backend.no_truncation()
         framed = backend.encode("0")  # with special tokens before and after
@@ -95,7 +90,7 @@ class Tokenizer:
         self._plain = Backend.from_str(json.dumps(_without(spec, set(hidden.values()))))
         self.pieces = _pieces(self._markup, spec)
         if isinstance(thinking, ThinkingFormat):
-            self.format: ThinkingFormat | None = thinking
+            self.format = thinking
         else:
             template = self.chat_template if chat_template else None
             self.format = find_format(template, added.values())
@@ -120,8 +115,7 @@ class Tokenizer:
         return self._encode_short(text) if len(text) <= _SHORT else self.encode_uncached(text)
 
     def encode_uncached(self, text: str) -> tuple[int, ...]:
-        """Encode a client's text without the cache, whose speed would show whether another client
-        sent the same."""
+        """Encode a client's text without the cache, whose speed would show what others sent."""
         # Unlike the library's `encode`, this releases the GIL.
         (encoding,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
         return tuple(encoding.ids)
@@ -141,13 +135,11 @@ class Tokenizer:
         if self.format is None:
             return []
         if thinking:
-            ends_by_text = self.thinks and self.close_id is None
-            text, finish = (self.format.close if ends_by_text else ""), "think_end"
-        else:
-            text, finish = self.format.end, "eos"
-            if self.controls.intersection(self.encode_markup(text)):
-                text = ""
-        return [(text.strip(), cast("Finish", finish))] if text.strip() else []
+            stop = self.format.close.strip() if self.thinks and self.close_id is None else ""
+            return [(stop, "think_end")] if stop else []
+        stop = self.format.end.strip()
+        is_token = self.controls.intersection(self.encode_markup(stop))
+        return [(stop, "eos")] if stop and not is_token else []
 
 
 def _markers(family: ThinkingFormat | None, added: Mapping[int, str]) -> tuple[set[int], set[int]]:
@@ -189,7 +181,7 @@ def _token_chars(spec: dict[str, Any], longest: int) -> float:
             continue
         if part["type"] not in ("NFC", "NFD", "NFKC", "NFKD"):
             return inf
-    return COMPOSED * longest
+    return _COMPOSED * longest
 
 
 def _continuing(spec: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """A checkpoint's tokenizer from its files: in a folder, on the Hugging Face hub, or in a GGUF file.
 
-The files are those that transformers reads: `tokenizer.json`, and the special tokens and chat
-templates beside it. A checkpoint with other files (vocab.json and merges.txt) needs a converter,
-which the caller passes. No code of a checkpoint is run.
+The files are those that transformers reads. No code of a checkpoint is run.
 """
 
 from __future__ import annotations
@@ -40,9 +38,7 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Load the tokenizer of a checkpoint: a folder, a Hugging Face id, or a GGUF file.
 
-    Args:
-        convert: makes the files of a checkpoint without `tokenizer.json`; None refuses one.
-        thinking: see `Tokenizer`.
+    `convert` makes the files of a checkpoint without `tokenizer.json`; None refuses one.
 
     Raises:
         ConfigError: there is no such checkpoint, or it has no usable tokenizer.
@@ -94,11 +90,8 @@ def _load(folder: Path, model: str | Path, thinking: ThinkingFormat | str) -> To
 
 
 def checkpoint_folder(model: str | Path) -> Path:
-    """Return the folder of a checkpoint's `FILES`; download those of a Hugging Face id.
-
-    Raises:
-        ConfigError: it is neither a folder nor a model that can be downloaded.
-    """
+    """Return the folder of a checkpoint's `FILES`; download those of a Hugging Face id, or raise
+    ConfigError."""
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download
@@ -114,11 +107,7 @@ def checkpoint_folder(model: str | Path) -> Path:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Read a JSON object; empty if there is no such file.
-
-    Raises:
-        ValueError: the file holds something else.
-    """
+    """Read a JSON object; empty without the file. Raise ValueError if it holds something else."""
     if not file.is_file():
         return {}
     data = json.loads(file.read_text(encoding="utf-8"))

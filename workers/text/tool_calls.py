@@ -1,10 +1,9 @@
 """How a family of models writes calls of tools, learned from its chat template.
 
-The template renders trial conversations whose assistant makes calls: with arguments of every kind
-and with none; one, two and three in a turn; and one in a later turn. The text around names and
-arguments is the format: arguments are one JSON object, or each has its own tags. A format is
-accepted if it reads all these texts as exactly the calls that were made. It is refused if a call
-is a turn by itself, or if the template does not show the tools.
+The template renders trial conversations with calls; the text around names and arguments is the
+format: arguments are one JSON object, or each has its own tags. A format is accepted if it reads
+all trials as exactly the calls that were made. It is refused if a call is a turn by itself, or if
+the template does not show the tools.
 """
 
 from __future__ import annotations
@@ -57,11 +56,8 @@ def find_call_format(
 ) -> CallFormat | None:
     """Find a template's format; None if it does not show tools, or writes calls in no known form.
 
-    Args:
-        controls: texts of control tokens; the first one after the last call ends the turn, if
-            neither a turn without calls nor `eos` shows how one ends.
-        thought: the markup around a thought, which the template may write before the calls.
-        eos: the text of the token that ends a turn.
+    The first of `controls` after the last call ends the turn, if neither a turn without calls nor
+    `eos` shows how one ends. `thought` is the markup that the template may write before the calls.
     """
     for as_text in (False, True):
         trial = _Trial.of(render, as_text, thought)
@@ -79,26 +75,17 @@ def find_call_format(
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """What a template writes after the question of each trial conversation, without thoughts.
+    """What a template writes after the question of each trial conversation, without thoughts."""
 
-    Attributes:
-        prompt: the text before a reply.
-        end: the text after a reply without calls.
-        none, one: a turn with one call, without arguments and with all.
-        two, three: a turn with as many calls; None if the template writes one call a turn.
-        later: a turn like `none`, the tool's result, and a turn with the second call.
-        marked: a turn with a call whose argument is a text with markup.
-    """
-
-    as_text: bool
-    prompt: str
-    end: str
-    none: str
-    one: str
-    two: str | None
+    as_text: bool  # whether arguments are given as JSON texts
+    prompt: str  # the text before a reply
+    end: str  # the text after a reply without calls
+    none: str  # a turn with one call without arguments
+    one: str  # a turn with one call with all of them
+    two: str | None  # a turn with two calls; None if the template writes one call a turn
     three: str | None
-    later: str | None
-    marked: str | None
+    later: str | None  # a turn like `none`, the tool's result, and a turn with the second call
+    marked: str | None  # a turn with a call whose argument is a text with markup
 
     @classmethod
     def of(cls, render: Render, as_text: bool, thought: tuple[str, str] | None) -> _Trial | None:

@@ -1,9 +1,8 @@
 """Texts of a conversation that a chat template reads, and that stay recognisable in its output.
 
-A template reads these texts as usual: it may look for `</think>` in one, split it or trim it. But
-their characters are stored as *twins*, in planes that Unicode leaves empty. So each character that
-the template writes is either its own or a twin. Twins stay twins in every operation, so no content
-becomes markup. A string method that is not defined here reads twins, and recognises nothing.
+A template may look for `</think>` in one, split it or trim it as usual. But their characters are
+stored as *twins*, in planes that Unicode leaves empty, and stay twins in every operation: no
+content becomes markup. A string method that is not defined here reads twins, so it finds nothing.
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ class Traced(str):
         return self
 
     def __repr__(self) -> str:
-        quote, inside = (
-            repr(self._seen)[0],
-            [(repr(text)[1:-1], ours) for text, ours in pieces(self)],
-        )
+        quote, inside = repr(self._seen)[0], [(repr(one)[1:-1], ours) for one, ours in pieces(self)]
         return f"{quote}{''.join(twins(text) if ours else text for text, ours in inside)}{quote}"
 
     def __eq__(self, other: object) -> bool:

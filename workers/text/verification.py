@@ -25,23 +25,14 @@ from workers.text.prompt import PromptRenderer
 
 @dataclass(eq=False, slots=True)
 class Scores:
-    """The scores of a prompt that `workers.backend.Scoring` asks for.
+    """The scores of a prompt that `workers.backend.Scoring` asks for, in natural logarithms."""
 
-    Attributes:
-        nll: the negative log-likelihood (natural log) of each of k ids.
-        choices: the model's own at the places of the ids and after them, k + 1.
-        logprobs: of the choices, under the distribution they were drawn from.
-        ending: the joint negative log-likelihood of the ids that end the text after the k ids.
-        top: the likeliest ids at each place of a choice, and their log-probabilities.
-        labels: log-probabilities after the prompt.
-    """
-
-    nll: list[float] = field(default_factory=list)
-    choices: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    ending: float = inf
-    top: list[list[tuple[int, float]]] = field(default_factory=list)
-    labels: list[float] = field(default_factory=list)
+    nll: list[float] = field(default_factory=list)  # negative log-likelihoods of k ids
+    choices: list[int] = field(default_factory=list)  # at their places and after them, k + 1
+    logprobs: list[float] = field(default_factory=list)  # of these, as they were drawn
+    ending: float = inf  # negative log-likelihood that the text ends after the k ids
+    top: list[list[tuple[int, float]]] = field(default_factory=list)  # the likeliest, k + 1 rows
+    labels: list[float] = field(default_factory=list)  # log-probabilities after the prompt
     usage: Usage = field(default_factory=Usage)
 
     def give(self, token: int) -> None:
@@ -59,10 +50,7 @@ def finish_token_ids(
     transcript: Transcript,
     segment: Segment | None,
 ) -> frozenset[int]:
-    """Return the `stop_token_ids` that express the finish of `segment`.
-
-    Empty if no model ended it, or without a segment.
-    """
+    """Return the `stop_token_ids` that express the finish of `segment`, if a model ended it."""
     stop_token_ids = prompts.ends(stop_token_ids, transcript)
     closes = set() if transcript.closed else {prompts.tokenizer.close_id} - {None}
     meaning = {"think_end": stop_token_ids & closes, "eos": stop_token_ids - closes}
@@ -77,10 +65,7 @@ def verification(
     stop_token_ids: Collection[int],
     ms: float,
 ) -> Verification:
-    """Return the scores of `segment` after the transcript of `call`, with texts.
-
-    `stop_token_ids` are the model's; those that end this text have no text.
-    """
+    """Return the scores of `segment` after the transcript of `call`, with texts."""
     stop_token_ids = prompts.ends(stop_token_ids, call.transcript)
     thinking, tokenizer = not call.transcript.closed, prompts.tokenizer
     author, stops = cast("Author", call.author), tokenizer.stops(thinking)
