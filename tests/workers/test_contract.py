@@ -44,6 +44,7 @@ from workers.worker import ModelWorker
 
 QUESTION = Transcript((Message("user", "What is 12 + 34?"),))
 GREEDY = Sampling()
+JUDGED = LabelQuery((Message("user", "Is this step good?"),), "Score: ", ("1", "2"))
 
 
 @dataclass
@@ -75,16 +76,9 @@ def local(folder: Path, draft: Path, **options: Any) -> Iterator[Subject]:
 
 
 @contextmanager
-def speculating(folder: Path, draft: Path) -> Iterator[Subject]:
+def speculating(folder: Path, draft: Path, **options: Any) -> Iterator[Subject]:
     speculation = {"method": "chain", "draft": str(draft), "gamma": 3}
-    with local(folder, draft, speculation=speculation) as subject:
-        yield subject
-
-
-@contextmanager
-def four_bits(folder: Path, draft: Path) -> Iterator[Subject]:
-    speculation = {"method": "chain", "draft": str(draft), "gamma": 3}
-    with local(folder, draft, dtype="int4", speculation=speculation) as subject:
+    with local(folder, draft, speculation=speculation, **options) as subject:
         yield subject
 
 
@@ -125,15 +119,10 @@ def vllm(folder: Path, draft: Path) -> Iterator[Subject]:
 
 
 BACKENDS: dict[str, Any] = {
-    "scripted": scripted,
-    "local": local,
-    "local-chain": speculating,
-    "local-int4": four_bits,
-    "remote": remote,
-    "llama.cpp": llama_cpp,
-    "replica": replica,
-    "vllm": vllm,
-}
+    "scripted": scripted, "local": local, "local-chain": speculating,
+    "local-int4": partial(speculating, dtype="int4"),
+    "remote": remote, "llama.cpp": llama_cpp, "replica": replica, "vllm": vllm,
+}  # fmt: skip
 
 
 NAMING = partial(chain_checkpoint, "0", "1", "</think>", "2", "<think>", "3")
@@ -184,7 +173,6 @@ async def run(
     return deltas, items[-1]
 
 
-@pytest.mark.asyncio
 async def test_a_stream_is_the_segment_in_pieces(subject: Subject) -> None:
     deltas, generation = await run(subject.worker, StopCriteria(12))
     segment = generation.segment
@@ -200,7 +188,6 @@ async def test_a_stream_is_the_segment_in_pieces(subject: Subject) -> None:
     assert generation.usage.prompt > 0
 
 
-@pytest.mark.asyncio
 async def test_not_streamed_is_the_same_without_pieces(subject: Subject) -> None:
     _, streamed = await run(subject.worker, StopCriteria(12))
     deltas, whole = await run(subject.worker, StopCriteria(12), stream=False)
@@ -215,7 +202,6 @@ SCHEMA = Constraint(
 )
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, seed=3)])
 @pytest.mark.parametrize(
     ("constraint", "pattern"),
@@ -242,7 +228,6 @@ async def test_an_answer_is_held_to_its_grammar(
         _ = [i async for i in subject.worker.generate(bad, StopCriteria(4), sampling)]
 
 
-@pytest.mark.asyncio
 async def test_a_span_of_no_tokens_reads_the_prompt(subject: Subject) -> None:
     deltas, generation = await run(subject.worker, StopCriteria(0))
     assert deltas == []
@@ -252,7 +237,6 @@ async def test_a_span_of_no_tokens_reads_the_prompt(subject: Subject) -> None:
     assert generation.segment.finish == "length"
 
 
-@pytest.mark.asyncio
 async def test_a_delimiter_stays_and_a_stop_goes(subject: Subject) -> None:
     _, whole = await run(subject.worker, StopCriteria(12))
     text = whole.segment.text
@@ -268,7 +252,6 @@ async def test_a_delimiter_stays_and_a_stop_goes(subject: Subject) -> None:
     assert "".join(delta.text for delta in deltas) == stop.segment.text
 
 
-@pytest.mark.asyncio
 async def test_no_stop_begins_before_min_tokens(subject: Subject) -> None:
     needs(subject, "min_tokens")
     _, whole = await run(subject.worker, StopCriteria(24))
@@ -284,21 +267,18 @@ async def test_no_stop_begins_before_min_tokens(subject: Subject) -> None:
     assert beyond.segment.tokens == whole.segment.tokens[:6]
 
 
-@pytest.mark.asyncio
 async def test_classification_is_a_distribution_over_labels(subject: Subject) -> None:
-    labels = tuple("0123456789")
-    turns = (Message("user", "Is this step good?"),)
-    answer = await subject.worker.classify(call(), LabelQuery(turns, "Score: ", labels))
-    assert answer.labels == labels
+    query = replace(JUDGED, labels=tuple("0123456789"))
+    answer = await subject.worker.classify(call(), query)
+    assert answer.labels == query.labels
     assert len(answer.probabilities) == 10
     assert abs(sum(answer.probabilities) - 1) < 1e-6
     assert 0 <= answer.outside <= 1
     assert min(answer.probabilities) >= 0
-    again = await subject.worker.classify(call(), LabelQuery(turns, "Score: ", labels))
+    again = await subject.worker.classify(call(), query)
     assert again.probabilities == pytest.approx(answer.probabilities, abs=1e-5)
 
 
-@pytest.mark.asyncio
 async def test_the_likeliest_tokens_at_each_place(subject: Subject) -> None:
     needs(subject, "verify")
     needs(subject, "usage")
@@ -320,15 +300,13 @@ async def test_the_likeliest_tokens_at_each_place(subject: Subject) -> None:
                 assert one.text == scores.pieces[i]
 
 
-@pytest.mark.asyncio
 async def test_one_pass_gives_the_distribution_and_the_nll_of_the_step(subject: Subject) -> None:
     needs(subject, "verify")
     needs(subject, "usage")
     _, generation = await run(subject.worker, StopCriteria(8), sampling=Sampling(0.9, seed=5))
     step = generation.segment
-    query = LabelQuery((Message("user", "Is this step good?"),), "Score: ", ("1", "2"))
-    with_nll = replace(query, nll=True)
-    apart = await subject.worker.classify(call(QUESTION.extend(step)), query)
+    with_nll = replace(JUDGED, nll=True)
+    apart = await subject.worker.classify(call(QUESTION.extend(step)), JUDGED)
     verified = await subject.worker.verify(call(), step, GREEDY)
     both = await subject.worker.classify(call(QUESTION.extend(step)), with_nll)
     assert apart.nll is None
@@ -339,44 +317,40 @@ async def test_one_pass_gives_the_distribution_and_the_nll_of_the_step(subject: 
     assert (nothing.nll, nothing.ending) == ((), None)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("finish", ["think_end", "eos"])
 async def test_one_pass_gives_the_nll_of_a_steps_end(subject: Subject, finish: Any) -> None:
     needs(subject, "verify")
     needs(subject, "usage")
     _, generation = await run(subject.worker, StopCriteria(4))
     step = replace(generation.segment, finish=finish)
-    turns = (Message("user", "Is this step good?"),)
     judged = call(QUESTION.extend(step))
-    both = await subject.worker.classify(judged, LabelQuery(turns, "", ("1", "2"), nll=True))
+    both = await subject.worker.classify(judged, replace(JUDGED, nll=True))
     verified = await subject.worker.verify(call(), step, GREEDY)
-    assert both.ending is not None
-    assert both.ending >= 0
+    assert len(verified.nll) == len(step.tokens)
+    for ending in (both.ending, verified.ending):
+        assert ending is not None
+        assert ending >= 0
     if not isinstance(subject.worker, ModelWorker):  # a server shows the likeliest tokens alone
         assert both.ending == pytest.approx(verified.ending, abs=1e-3)
 
 
-@pytest.mark.asyncio
-async def test_the_nll_of_tokens_of_another_vocabulary_is_refused(subject: Subject) -> None:
+async def test_tokens_of_another_vocabulary_are_not_scored(subject: Subject) -> None:
     needs(subject, "tokenizer")
-    foreign = QUESTION.extend(Segment("small", "x", (5,), (0.0,), "another"))
-    turns = (Message("user", "Good?"),)
+    foreign = Segment("small", "x", (5,), (0.0,), "another")
     with pytest.raises(Unsupported):
-        await subject.worker.classify(call(foreign), LabelQuery(turns, "", ("1", "2"), nll=True))
+        await subject.worker.classify(call(QUESTION.extend(foreign)), replace(JUDGED, nll=True))
+    with pytest.raises(Unsupported):
+        await subject.worker.verify(call(), foreign, GREEDY)
 
 
-@pytest.mark.asyncio
 async def test_bad_labels_are_refused(subject: Subject) -> None:
     needs(subject, "labels")
     for labels in ((), ("yes and no",), ("1", "1"), ("</think>",)):
         with pytest.raises(InvalidRequest) as caught:
-            await subject.worker.classify(
-                call(), LabelQuery((Message("user", "Good?"),), "", labels)
-            )
+            await subject.worker.classify(call(), replace(JUDGED, labels=labels))
         assert caught.value.param == "labels"
 
 
-@pytest.mark.asyncio
 async def test_verification_of_ones_own_words(subject: Subject) -> None:
     needs(subject, "verify")
     _, generation = await run(subject.worker, StopCriteria(8))
@@ -392,7 +366,6 @@ async def test_verification_of_ones_own_words(subject: Subject) -> None:
             assert following.segment.tokens == answer.choices[-1:]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.9, seed=4)])
 async def test_a_verified_segment_can_be_cut_anywhere(subject: Subject, sampling: Sampling) -> None:
     needs(subject, "verify")
@@ -418,7 +391,6 @@ async def test_a_verified_segment_can_be_cut_anywhere(subject: Subject, sampling
             assert option.logprobs[0] <= 1e-6
 
 
-@pytest.mark.asyncio
 async def test_verifying_nothing_asks_for_the_next_token(subject: Subject) -> None:
     needs(subject, "verify")
     answer = await subject.worker.verify(call(), Segment("small", ""), GREEDY)
@@ -431,27 +403,6 @@ async def test_verifying_nothing_asks_for_the_next_token(subject: Subject) -> No
         assert option.logprobs == pytest.approx(generation.segment.logprobs, abs=1e-4)
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize("finish", ["think_end", "eos"])
-async def test_a_segments_end_is_verified_like_a_token(subject: Subject, finish: Any) -> None:
-    needs(subject, "verify")
-    _, generation = await run(subject.worker, StopCriteria(4))
-    draft = replace(generation.segment, finish=finish)
-    answer = await subject.worker.verify(call(), draft, GREEDY)
-    assert answer.ending is not None
-    assert answer.ending >= 0
-    assert len(answer.nll) == len(draft.tokens)
-
-
-@pytest.mark.asyncio
-async def test_tokens_of_another_vocabulary_cannot_be_verified(subject: Subject) -> None:
-    needs(subject, "tokenizer")
-    foreign = Segment("small", "x", (5,), (0.0,), "another")
-    with pytest.raises(Unsupported):
-        await subject.worker.verify(call(), foreign, GREEDY)
-
-
-@pytest.mark.asyncio
 async def test_greedy_text_does_not_depend_on_where_it_is_cut(subject: Subject) -> None:
     needs(subject, "usage")
     _, whole = await run(subject.worker, StopCriteria(16))
@@ -464,15 +415,12 @@ async def test_greedy_text_does_not_depend_on_where_it_is_cut(subject: Subject) 
     assert second.usage.prompt == first.usage.prompt + len(first.segment.tokens)
 
 
-@pytest.mark.asyncio
 async def test_a_prefix_is_read_once(subject: Subject) -> None:
     needs(subject, "usage")
     transcript = Transcript((Message("user", "A question that is new: 77?"),))
     _, first = await run(subject.worker, StopCriteria(6), transcript)
     longer = transcript.extend(first.segment)
-    judged = await subject.worker.classify(
-        call(longer), LabelQuery((Message("user", "Good?"),), "Score: ", ("1", "2"))
-    )
+    judged = await subject.worker.classify(call(longer), JUDGED)
     _, second = await run(subject.worker, StopCriteria(4), longer)
     read = first.usage.prompt + len(first.segment.tokens) - 1
     assert judged.usage.cached >= read - read % subject.block
@@ -480,29 +428,21 @@ async def test_a_prefix_is_read_once(subject: Subject) -> None:
     assert second.usage.cached == last - last % subject.block
 
 
-@pytest.mark.asyncio
 async def test_calls_at_once_answer_as_they_do_alone(subject: Subject) -> None:
     needs(subject, "usage")
-    transcripts = [Transcript((Message("user", f"What is {i} + {i * i}?"),)) for i in range(9)]
-    alone = [
-        (await run(subject.worker, StopCriteria(12), transcript))[1] for transcript in transcripts
+    asked = [
+        (Transcript((Message("user", f"What is {i} + {i * i}?"),)), sampling)
+        for sampling in (GREEDY, Sampling(0.9, seed=6))
+        for i in range(9)
     ]
-    sampling = Sampling(0.9, seed=6)
-    sampled = [
-        (await run(subject.worker, StopCriteria(12), transcript, sampling))[1]
-        for transcript in transcripts
-    ]
-    pending = [run(subject.worker, StopCriteria(12), transcript) for transcript in transcripts]
-    pending += [
-        run(subject.worker, StopCriteria(12), transcript, sampling) for transcript in transcripts
-    ]
-    together = [generation for _, generation in await asyncio.gather(*pending)]
-    for one, other in zip([*alone, *sampled], together, strict=True):
+    calls = partial(run, subject.worker, StopCriteria(12))
+    alone = [await calls(*one) for one in asked]
+    together = await asyncio.gather(*(calls(*one) for one in asked))
+    for (_, one), (_, other) in zip(alone, together, strict=True):
         assert one.segment.tokens == other.segment.tokens
         assert one.segment.logprobs == pytest.approx(other.segment.logprobs, abs=1e-3)
 
 
-@pytest.mark.asyncio
 async def test_an_answer_may_name_the_markers_of_a_thought(naming: Subject) -> None:
     begun = replace(QUESTION, closed=True).extend(Segment("policy", "0"))
     deltas, generation = await run(naming.worker, StopCriteria(20), begun)
@@ -526,7 +466,6 @@ async def test_an_answer_may_name_the_markers_of_a_thought(naming: Subject) -> N
         assert [option.finish for option in scores.options] == ["until"] * 5 + ["eos"]
 
 
-@pytest.mark.asyncio
 async def test_a_thought_ends_with_its_closing_marker_alone(naming: Subject) -> None:
     closing = QUESTION.extend(Segment("policy", "0"))
     _, generation = await run(naming.worker, StopCriteria(20), closing)
@@ -536,7 +475,6 @@ async def test_a_thought_ends_with_its_closing_marker_alone(naming: Subject) -> 
     assert (generation.segment.text, generation.segment.finish) == ("<think>3", "eos")
 
 
-@pytest.mark.asyncio
 async def test_a_thought_goes_on_behind_a_forced_close_and_is_answered(naming: Subject) -> None:
     thought = QUESTION.extend(Segment("policy", "So "))
     forced = replace(thought, closed=True, forced=True).extend(Segment("policy", "0"))
@@ -554,7 +492,6 @@ async def test_a_thought_goes_on_behind_a_forced_close_and_is_answered(naming: S
         assert whole.usage.prompt == before.usage.prompt + 2
 
 
-@pytest.mark.asyncio
 async def test_closing_a_stream_frees_its_row(subject: Subject) -> None:
     needs(subject, "slow")  # enough for its work to be seen
     stream: AsyncIterator[Any] = subject.worker.generate(call(), StopCriteria(300), GREEDY)
@@ -564,7 +501,6 @@ async def test_closing_a_stream_frees_its_row(subject: Subject) -> None:
     await until(lambda: subject.live() == 0)
 
 
-@pytest.mark.asyncio
 async def test_cancelling_a_call_frees_its_row(subject: Subject) -> None:
     task = asyncio.create_task(run(subject.worker, StopCriteria(300), stream=False))
     await asyncio.sleep(0.01)
@@ -575,7 +511,6 @@ async def test_cancelling_a_call_frees_its_row(subject: Subject) -> None:
     await run(subject.worker, StopCriteria(2))
 
 
-@pytest.mark.asyncio
 async def test_a_prompt_beyond_the_context(subject: Subject) -> None:
     long = Transcript((Message("user", " ".join(words("word " * 500))),))
     with pytest.raises(ContextLengthExceeded) as caught:
@@ -583,7 +518,6 @@ async def test_a_prompt_beyond_the_context(subject: Subject) -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
-@pytest.mark.asyncio
 async def test_a_closed_thought_is_continued_with_the_answer(subject: Subject) -> None:
     transcript = replace(QUESTION.extend(Segment("policy", "12 + 34 = 46.\n\n")), closed=True)
     _, generation = await run(subject.worker, StopCriteria(8), transcript)

@@ -8,13 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from orchestrator.types import (
-    Generation,
-    Message,
-    Sampling,
-    StopCriteria,
-    Transcript,
-)
+from orchestrator.types import Generation, Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
 from workers.worker import EngineWorker
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,49 +22,45 @@ from workers.engine.memory import (
 )
 
 
+def saved(folder: Path, family: str = "llama", **shape: Any) -> None:
+    tokenizer = make_tokenizer()
+    save(folder, tokenizer, make_model(family, vocabulary=len(tokenizer), **shape))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("slots", "max_len"), [(1, 64), (6, 300)])
 def test_the_need_is_what_is_taken(family: str, slots: int, max_len: int, tmp_path: Path) -> None:
-    tokenizer = make_tokenizer()
-    save(tmp_path, tokenizer, make_model(family, vocabulary=len(tokenizer)))
-    need = memory_need(
-        load_config(str(tmp_path)), dtype=torch.float32, slots=slots, max_len=max_len
+    saved(tmp_path, family)
+    need, half = (
+        memory_need(load_config(str(tmp_path)), dtype=dtype, slots=slots, max_len=max_len)
+        for dtype in (torch.float32, torch.bfloat16)
     )
     target = open_target(tmp_path, slots=slots, max_len=max_len).target
     assert need.weights == sum(p.numel() * p.itemsize for p in target.model.parameters())
     assert need.cache == target.cache.data.nbytes
-    half = memory_need(
-        load_config(str(tmp_path)), dtype=torch.bfloat16, slots=slots, max_len=max_len
-    )
     assert 2 * (half.weights + half.cache) == need.weights + need.cache
     assert half.passes < need.passes
 
 
-def test_real_pairs_as_the_operations_guide_counts_them() -> None:
-    """Qwen3's published shapes: parameters and bytes per cached token."""
-    sizes = {}
-    for name, width, inner, layers, heads, tied in (
-        ("1.7B", 2048, 6144, 28, 16, True),
-        ("8B", 4096, 12288, 36, 32, False),
-        ("32B", 5120, 25600, 64, 64, False),
-    ):
-        config = FAMILIES["qwen3"][0](
-            vocab_size=151_936,
-            hidden_size=width,
-            intermediate_size=inner,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=8,
-            head_dim=128,
-            tie_word_embeddings=tied,
-        )
-        sizes[name] = memory_need(config, dtype=torch.bfloat16, slots=1, max_len=1024 - 128)
-    assert {name: round(size.weights / 1e9, 1) for name, size in sizes.items()} == {
-        "1.7B": 3.4, "8B": 16.4, "32B": 65.5,
-    }  # fmt: skip
-    assert {name: size.cache // 1024 // 1024 for name, size in sizes.items()} == {
-        "1.7B": 112, "8B": 144, "32B": 256,
-    }  # KiB per token, from 1,024 tokens  # fmt: skip
+@pytest.mark.parametrize(
+    ("width", "inner", "layers", "heads", "tied", "weights", "kib"),
+    [
+        pytest.param(2048, 6144, 28, 16, True, 3.4, 112, id="1.7B"),
+        pytest.param(4096, 12288, 36, 32, False, 16.4, 144, id="8B"),
+        pytest.param(5120, 25600, 64, 64, False, 65.5, 256, id="32B"),
+    ],
+)
+def test_qwen3_as_the_operations_guide_counts_it(
+    width: int, inner: int, layers: int, heads: int, tied: bool, weights: float, kib: int
+) -> None:
+    """Gigabytes of the parameters, and KiB of a cached token."""
+    config = FAMILIES["qwen3"][0](
+        vocab_size=151_936, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=8, head_dim=128, tie_word_embeddings=tied,
+    )  # fmt: skip
+    need = memory_need(config, dtype=torch.bfloat16, slots=1, max_len=1024 - 128)
+    assert round(need.weights / 1e9, 1) == weights
+    assert need.cache // 1024 // 1024 == kib
 
 
 def test_a_shortage_has_the_numbers() -> None:
@@ -98,8 +95,7 @@ def test_the_capped_gpu_has_a_number(
 
 def test_attention_on_a_gpu_is_not_cudnns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It plans for each new length. A model on a CPU stands in for one on a GPU."""
-    tokenizer = make_tokenizer()
-    save(tmp_path, tokenizer, make_model(vocabulary=len(tokenizer)))
+    saved(tmp_path)
     enabled: list[bool] = []
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", enabled.append)
     open_target(tmp_path, slots=1, max_len=64)
@@ -128,8 +124,7 @@ def test_a_process_keeps_to_its_share() -> None:
 def test_without_max_len_a_text_may_be_as_long_as_the_model_takes_or_memory_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokenizer = make_tokenizer()
-    save(tmp_path, tokenizer, make_model(vocabulary=len(tokenizer), positions=9000))
+    saved(tmp_path, positions=9000)
     assert open_target(tmp_path, slots=2).target.max_len == 9000
     assert not caplog.records
     config = load_config(str(tmp_path))
@@ -146,8 +141,7 @@ def test_without_max_len_a_text_may_be_as_long_as_the_model_takes_or_memory_does
 def test_a_cache_beside_packed_weights_is_measured_by_its_own_type(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = make_tokenizer()
-    save(tmp_path, tokenizer, make_model(vocabulary=len(tokenizer), positions=20_000))
+    saved(tmp_path, positions=20_000)
     room = memory_need(load_config(str(tmp_path)), dtype=torch.float32, slots=2, max_len=6000).cache
     monkeypatch.setattr(loading, "machine_memory", lambda: 16 * room)
     cache = open_target(tmp_path, dtype=dtype, slots=2).target.cache.data

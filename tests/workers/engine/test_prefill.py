@@ -53,12 +53,8 @@ async def together(worker: EngineWorker, *calls: Awaitable[Any]) -> tuple[list[A
 
     A pass is listed as the tokens of its rows, by slot.
     """
-    target, go, passes = (
-        worker.backend.engine.decoder.target,
-        threading.Event(),
-        list[dict[int, int]](),
-    )
-    forward = target.forward
+    target, go = worker.backend.engine.decoder.target, threading.Event()
+    forward, passes = target.forward, list[dict[int, int]]()
 
     def held(slots: Any, trees: Any, **options: Any) -> Any:
         passes.append({slot: len(tree) for slot, tree in zip(slots, trees, strict=True)})

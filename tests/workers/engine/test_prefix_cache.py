@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.types import (
-    LabelQuery,
-    Message,
-    StopCriteria,
-)
+from orchestrator.types import LabelQuery, Message, StopCriteria
 from tests.workers.engine.local import ask, run, slow
 from workers.engine import engine
 from workers.engine.loading import load
@@ -31,12 +27,11 @@ async def test_the_prefix_cache_can_be_reset(worker: EngineWorker) -> None:
 
 async def test_prefixes_stay_cached_beside_each_other(worker: EngineWorker) -> None:
     first, second = ask("A long question about apples"), ask("Bananas are another matter")
-    await run(worker, first, StopCriteria(5))
-    await run(worker, second, StopCriteria(5))
-    again = await run(worker, first, StopCriteria(5))
-    assert again.usage.cached == again.usage.prompt - 1
-    again = await run(worker, second, StopCriteria(5))
-    assert again.usage.cached == again.usage.prompt - 1
+    for one in (first, second):
+        await run(worker, one, StopCriteria(5))
+    for one in (first, second):
+        again = await run(worker, one, StopCriteria(5))
+        assert again.usage.cached == again.usage.prompt - 1
 
 
 async def test_a_common_beginning_is_copied_and_both_texts_live(worker: EngineWorker) -> None:
@@ -105,11 +100,8 @@ async def test_judges_of_one_long_thought_do_not_copy_it_all_at_once(
     monkeypatch.setattr(engine, "COPIED", 10)
     worker = load(checkpoint, rows=4, max_len=200)
     alone = await run(worker, ask("A question " * 5), StopCriteria(4))
-    prefixes, iterate, copies = (
-        worker.backend.engine._prefixes,
-        worker.backend.engine._iterate,
-        list[int](),
-    )
+    prefixes, copies = worker.backend.engine._prefixes, list[int]()
+    iterate = worker.backend.engine._iterate
 
     def watched() -> None:
         before = prefixes.copied

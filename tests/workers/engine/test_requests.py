@@ -79,15 +79,15 @@ async def test_tokens_that_come_fast_wake_their_reader_once(monkeypatch: Any) ->
 
 
 async def test_control_tokens_end_a_generation(worker: EngineWorker) -> None:
-    close = worker.tokenizer.close_id
-    assert close is not None
-    force(worker, "So 46", close)
-    answer = await run(worker, ask(), StopCriteria(50))
-    assert (answer.segment.finish, answer.segment.text) == ("think_end", "So 46")
-    assert close not in answer.segment.tokens
-    force(worker, "So 46", next(iter(worker.tokenizer.ends)))
-    answer = await run(worker, ask(), StopCriteria(50))
-    assert (answer.segment.finish, answer.segment.text) == ("eos", "So 46")
+    for end, finish in (
+        (worker.tokenizer.close_id, "think_end"),
+        (next(iter(worker.tokenizer.ends)), "eos"),
+    ):
+        assert end is not None
+        force(worker, "So 46", end)
+        answer = await run(worker, ask(), StopCriteria(50))
+        assert (answer.segment.finish, answer.segment.text) == (finish, "So 46")
+        assert end not in answer.segment.tokens
 
 
 async def test_a_stop_string_over_several_tokens(worker: EngineWorker) -> None:
@@ -96,23 +96,17 @@ async def test_a_stop_string_over_several_tokens(worker: EngineWorker) -> None:
     assert (answer.segment.finish, answer.segment.text) == ("stop", "46 ")
     assert worker.tokenizer.decode(answer.segment.tokens) == "46 "
     assert len(answer.segment.logprobs) == len(answer.segment.tokens)
-
-
-async def test_a_stop_string_is_not_looked_for_before_the_answer_begins(
-    worker: EngineWorker,
-) -> None:
-    force(worker, "\n\n46\nmore")
-    transcript = replace(ask().transcript, closed=True)
-    answer = await run(worker, Call("r", transcript), StopCriteria(50, stop=("\n",)))
+    force(worker, "\n\n46\nmore")  # a stop string is not looked for before an answer begins
+    answering = Call("r", replace(ask().transcript, closed=True))
+    answer = await run(worker, answering, StopCriteria(50, stop=("\n",)))
     assert (answer.segment.finish, answer.segment.text) == ("stop", "\n\n46")
 
 
 async def test_low_confidence_ends_before_the_token(worker: EngineWorker) -> None:
     answer = await run(worker, ask(), StopCriteria(20, min_confidence=1.1))
     assert (answer.segment.finish, answer.segment.tokens) == ("doubt", ())
-    assert (
-        await run(worker, ask(), StopCriteria(3, min_confidence=1e-9))
-    ).segment.finish != "doubt"
+    answer = await run(worker, ask(), StopCriteria(3, min_confidence=1e-9))
+    assert answer.segment.finish != "doubt"
 
 
 async def test_a_character_lies_across_segments(worker: EngineWorker) -> None:
@@ -130,11 +124,10 @@ async def test_a_character_lies_across_segments(worker: EngineWorker) -> None:
         assert kept.text + answer.segment.text == draft.text
         assert kept.tokens + answer.segment.tokens == tokens
         worker.backend.engine.decoder.target.forward = forward  # type: ignore[method-assign]
-        option = (
-            await worker.verify(Call("r", transcript), Segment("small", ""), Sampling())
-        ).options
-        whole = worker.tokenizer.decode(kept.tokens + option[0].tokens)
-        assert kept.text + option[0].text == whole
+        nothing = Segment("small", "")
+        (option,) = (await worker.verify(Call("r", transcript), nothing, Sampling())).options
+        whole = worker.tokenizer.decode(kept.tokens + option.tokens)
+        assert kept.text + option.text == whole
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -148,13 +141,13 @@ async def test_choices_that_end_a_phase(worker: EngineWorker, closed: bool) -> N
     (option,) = (await worker.verify(call, Segment("small", ""), Sampling())).options
     ended = Segment("large", "", tokenizer=worker.tokenizer.hash, finish=finish)  # type: ignore[arg-type]
     assert option == ended
-    sure = await worker.verify(Call("r", ask().transcript), ended, Sampling())
-    doubtful = await worker.verify(
-        Call("r", ask().transcript), replace(ended, finish=other), Sampling()
-    )
-    assert sure.ending is not None
-    assert doubtful.ending is not None
-    assert sure.ending < 0.1 < doubtful.ending
+    sure, doubtful = [
+        (await worker.verify(ask(), replace(ended, finish=one), Sampling())).ending
+        for one in (finish, other)
+    ]
+    assert sure is not None
+    assert doubtful is not None
+    assert sure < 0.1 < doubtful
 
 
 async def test_a_thought_leaves_room_for_an_answer_and_the_answer_fills_it(

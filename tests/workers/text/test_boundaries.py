@@ -83,10 +83,8 @@ def test_what_is_no_open_block_ends_as_ever(text: str, size: int) -> None:
 def test_a_table_is_one_step_also_line_by_line() -> None:
     table = "| a | b |\n| - | - |\n| 1 | 2 |\n\n"
     assert steps(f"first\n{table}last\n", ("\n",)) == ["first\n", table, "last\n"]
-
-
-def test_a_block_that_never_closes_ends_nothing() -> None:
-    assert steps("```\na\n\nb\n\n") == ["```\na\n\nb\n\n"]
+    unclosed = "```\na\n\nb\n\n"
+    assert steps(unclosed) == [unclosed]
 
 
 @pytest.mark.parametrize("mark", ["$$", "\\[", "\\begin{align}", "$$ \\["])

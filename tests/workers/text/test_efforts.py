@@ -31,50 +31,32 @@ LOOSE = (
 )
 WRITTEN = "Reasoning: {{ reasoning_strength or 'medium' }}\n"
 TEMPLATES: dict[str, tuple[str, TemplateEfforts | None, str]] = {
-    "strict": (
-        STRICT,
-        TemplateEfforts("reasoning_effort", ("low", "medium", "xhigh")),
-        "low low - xhigh xhigh xhigh",
-    ),
-    "loose": (
-        LOOSE,
-        TemplateEfforts("reasoning_effort", ("low", "high"), strict=False),
-        "max low high high max max",
-    ),
-    "written": (
-        WRITTEN,
-        TemplateEfforts("reasoning_strength", ("low", "medium", "high")),
-        "low low medium high high high",
-    ),
-    "a switch alone": (
-        "{% set on = reasoning_effort | default('') != 'none' %}",
-        None,
-        "- - - - - -",
-    ),
+    "strict": (STRICT, TemplateEfforts("reasoning_effort", ("low", "medium", "xhigh")),
+               "low low - xhigh xhigh xhigh"),
+    "loose": (LOOSE, TemplateEfforts("reasoning_effort", ("low", "high"), strict=False),
+              "max low high high max max"),
+    "written": (WRITTEN, TemplateEfforts("reasoning_strength", ("low", "medium", "high")),
+                "low low medium high high high"),
+    "a switch alone": ("{% set on = reasoning_effort | default('') != 'none' %}", None,
+                       "- - - - - -"),
     "none": ("", None, "- - - - - -"),
-}
+}  # fmt: skip
 QUESTION = (Message("user", "2+2?"),)
 
 
-@pytest.fixture(scope="module", params=TEMPLATES)
-def case(
-    request: pytest.FixtureRequest, prompts_with: Callable[..., PromptRenderer]
-) -> tuple[PromptRenderer, TemplateEfforts | None, list[str]]:
-    before, efforts, levels = TEMPLATES[request.param]
-    return prompts_with(template=before + REPLY), efforts, levels.split()
-
-
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_levels_are_found_and_written(
-    case: tuple[PromptRenderer, TemplateEfforts | None, list[str]],
+    name: str, prompts_with: Callable[..., PromptRenderer]
 ) -> None:
-    prompts, efforts, levels = case
+    before, efforts, levels = TEMPLATES[name]
+    prompts = prompts_with(template=before + REPLY)
     assert prompts.efforts == efforts
 
     def read(transcript: Transcript) -> str:
         return prompts.tokenizer.decode(prompts.transcript(transcript))
 
     default = read(Transcript(QUESTION))
-    for asked, level in zip(SCALE, levels, strict=True):
+    for asked, level in zip(SCALE, levels.split(), strict=True):
         prompt = read(Transcript(QUESTION, effort=asked))
         said = prompt.partition("<|im_start|>")[0].strip().rstrip(".").rpartition(" ")[2]
         assert said == ("" if level == "-" else level)

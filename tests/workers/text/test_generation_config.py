@@ -27,14 +27,12 @@ def written(folder: Path, config: Any) -> Path:
         ({"temperature": 0.6, "top_p": 0.9}, GREEDY),  # as transformers reads it
         ({"do_sample": True}, Sampling(1.0)),
         ({"do_sample": True, "temperature": 0.6, "top_p": 0.95}, Sampling(0.6, 0.95)),
-        (
-            {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0},
-            Sampling(0.6, 0.95, 20),
-        ),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0},
+         Sampling(0.6, 0.95, 20)),
         ({"do_sample": True, "temperature": None, "top_k": None}, Sampling(1.0)),
         ({"do_sample": True, "temperature": 0}, GREEDY),
     ],
-)
+)  # fmt: skip
 def test_what_the_file_says(tmp_path: Path, config: Any, sampling: Sampling) -> None:
     assert sampling_defaults(written(tmp_path, config)) == sampling
 

@@ -49,6 +49,18 @@ def ends(matcher: Matcher, prompts: PromptRenderer) -> bool:
     return bool(matcher.allowed()[prompts.tokenizer.eos_id])
 
 
+def fits_alone(
+    prompts: PromptRenderer, matcher: Callable[[], Matcher], good: list[str], bad: list[str]
+) -> None:
+    """The good texts fit whole, and the bad ones do not."""
+    for text in good:
+        held = matcher()
+        assert follows(held, prompts.tokenizer.encode(text)), text
+        assert ends(held, prompts), text
+    for text in bad:
+        assert not follows(matcher(), prompts.tokenizer.encode(text)), text
+
+
 @pytest.mark.parametrize(
     ("constraint", "good", "bad"),
     [
@@ -76,13 +88,8 @@ def test_texts_that_fit_and_texts_that_do_not(
     good: list[str],
     bad: list[str],
 ) -> None:
-    for text in good:
-        matcher = grammars.matcher(constraint, ANSWER)
-        assert not ends(matcher, prompts)
-        assert follows(matcher, prompts.tokenizer.encode(text)), text
-        assert ends(matcher, prompts), text
-    for text in bad:
-        assert not follows(grammars.matcher(constraint, ANSWER), prompts.tokenizer.encode(text))
+    assert not ends(grammars.matcher(constraint, ANSWER), prompts)
+    fits_alone(prompts, lambda: grammars.matcher(constraint, ANSWER), good, bad)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -211,68 +218,37 @@ def calling(
     return matcher
 
 
+def other(inside: str = "") -> str:
+    return f"<call>\n<function=other>\n{inside}</function>\n</call>"
+
+
 @pytest.mark.parametrize(
     ("form", "constraint", "good", "bad"),
     [
         (TAGGED, rules(), [ONE, TWO, f"Well. {ONE}", "No {call} <cal"], ["<call>x", f"{ONE}x"]),
         (TAGGED, rules(required=True), [ONE, TWO], ["Well", f"{ONE}\n\n"]),
         (TAGGED, rules(required=True, parallel=False), [ONE], [TWO]),
-        (
-            TAGGED,
-            rules(answer='{"type": "integer"}'),
-            [ONE, "12"],
-            ["Well", "<call>\n12"],
-        ),
-        (
-            BARE,
-            rules(),
-            ['{"name": "add", "parameters": {"a": 1}}', "Well {"],
-            ['{"a', '{"name": "sub'],
-        ),
+        (TAGGED, rules(answer='{"type": "integer"}'), [ONE, "12"], ["Well", "<call>\n12"]),
+        (BARE, rules(), ['{"name": "add", "parameters": {"a": 1}}', "Well {"],
+         ['{"a', '{"name": "sub']),
         (BARE, rules(required=True), ['{"name": "other", "parameters": {}}'], ["Well"]),
-        (
-            LISTED,
-            rules(),
-            [
-                'So. [CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "a2C4e6g8i"}]',
-                '[CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "123456789"}, '
-                '{"name": "other", "arguments": {}, "id": "987654321"}]',
-            ],
-            ['[CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "a2C4e6g8i0"}]'],
-        ),
-        (
-            IN_TAGS,
-            searching(),
-            [
-                tagged(text='a </p> "b"\nc'),
-                tagged(text="a", kind="<far>", by="[1, 2]"),
-                tagged(text="a") + "\n" + tagged(text="b"),
-            ],
-            [
-                tagged(),
-                tagged(text="a", other="b"),
-                tagged(text="a", kind="other"),
-                tagged(text="a", by="[x]"),
-                "Well.",
-            ],
-        ),
-        (
-            IN_TAGS,
-            searching(required=False),
-            [tagged(text="a"), "Well. " + tagged(text="a"), "<call", "Well."],
-            [tagged(text="a") + "x", "<call>x"],
-        ),
-        (
-            IN_TAGS,
-            rules(required=True, parallel=False),
-            [
-                "<call>\n<function=other>\n</function>\n</call>",
-                "<call>\n<function=other>\n<parameter=x>\n1\n</parameter>\n</function>\n</call>",
-            ],
-            [tagged(text="a")],
-        ),
+        (LISTED, rules(),
+         ['So. [CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "a2C4e6g8i"}]',
+          '[CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "123456789"}, '
+          '{"name": "other", "arguments": {}, "id": "987654321"}]'],
+         ['[CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "a2C4e6g8i0"}]']),
+        (IN_TAGS, searching(),
+         [tagged(text='a </p> "b"\nc'), tagged(text="a", kind="<far>", by="[1, 2]"),
+          tagged(text="a") + "\n" + tagged(text="b")],
+         [tagged(), tagged(text="a", other="b"), tagged(text="a", kind="other"),
+          tagged(text="a", by="[x]"), "Well."]),
+        (IN_TAGS, searching(required=False),
+         [tagged(text="a"), "Well. " + tagged(text="a"), "<call", "Well."],
+         [tagged(text="a") + "x", "<call>x"]),
+        (IN_TAGS, rules(required=True, parallel=False),
+         [other(), other("<parameter=x>\n1\n</parameter>\n")], [tagged(text="a")]),
     ],
-)
+)  # fmt: skip
 def test_calls_are_held_to_their_form(
     prompts: PromptRenderer,
     calling: Any,
@@ -281,12 +257,7 @@ def test_calls_are_held_to_their_form(
     good: list[str],
     bad: list[str],
 ) -> None:
-    for text in good:
-        matcher = calling(form, constraint)
-        assert follows(matcher, prompts.tokenizer.encode(text)), text
-        assert ends(matcher, prompts), text
-    for text in bad:
-        assert not follows(calling(form, constraint), prompts.tokenizer.encode(text)), text
+    fits_alone(prompts, lambda: calling(form, constraint), good, bad)
 
 
 def test_control_tokens_of_a_call_are_tokens(prompts: PromptRenderer, calling: Any) -> None:
@@ -326,48 +297,27 @@ NODE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("parameters", "good", "bad"),
     [
-        (
-            {"properties": {"a/b": {"type": "integer"}, "b": {"$ref": "#/properties/a~1b"}}},
-            [{"b": "7"}],
-            [{"b": "x"}],
-        ),
-        (
-            {"properties": {"b": {"type": "array", "items": {"$ref": "#/properties/size"}},
-                            "size": {"type": "integer"}}},
-            [{"b": "[1, 2]"}],
-            [{"b": "[true]"}],
-        ),
-        (
-            {"$id": "https://x/y", "$defs": {"a": {"$ref": "#/definitions/b"}},
-             "definitions": {"b": {"type": "boolean"}}, "properties": {"b": {"$ref": "#/$defs/a"}}},
-            [{"b": "true"}],
-            [{"b": "1"}],
-        ),
+        ({"properties": {"a/b": {"type": "integer"}, "b": {"$ref": "#/properties/a~1b"}}},
+         [{"b": "7"}], [{"b": "x"}]),
+        ({"properties": {"b": {"type": "array", "items": {"$ref": "#/properties/size"}},
+                         "size": {"type": "integer"}}},
+         [{"b": "[1, 2]"}], [{"b": "[true]"}]),
+        ({"$id": "https://x/y", "$defs": {"a": {"$ref": "#/definitions/b"}},
+          "definitions": {"b": {"type": "boolean"}}, "properties": {"b": {"$ref": "#/$defs/a"}}},
+         [{"b": "true"}], [{"b": "1"}]),
         (NODE, [{"children": '[{"children": []}]'}], [{"children": "[1]"}]),
         ({"properties": {"b": {"enum": []}}}, [{"b": "x"}], []),
         ({"properties": {"b": {"type": "integer", "enum": []}}}, [{"b": "x"}], []),
         ({"properties": {"b": {"$ref": "#/properties/b"}}}, [{"b": "x"}], []),
-        (
-            {"$defs": {"kind": {"enum": ["near", "far"]}},
-             "properties": {"b": {"anyOf": [{"$ref": "#/$defs/kind"}, {"type": "null"}]}}},
-            [{"b": "near"}, {"b": "null"}],
-            [{"b": "other"}, {"b": '"near"'}],
-        ),
-        (
-            {"properties": {"b": {"anyOf": [{"type": "string"}, {"type": "null"}]}}},
-            [{"b": "12"}, {"b": "null"}],
-            [],
-        ),
-        (
-            {"properties": {"b": {"oneOf": [{"type": "integer"}, {"type": "null"}]}}},
-            [{"b": "12"}, {"b": "null"}],
-            [{"b": "x"}],
-        ),
-        (
-            {"properties": {"b": {"const": [1, {"a": "é"}]}}},
-            [{"b": '[1, {"a": "é"}]'}],
-            [{"b": "1"}],
-        ),
+        ({"$defs": {"kind": {"enum": ["near", "far"]}},
+          "properties": {"b": {"anyOf": [{"$ref": "#/$defs/kind"}, {"type": "null"}]}}},
+         [{"b": "near"}, {"b": "null"}], [{"b": "other"}, {"b": '"near"'}]),
+        ({"properties": {"b": {"anyOf": [{"type": "string"}, {"type": "null"}]}}},
+         [{"b": "12"}, {"b": "null"}], []),
+        ({"properties": {"b": {"oneOf": [{"type": "integer"}, {"type": "null"}]}}},
+         [{"b": "12"}, {"b": "null"}], [{"b": "x"}]),
+        ({"properties": {"b": {"const": [1, {"a": "é"}]}}},
+         [{"b": '[1, {"a": "é"}]'}], [{"b": "1"}]),
     ],
 )  # fmt: skip
 def test_a_value_in_tags_is_held_to_the_schema_of_its_property(

@@ -37,10 +37,17 @@ def controls_in(prompts: PromptRenderer, ids: list[int]) -> list[str]:
     return [prompts.tokenizer.decode([i]) for i in ids if i in prompts.tokenizer.controls]
 
 
+def read(prompts: PromptRenderer, transcript: Transcript) -> str:
+    return read(prompts, transcript)
+
+
+def of(text: str) -> Transcript:
+    return Transcript((Message("user", text),))
+
+
 def test_a_rendered_trace(prompts: PromptRenderer) -> None:
     transcript = replace(QUESTION, thought=Segments([foreign("So 46.\n\n")]), closed=True)
-    text = prompts.tokenizer.decode(prompts.transcript(transcript))
-    assert text == (
+    assert read(prompts, transcript) == (
         "<|im_start|>user\nWhat is 12 + 34?<|im_end|>\n<|im_start|>assistant\n"
         "<think>So 46.\n\n</think>"
     )
@@ -52,7 +59,7 @@ def test_advice_is_a_turn_before_the_answer(prompts: PromptRenderer) -> None:
     turns = (*QUESTION.messages, Message("user", ATTACK))
     told = Transcript(turns).without_thought().extend(foreign("It is 46."))
     assert prompts.transcript(advised) == prompts.transcript(told)
-    assert ATTACK in prompts.tokenizer.decode(prompts.transcript(advised))
+    assert ATTACK in read(prompts, advised)
 
 
 @pytest.mark.parametrize("text", [*CONTROLS, ATTACK, "score: 9"])
@@ -136,7 +143,7 @@ def test_a_template_that_opens_the_thought_itself(
 ) -> None:
     template = TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
     prompts = prompts_with(template=template)
-    assert prompts.tokenizer.decode(prompts.transcript(QUESTION)).count("<think>") == 1
+    assert read(prompts, QUESTION).count("<think>") == 1
     side = prompts.tokenizer.decode(prompts.side((Message("user", "Good?"),), "Score: "))
     assert side.endswith("<think>\n</think>Score: ")
 
@@ -146,7 +153,7 @@ def test_a_vocabulary_without_markers_or_template(
 ) -> None:
     prompts = prompts_with(template=None, controls=CONTROLS[:3])
     assert prompts.tokenizer.close_id is None
-    text = prompts.tokenizer.decode(prompts.transcript(replace(QUESTION, closed=True)))
+    text = read(prompts, replace(QUESTION, closed=True))
     assert text == f"User: What is 12 + 34?\n\nAssistant: {FINAL_ANSWER}"
 
 
@@ -182,7 +189,7 @@ def test_no_message_is_refused_or_dropped(
     prompts = prompts_with(template=STRICT[name])
     names: Any = {"s": "system", "u": "user", "a": "assistant"}
     messages = tuple(Message(names[role], f"Text {i}.") for i, role in enumerate(roles))
-    text = prompts.tokenizer.decode(prompts.transcript(Transcript(messages)))
+    text = read(prompts, Transcript(messages))
     assert [text.count(f"Text {i}.") for i in range(len(roles))] == [1] * len(roles)
     systems = len(roles) - len(roles.lstrip("s"))
     if systems and name in ("any", "first", "alternating"):
@@ -190,18 +197,6 @@ def test_no_message_is_refused_or_dropped(
         assert text.startswith(f"<|im_start|>system\n{joined}<|im_end|>\n")
     if name == "any":
         assert text.count("<|im_start|>") == 2 + len(roles) - max(1, systems)
-
-
-def test_a_system_message_that_is_refused_begins_the_last_question(
-    prompts_with: Callable[..., PromptRenderer],
-) -> None:
-    prompts = prompts_with(template=REFUSES_SYSTEM)
-    turns = (QUESTION.messages[0], Message("assistant", "46"), Message("user", "Sure?"))
-    messages = (Message("system", "Be brief."), Message("system", "Be kind."), *turns)
-    assert prompts.tokenizer.decode(prompts.transcript(Transcript(messages))) == (
-        "<|im_start|>user\nWhat is 12 + 34?<|im_end|>\n<|im_start|>assistant\n46<|im_end|>\n"
-        "<|im_start|>user\nBe brief.\n\nBe kind.\n\nSure?<|im_end|>\n<|im_start|>assistant\n<think>"
-    )
 
 
 def test_templates_that_take_a_conversation_in_no_form(
@@ -227,15 +222,22 @@ def test_ids_outside_the_vocabulary_are_refused(prompts: PromptRenderer) -> None
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
-def sentencepiece(prepend_scheme: str) -> Backend:
-    texts = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "▁a"]
-    vocabulary = {text: i for i, text in enumerate([*texts, "▁ab", "ab"])}
-    merges = [("▁", "a"), ("a", "b"), ("▁a", "b")]
+SPACES = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+BYTES = [f"<0x{b:02X}>" for b in range(256)]
+
+
+def with_bytes(texts: list[str], merges: list[tuple[str, str]]) -> Backend:
+    """A vocabulary as sentencepiece's, whose ids are in the order of these texts."""
+    vocabulary = {text: i for i, text in enumerate(texts)}
     backend = Backend(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    backend.decoder = SPACES
+    return backend
+
+
+def sentencepiece(prepend_scheme: str) -> Backend:
+    texts = ["<unk>", "<s>", "</s>", *BYTES, "▁", "a", "b", "▁a", "▁ab", "ab"]
+    backend = with_bytes(texts, [("▁", "a"), ("a", "b"), ("▁a", "b")])
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme)
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
     backend.add_special_tokens([*SPECIAL_TOKENS.values(), "[INST]", "[/INST]"])
     return backend
 
@@ -271,16 +273,11 @@ BLANK_TOKENS = ("\n", "\n\n", "\n\n\n", "▁▁", "▁▁▁▁")
 def test_white_space_among_the_added_tokens_is_text() -> None:
     """As in Gemma's vocabulary; markers and tags beside it stay out of reach."""
     controls = ["<unk>", "<bos>", "<eos>", "<start_of_turn>"]
-    byte_tokens = [f"<0x{b:02X}>" for b in range(256)]
-    texts = [*controls, *BLANK_TOKENS, "<table>", *byte_tokens, "▁", "a", "b", "▁a"]
-    vocabulary = {text: i for i, text in enumerate(texts)}
+    texts = [*controls, *BLANK_TOKENS, "<table>", *BYTES, "▁", "a", "b", "▁a"]
     merges = [("▁", "▁"), ("▁▁", "▁▁"), ("\n", "\n"), ("\n\n", "\n"), ("▁", "a")]
-    backend = Backend(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    backend = with_bytes(texts, merges)
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
     backend.add_special_tokens(controls)
     backend.add_tokens([AddedToken(text, normalized=False) for text in (*BLANK_TOKENS, "<table>")])
     theirs = PreTrainedTokenizerFast(tokenizer_object=Backend.from_str(backend.to_str()))
@@ -289,11 +286,11 @@ def test_white_space_among_the_added_tokens_is_text() -> None:
         ids = tokenizer.encode(text)
         assert list(ids) == theirs(text, add_special_tokens=False)["input_ids"]
         assert tokenizer.decode(ids) == text
-    assert tokenizer.decode([vocabulary["▁▁▁▁"]]) == "    "
+    assert tokenizer.decode([texts.index("▁▁▁▁")]) == "    "
     for text in ("<table>", "<start_of_turn>"):
         assert tokenizer.added.isdisjoint(tokenizer.encode(text))
         assert tokenizer.decode(tokenizer.encode(text)) == text
-        assert tokenizer.encode_markup(text) == (vocabulary[text],)
+        assert tokenizer.encode_markup(text) == (texts.index(text),)
 
 
 def test_white_space_that_was_added_behind_the_vocabulary_keeps_its_ids() -> None:
@@ -304,24 +301,6 @@ def test_white_space_that_was_added_behind_the_vocabulary_keeps_its_ids() -> Non
         ids = tokenizer.encode(text)
         assert list(ids) == fast(text, add_special_tokens=False)["input_ids"]
         assert tokenizer.decode(ids) == text
-
-
-@pytest.mark.parametrize("written", ["", " | trim", ".strip()"])
-def test_contents_are_trimmed_where_the_template_trims_them(
-    prompts_with: Callable[..., PromptRenderer], written: str
-) -> None:
-    turn = "<|im_start|>{{ m.role }}\n{{ m.content" + written + " }}<|im_end|>\n"
-    prompts = prompts_with(template="{% for m in messages %}" + turn + "{% endfor %}")
-    user = Message("user", "\n a  b\n\n")
-    messages = (Message("system", " Be brief.\n"), user, Message("assistant", " c "), user)
-    expected = prompts.tokenizer.chat_template.render(
-        [{"role": message.role, "content": message.content} for message in messages]
-    )
-    text = prompts.tokenizer.decode(prompts.transcript(Transcript(messages).without_thought()))
-    assert text.startswith(expected)
-    side = prompts.tokenizer.decode(prompts.side((user,), ""))
-    last = expected.removesuffix("\n").rpartition("<|im_start|>")[2]
-    assert last in side
 
 
 def written(turn: str) -> str:
@@ -406,7 +385,7 @@ def test_a_marker_in_a_question_is_a_mention(prompts: PromptRenderer) -> None:
     asked = Transcript(
         (Message("system", "a</think>b"), Message("user", "What does </think> mean?"))
     )
-    text = prompts.tokenizer.decode(prompts.transcript(asked))
+    text = read(prompts, asked)
     assert "a</think>b" in text
     assert "What does </think> mean?" in text
 
@@ -419,7 +398,7 @@ def test_a_text_that_the_template_refuses_is_kept_from_it(
         "{{ raise_exception('no channels') }}{% endfor %}" + TEMPLATE
     )
     question = "What does <|channel|> mean?"
-    assert question in prompts.tokenizer.decode(prompts.transcript(of(question)))
+    assert question in read(prompts, of(question))
 
 
 SWITCHED_BY_TEXT = (
@@ -453,7 +432,7 @@ def test_a_text_switches_the_thought_off(
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n12 + 34?<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    answered = prompts.tokenizer.decode(prompts.transcript(switched.without_thought()))
+    answered = read(prompts, switched.without_thought())
     assert answered == head + "<think>\n\n</think>\n"
     # Beside a model that does think, this one reads its thought as a text.
     thought = replace(switched, thought=Segments([foreign("So 46.")]))
@@ -462,18 +441,14 @@ def test_a_text_switches_the_thought_off(
     closed = prompts.transcript(replace(thought, closed=True))
     assert closed[: len(open_ids)] == open_ids
     assert prompts.tokenizer.decode(closed) == answered + "So 46." + FINAL_ANSWER
-    assert prompts.tokenizer.decode(prompts.transcript(plain)) == head + (
-        "<think>\n" if opens else "<think>"
-    )
+    assert read(prompts, plain) == head + ("<think>\n" if opens else "<think>")
 
 
 def test_a_text_does_not_switch_a_thought_on(prompts_with: Callable[..., PromptRenderer]) -> None:
     """A request without a thought gets none, whatever its texts say."""
     prompts = prompts_with(template=SWITCHED_BY_TEXT)
     asked = of("12 + 34? /think").without_thought()
-    assert prompts.tokenizer.decode(prompts.transcript(asked)).endswith(
-        "assistant\n<think></think>"
-    )
+    assert read(prompts, asked).endswith("assistant\n<think></think>")
 
 
 def test_the_date_in_a_prompt_is_todays(
@@ -487,9 +462,9 @@ def test_the_date_in_a_prompt_is_todays(
             return cls(2131, 5, 6)
 
     dated = prompts_with(template="{{ strftime_now('%Y-%m-%d') }}" + TEMPLATE)
-    assert dated.tokenizer.decode(dated.transcript(QUESTION)).startswith("20")
+    assert read(dated, QUESTION).startswith("20")
     monkeypatch.setattr(chat_template, "datetime", Later)
-    assert dated.tokenizer.decode(dated.transcript(QUESTION)).startswith("2131-05-06")
+    assert read(dated, QUESTION).startswith("2131-05-06")
     assert prompts.tokenizer.chat_template.today == ""  # nothing is rendered anew for its sake
 
 
@@ -505,8 +480,7 @@ def test_long_texts_are_not_remembered(
             return whole.encode(text, **options)
 
         def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
-            encoded.extend(texts)
-            return whole.encode_batch_fast(texts, **options)
+            return [self.encode(text, **options) for text in texts]
 
     monkeypatch.setattr(tokenizer, "_plain", Counting())
     text = "never seen before " * 2
@@ -514,11 +488,6 @@ def test_long_texts_are_not_remembered(
         assert tokenizer.decode(tokenizer.encode(text)) == text
         assert tokenizer.decode(tokenizer.encode(text * 1000)) == text * 1000
     assert encoded == [text, text * 1000, text * 1000]
-    assert tokenizer.encode(text * 1000) == tuple(whole.encode(text * 1000).ids)
-
-
-def of(text: str) -> Transcript:
-    return Transcript((Message("user", text),))
 
 
 async def test_too_long_a_prompt_is_refused_before_it_is_tokenized(
@@ -535,11 +504,8 @@ async def test_too_long_a_prompt_is_refused_before_it_is_tokenized(
 async def test_a_long_prompt_is_tokenized_while_others_are_answered(
     prompts: PromptRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long, encode, answered = (
-        "12 + 34 " * 10_000,
-        prompts.tokenizer.encode_uncached,
-        threading.Event(),
-    )
+    long, answered = "12 + 34 " * 10_000, threading.Event()
+    encode = prompts.tokenizer.encode_uncached
 
     def slow(text: str) -> tuple[int, ...]:
         if len(text) > 1000:
@@ -582,32 +548,19 @@ def test_what_one_owner_asked_is_encoded_anew_for_another(
     prompts: PromptRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the time would tell whether somebody else sent the same text."""
-    encoded: list[str] = []
-    anew = prompts.tokenizer.encode_uncached
-
-    def noted(text: str) -> tuple[int, ...]:
-        encoded.append(text)
-        return anew(text)
-
-    monkeypatch.setattr(prompts.tokenizer, "encode_uncached", noted)
+    encoded, encode = list[str](), prompts.tokenizer.encode_uncached
+    monkeypatch.setattr(
+        prompts.tokenizer, "encode_uncached", lambda text: encoded.append(text) or encode(text)
+    )
     asked = of("The code is 123456. What is 1+1?")
     ids = prompts.transcript(asked, "one")
-    assert encoded == ["The code is 123456. What is 1+1?"]
     assert prompts.transcript(asked, "one") == ids  # its own is remembered
     assert len(encoded) == 1
     assert prompts.transcript(asked, "two") == ids
     assert len(encoded) == 2
-
-
-def test_a_text_that_may_be_the_clients_is_not_remembered(
-    prompts: PromptRenderer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def remembered(text: str) -> tuple[int, ...]:
-        raise AssertionError(text)
-
-    monkeypatch.setattr(prompts.tokenizer, "encode", remembered)
-    ids = prompts.segment(Segment("policy", "So it is 46."))
-    assert prompts.tokenizer.decode(ids) == "So it is 46."
+    monkeypatch.delattr(Tokenizer, "encode")  # which remembers
+    assert prompts.segment(Segment("policy", "So it is 46."))  # a text that may be the client's
+    assert len(encoded) == 3
 
 
 def test_transcripts_that_branch_off_share_what_they_have_in_common(

@@ -50,21 +50,14 @@ def test_the_embedded_pair(name: str) -> None:
     check(MODELS / name)
 
 
-def test_a_template_in_a_file(folder: Path) -> None:
-    assert (folder / "chat_template.jinja").is_file()
-    check(folder)
+NAMED = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": TEMPLATE}]
 
 
-def test_a_template_in_the_config(folder: Path) -> None:
+@pytest.mark.parametrize("given", [TEMPLATE.replace("user", "person"), NAMED], ids=["one", "list"])
+def test_templates_in_the_config(folder: Path, given: Any) -> None:
+    check(folder)  # with its own file
     (folder / "chat_template.jinja").unlink()
-    edit(folder / "tokenizer_config.json", chat_template=TEMPLATE.replace("user", "person"))
-    check(folder)
-
-
-def test_a_list_of_templates(folder: Path) -> None:
-    (folder / "chat_template.jinja").unlink()
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": TEMPLATE}]
-    edit(folder / "tokenizer_config.json", chat_template=named)
+    edit(folder / "tokenizer_config.json", chat_template=given)
     check(folder)
 
 
