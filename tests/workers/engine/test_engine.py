@@ -141,15 +141,16 @@ async def test_a_prompt_that_makes_nans_is_an_error_and_leaves_none(worker: Engi
     assert all(answer.segment.tokens for answer in answers)
 
 
-async def test_a_crash_in_the_model_fails_its_calls_only(worker: EngineWorker) -> None:
+async def test_a_crash_in_the_model_fails_its_calls_only(
+    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def crash(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no memory left")
 
-    forward = worker.backend.engine.decoder.target.forward
-    worker.backend.engine.decoder.target.forward = crash  # type: ignore[method-assign]
-    with pytest.raises(WorkerError, match="no memory left"):
-        await run(worker, ask(), StopCriteria(6))
-    worker.backend.engine.decoder.target.forward = forward  # type: ignore[method-assign]
+    with monkeypatch.context() as broken:
+        broken.setattr(worker.backend.engine.decoder.target, "forward", crash)
+        with pytest.raises(WorkerError, match="no memory left"):
+            await run(worker, ask(), StopCriteria(6))
     assert (await run(worker, ask(), StopCriteria(3))).segment.tokens
 
 

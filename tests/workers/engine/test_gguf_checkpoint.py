@@ -159,19 +159,17 @@ def test_its_tokenizer_is_the_one_that_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pre", "whole"), [("llama-bpe", True), ("tekken", True), ("qwen2", False)]
 )
-def test_a_word_of_the_vocabulary_is_a_token_where_merges_are_ignored(
+def test_a_word_of_the_vocabulary_is_a_token_if_merges_are_ignored(
     pre: str, whole: bool, tmp_path: Path
 ) -> None:
     """Llama 3's and Mistral's say so in tokenizer.json; llama.cpp knows it by the name."""
     model, tokenizer = made("llama")
-    spec = json.loads(tokenizer.backend_tokenizer.to_str())
-    left, right = spec["model"]["merges"].pop()
-    tokenizer.backend_tokenizer.model = type(tokenizer.backend_tokenizer.model)(
-        vocab=spec["model"]["vocab"], merges=[tuple(pair) for pair in spec["model"]["merges"]]
-    )
+    backend = tokenizer.backend_tokenizer
+    bpe = json.loads(backend.to_str())["model"]
+    left, right = bpe["merges"].pop()
+    backend.model = type(backend.model)(vocab=bpe["vocab"], merges=list(map(tuple, bpe["merges"])))
     file = write(tmp_path / "m.gguf", model, tokenizer, set_keys={"tokenizer.ggml.pre": pre})
-    ours = load_tokenizer(str(file))
-    word = spec["model"]["vocab"][left + right]
+    ours, word = load_tokenizer(str(file)), bpe["vocab"][left + right]
     assert (ours.encode(ours.decode([word])) == (word,)) is whole
 
 

@@ -367,39 +367,31 @@ def test_a_schema_that_nothing_can_be_held_to_stands_for_any_object_unless_stric
 
 def test_schemas_that_are_too_large_together_stand_for_any_object_unless_strict() -> None:
     about = {f"a{k}": {"enum": [f"{i:09}" for i in range(90)]} for k in range(30)}
-    tools = [
-        {
-            "name": f"tool{i}",
-            "parameters": {
-                "type": "object",
-                "properties": {f"{name}_{i}": one for name, one in about.items()},
-            },
-            "strict": i == 3,
-            "place": f"tools[{i}]",
-        }
-        for i in range(9)
-    ]
-    named = json.loads(tool_rules(tools, required=True, parallel=True, answer=None).source)["tools"]
-    held = [name for name, schema in named if schema != {"type": "object"}]
-    assert held == ["tool3"]
-    strict = [{**tool, "strict": True} for tool in tools]
+
+    def tools(*strict: int) -> Any:
+        return [
+            {"name": f"tool{i}", "strict": i in strict, "place": f"tools[{i}]",
+             "parameters": {"type": "object",
+                            "properties": {f"{name}_{i}": one for name, one in about.items()}}}
+            for i in range(9)
+        ]  # fmt: skip
+
+    held_to = tool_rules(tools(3), required=True, parallel=True, answer=None)
+    named = json.loads(held_to.source)["tools"]
+    assert [name for name, schema in named if schema != {"type": "object"}] == ["tool3"]
     with pytest.raises(InvalidRequest, match=r"tools: .*strict ones.*too large") as caught:
-        tool_rules(strict, required=True, parallel=True, answer=None)
+        tool_rules(tools(*range(9)), required=True, parallel=True, answer=None)
     assert caught.value.param == "tools"
 
 
 def test_words_about_a_schema_are_no_part_of_its_grammar() -> None:
     said = {"title": "t", "description": "d", "default": {"a": 1}, "examples": [1]}
-    schema = {
-        "type": "object",
-        "properties": {"description": {"type": "string", **said}, "a": {"enum": ["title"], **said}},
-        **said,
-    }
-    bare = {
-        "type": "object",
-        "properties": {"description": {"type": "string"}, "a": {"enum": ["title"]}},
-    }
-    assert json.loads(searching(schema).source)["tools"] == [["search", bare]]
+
+    def schema(**words: Any) -> dict[str, Any]:
+        fields = {"description": {"type": "string", **words}, "a": {"enum": ["title"], **words}}
+        return {"type": "object", "properties": fields, **words}
+
+    assert json.loads(searching(schema(**said)).source)["tools"] == [["search", schema()]]
 
 
 def test_whole_numbers_without_bounds_get_some_wherever_they_stand() -> None:

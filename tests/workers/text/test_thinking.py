@@ -114,31 +114,12 @@ def tokenizer_of(template: str, controls: tuple[str, ...]) -> Tokenizer:
     return Tokenizer(fast.backend_tokenizer, {"eos_token": controls[0]}, template)
 
 
-# Of each family, the tokens that an answer may name; the others around its thoughts end a message.
-NAMED = {
-    "gemma4": ["<|channel>", "<channel|>"],
-    "openai_gptoss": [],
-    "muse_glimmer": [],
-    "solar_open": ["<|think|>"],
-    "inkling": ["<|content_thinking|>"],
-    "kimi_k3": [],
-    "cohere_command4": ["<|START_THINKING|>", "<|END_THINKING|>"],
-    "cohere_command3": ["<|START_THINKING|>", "<|END_THINKING|>"],
-    "apertus": ["<|inner_prefix|>", "<|inner_suffix|>"],
-    "mistral": ["[THINK]", "[/THINK]"],
-    "plamo3": ["<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"],
-    "k2_horizon": ["<ifm|think>", "</ifm|think>"],
-    "seed_oss": ["<seed:think>", "</seed:think>"],
-    "minimax_m3": ["<mm:think>", "</mm:think>"],
-    "hy_v3": ["<think:opensource>", "</think:opensource>"],
-    "kimi_vl": ["◁think▷", "◁/think▷"],
-    "exaone_deep": ["<thought>", "</thought>"],
+# The tokens that an answer may name, if not those of both marks: the others end a message.
+NAMED: dict[str, list[str]] = {
+    "openai_gptoss": [], "muse_glimmer": [], "kimi_k3": [], "granite": [],
+    "solar_open": ["<|think|>"], "inkling": ["<|content_thinking|>"],
     "apriel": ["[BEGIN FINAL RESPONSE]"],
-    "granite": [],
-    "hunyuan_a13b": ["<think>", "</think>"],
-    "granite_thinking": ["<think>", "</think>"],
-    "deepseek_r1": ["<think>", "</think>"],
-}
+}  # fmt: skip
 TOKEN = re.compile(r"<[^<>\s]+>|\[[A-Z /]+\]|◁[^▷]+▷")
 
 
@@ -154,7 +135,8 @@ def test_what_only_marks_a_thought_ends_no_answer(family: ThinkingFormat, specia
     eos = {"eos_token": "<|im_end|>"}
     tokenizer = Tokenizer(backend, eos, thinking=family)
     prompts = PromptRenderer(tokenizer)
-    named = {backend.token_to_id(token) for token in NAMED[family.name]}
+    marks = TOKEN.findall(family.open + family.close)
+    named = {backend.token_to_id(token) for token in NAMED.get(family.name, marks)}
     assert tokenizer.controls >= {backend.token_to_id(one) for one in TOKEN.findall(family.closing)}
     assert tokenizer.ends == tokenizer.controls - named
     closes = {tokenizer.close_id} - {None}
@@ -194,11 +176,10 @@ def test_the_vocabulary_decides_where_the_template_only_ends_thoughts() -> None:
 
 def test_tokens_with_a_suffix_of_the_checkpoints_own() -> None:
     template = ChatTemplate("{{ messages[0].content }}", {})
-    found = find_format(template, ("<think:6124c78e>", "</think:6124c78e>", "<tool_call:6124c78e>"))
+    opening, closing = "<think:6124c78e>", "</think:6124c78e>"
+    found = find_format(template, (opening, closing, "<tool_call:6124c78e>"))
     assert found is not None
-    assert (found.name, found.open, found.close) == (
-        "hy_v4", "<think:6124c78e>", "</think:6124c78e>",
-    )  # fmt: skip
+    assert (found.name, found.open, found.close) == ("hy_v4", opening, closing)
     assert found.off["reasoning_effort"] == "no_think"
     assert find_format(template, ("<think:a>", "</think:b>")) is None
 
@@ -212,17 +193,15 @@ def test_typed_blocks() -> None:
         )
     )
 
-    def written(transcript: Transcript) -> str:
+    thought, answer = "<|message_model|><|content_thinking|>", "<|message_model|><|content_text|>"
+    for transcript, written in (
+        (QUESTION, thought),
+        (replace(QUESTION, thought=THOUGHT, closed=True),
+         f"{thought}It is 4.\n\n<|end_message|>{answer}"),
+        (QUESTION.without_thought(), answer),
+    ):  # fmt: skip
         text = prompts.tokenizer.decode(prompts.transcript(transcript))
-        return text.partition("2+2?<|im_end|>\n")[2]
-
-    assert written(QUESTION) == "<|message_model|><|content_thinking|>"
-    closed = replace(QUESTION, thought=THOUGHT, closed=True)
-    assert written(closed) == (
-        "<|message_model|><|content_thinking|>It is 4.\n\n<|end_message|>"
-        "<|message_model|><|content_text|>"
-    )
-    assert written(QUESTION.without_thought()) == "<|message_model|><|content_text|>"
+        assert text.partition("2+2?<|im_end|>\n")[2] == written
 
 
 def test_a_template_that_refuses_our_question_is_read_all_the_same() -> None:

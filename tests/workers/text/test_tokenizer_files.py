@@ -97,11 +97,9 @@ def test_a_template_in_the_processors_file(folder: Path) -> None:
 
 
 def test_special_tokens_that_only_the_config_has(folder: Path) -> None:
+    pad = {"__type": "AddedToken", "content": "<pad>", "special": True}
     table = {"bos_token": "<s>", "extra_special_tokens": ["<extra>", CONTROLS[0]]}
-    edit(folder / "tokenizer_config.json", **table, pad_token={"content": "<pad>"})
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    config["pad_token"] = {"__type": "AddedToken", "content": "<pad>", "special": True}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    edit(folder / "tokenizer_config.json", **table, pad_token=pad)
     template = "{{ bos_token }}{{ pad_token }}{{ sep_token }}{{ messages[0].content }}"
     (folder / "chat_template.jinja").write_text(template)
     check(folder)
@@ -110,9 +108,8 @@ def test_special_tokens_that_only_the_config_has(folder: Path) -> None:
 
 def test_special_tokens_in_a_file_of_their_own(folder: Path) -> None:
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    config.pop("eos_token", None)
-    config.pop("added_tokens_decoder", None)
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    kept = {k: v for k, v in config.items() if k not in ("eos_token", "added_tokens_decoder")}
+    (folder / "tokenizer_config.json").write_text(json.dumps(kept))
     edit(folder / "special_tokens_map.json", eos_token={"content": CONTROLS[0]}, cls_token="<cls>")
     check(folder)
     assert load_tokenizer(folder).eos_id == load_tokenizer(folder).encode_markup(CONTROLS[0])[0]
