@@ -38,7 +38,7 @@ def controls_in(prompts: PromptRenderer, ids: list[int]) -> list[str]:
 
 
 def read(prompts: PromptRenderer, transcript: Transcript) -> str:
-    return read(prompts, transcript)
+    return prompts.tokenizer.decode(prompts.transcript(transcript))
 
 
 def of(text: str) -> Transcript:
