@@ -11,8 +11,7 @@ A method is one file here and one line in `METHODS`. In reading order:
 - `chain`: speculative sampling with a draft model, and block verification.
 - `lookup`: drafts copied from the text itself.
 - `spectr`: several independent sequences, with optimal transport.
-- `recursive_c`: trees of constant branching, drawn without replacement.
-- `recursive_s`: stochastic beams.
+- `recursive`: trees drawn without replacement: of constant branching, or stochastic beams.
 - `kangaroo`: self-speculation through an early-exit head.
 - `feature_head`: feature drafters: one decoder layer between the target's embedding and head.
 - `fspad`: a feature drafter on dynamic trees (FSPAD, EAGLE-2).
@@ -36,8 +35,7 @@ from workers.speculation.kangaroo import Kangaroo
 from workers.speculation.lookup import Lookup
 from workers.speculation.lossy import LossyMethod
 from workers.speculation.method import Method
-from workers.speculation.recursive_c import RecursiveConstant
-from workers.speculation.recursive_s import RecursiveBeam
+from workers.speculation.recursive import RecursiveBeam, RecursiveConstant
 from workers.speculation.reflective import Reflective
 from workers.speculation.relaxed import Relaxed
 from workers.speculation.spectr import Spectr

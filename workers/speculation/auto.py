@@ -1,18 +1,15 @@
 """The fastest method and draft length, found by timing the deployment's own rounds.
 
-The best draft length depends on how often drafts are accepted and on the cost of a draft and of a
-target pass (Leviathan et al. 2211.17192, section 3.4). Both costs depend on how many rows share the
-passes: a large batch leaves no arithmetic idle, and speculation becomes a loss. So for every batch
-size (in powers of two) each candidate is tried for a few rounds of real calls, at its shortest and
-at its longest draft. From then on, every round gives an estimate of the tokens of longer and
-shorter drafts, and of the time of a round of that length. Rows decode without drafts if no
-candidate is faster. A candidate that was not measured for long is tried again, since prompts
-change.
+The best draft length depends on acceptance and on the costs of a draft and of a target pass
+(Leviathan et al. 2211.17192, section 3.4), and these on how many rows share the passes: in a large
+batch speculation becomes a loss. So for every batch size (in powers of two) each candidate is tried
+for a few rounds of real calls, at its shortest and at its longest draft. From then on, every round
+gives an estimate of the tokens and of the time of a round of any length. Rows decode without drafts
+if no candidate is faster. A candidate that was not measured for long is tried again.
 
 Lossless, because every candidate is, and because the choice depends only on rounds that have ended,
-never on a random number that is still to decide a token. A greedy row's tokens do not depend on the
-choice (except for rounding, see `decode`). A sampled row keeps its distribution but not its draws:
-which method draws a token depends on the clock.
+never on a random number that is still to decide a token. A sampled row keeps its distribution but
+not its draws: which method draws a token depends on the clock.
 """
 
 from __future__ import annotations
@@ -37,7 +34,6 @@ MEMORY = 0.99  # weight of earlier rounds at each new one
 
 Choice = tuple[int, int]
 """(index of a candidate, its draft length; 0 if it has none to choose)."""
-
 Draft = tuple[int, int]
 """(greatest possible depth of a row's draft, number of accepted tokens).
 
@@ -48,9 +44,8 @@ A draft that ended early counts as rejected at the next token.
 class Chooser:
     """Finds the candidate and draft length with most tokens a second at one batch size.
 
-    Args:
-        lengths: for each candidate its draft lengths, ascending; `(0,)` if it has none to choose.
-            Candidate 0 is plain decoding.
+    `lengths`: each candidate's draft lengths, ascending; `(0,)` if it has none to choose.
+    Candidate 0 is plain decoding.
     """
 
     def __init__(self, lengths: Sequence[Sequence[int]]) -> None:
@@ -72,18 +67,18 @@ class Chooser:
         self.known[number].learn(length, seconds, drafts)
         for other, known in enumerate(self.known):
             known.age = 0 if other == number else known.age + 1
+        if self.due and self.due[0] == choice:
+            self.due.pop(0)
         if self.due:
-            if self.due[0] == choice:
-                self.due.pop(0)
-            if self.due:
-                return
-        best = max(
-            ((n, one) for n, known in enumerate(self.known) for one in known.lengths),
-            key=lambda at: self.known[at[0]].speed(at[1]),
-        )
-        promised = self.known[best[0]].speed(best[1])
+            return
+        speeds = {
+            (n, length): known.speed(length)
+            for n, known in enumerate(self.known)
+            for length in known.lengths
+        }
+        best = max(speeds, key=speeds.__getitem__)
         stays = best[0] == self.now[0]  # another length of the same drafter costs nothing
-        if stays or promised > MARGIN * self.known[self.now[0]].speed(self.now[1]):
+        if stays or speeds[best] > MARGIN * speeds[self.now]:
             self.now = best
         oldest = max(range(len(self.known)), key=lambda n: self.known[n].age)
         if self.known[oldest].age >= STALE:
@@ -99,8 +94,7 @@ class _Known:
     age: int = 0
     rounds: dict[int, int] = field(default_factory=dict)  # number measured, by draft length
     seconds: dict[int, float] = field(default_factory=dict)  # running mean, by draft length
-    tried: list[float] = field(default_factory=list)  # verified drafts, by depth
-    taken: list[float] = field(default_factory=list)  # accepted drafts, by depth
+    depths: list[list[float]] = field(default_factory=list)  # verified and accepted, by depth
 
     def learn(self, length: int, seconds: float, drafts: Sequence[Draft]) -> None:
         before = self.seconds.get(length, seconds)
@@ -108,25 +102,21 @@ class _Known:
         # An outlier, caused by other work of the machine, counts at most fourfold.
         news = min(seconds, 4 * before) - before
         self.seconds[length] = before + max(1 - MEMORY, 1 / count) * news
-        for depth in range(len(self.tried)):
-            self.tried[depth] *= MEMORY
-            self.taken[depth] *= MEMORY
+        self.depths = [[MEMORY * tried, MEMORY * taken] for tried, taken in self.depths]
         for possible, accepted in drafts:
-            while len(self.tried) < possible:
-                self.tried.append(0.0)
-                self.taken.append(0.0)
+            self.depths += [[0.0, 0.0] for _ in range(possible - len(self.depths))]
             for depth in range(min(possible, accepted + 1)):
-                self.tried[depth] += 1
-                self.taken[depth] += depth < accepted
+                self.depths[depth][0] += 1
+                self.depths[depth][1] += depth < accepted
 
     def tokens(self, length: int) -> float:
         """Return a row's expected tokens in a round; unknown depths count as the last known."""
+        if not self.depths or not self.depths[0][0]:
+            return 1.0
         total = below = rate = 1.0
-        for depth in range(length or len(self.tried)):
-            if depth < len(self.tried) and self.tried[depth] > 0:
-                rate = self.taken[depth] / self.tried[depth]
-            elif depth == 0:
-                return 1.0
+        for depth in range(length or len(self.depths)):
+            if depth < len(self.depths) and self.depths[depth][0] > 0:
+                rate = self.depths[depth][1] / self.depths[depth][0]
             below *= rate
             total += below
         return total
@@ -156,8 +146,7 @@ class Auto(Method):
         lengths: draft lengths to choose from, for candidates with a `gamma`.
     """
 
-    registry: Mapping[str, Callable[..., Method]] = {}
-    """Methods by name, set by `METHODS`."""
+    registry: Mapping[str, Callable[..., Method]] = {}  # by name, set by `METHODS`
 
     def __init__(
         self,
@@ -235,16 +224,11 @@ class Auto(Method):
         for method in self.methods:
             method.copy(source, slot, length)
 
+    def _chooser(self, rows: list[Row]) -> Chooser:
+        return self.choosers[(len(rows) - 1).bit_length()]
+
     def draft(self, rows: list[Row]) -> Plan:
-        self._choose(rows)
-        self._begun = self.clock()  # the cost of a change does not count
-        return self.current.draft(rows)
-
-    def _chooser(self, rows: int) -> Chooser:
-        return self.choosers[(rows - 1).bit_length()]
-
-    def _choose(self, rows: list[Row]) -> None:
-        before, self.choice = self.choice, self._chooser(len(rows)).choose()
+        before, self.choice = self.choice, self._chooser(rows).choose()
         number, length = self.choice
         self._counts["switches"] += number != before[0]
         if length:
@@ -255,6 +239,8 @@ class Auto(Method):
                 self.methods[self._with[row.slot]].leave(row)
                 self._with[row.slot] = number
                 self.current.join(row)
+        self._begun = self.clock()  # the cost of a change does not count
+        return self.current.draft(rows)
 
     def score(self, target: Target, plan: Plan) -> ModelOutput:
         return self.current.score(target, plan)
@@ -275,4 +261,4 @@ class Auto(Method):
             )
             for row, tree, one in zip(plan.rows, plan.trees, accepted, strict=True)
         ]
-        self._chooser(len(drafts)).learn(self.choice, seconds, drafts)
+        self._chooser(plan.rows).learn(self.choice, seconds, drafts)

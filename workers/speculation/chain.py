@@ -4,8 +4,7 @@ Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Dec
 (2211.17192); Chen et al. (2302.01318). Mean acceptance length, bonus token included, is
 (1 - a^(gamma + 1)) / (1 - a) at an acceptance rate of a per drafted token.
 
-Block verification (Sun et al. 2403.10444) verifies the block as a whole and accepts at least as
-many tokens of it on average; at temperature 0 both are the same.
+Block verification (Sun et al. 2403.10444) accepts at least as many tokens on average.
 """
 
 from __future__ import annotations
@@ -14,21 +13,12 @@ from typing import Literal
 
 from workers.model.target import Target
 from workers.model.tree import Plan, Row
-from workers.speculation.drafter import (
-    ConfidentExpander,
-    DraftModelMethod,
-    LoadModel,
-)
+from workers.speculation.drafter import ConfidentExpander, DraftModelMethod, LoadModel
 from workers.speculation.parameters import at_least, fraction, one_of, tree_size
 
 
 class Chain(DraftModelMethod):
-    """At most `gamma` drafts a step; `verification` is by token or by block.
-
-    A draft ends after the first token at which the draft model's top probability is below
-    `threshold`: drafts after a token that is likely to be rejected cost more than they gain. It
-    also ends after a token that may end the text (`Row.may_end`).
-    """
+    """At most `gamma` drafts a step; drafts after an unsure token cost more than they gain."""
 
     def __init__(
         self,

@@ -22,11 +22,7 @@ from workers.rng import DRAFT, key, uniform
 from workers.speculation.method import Method
 
 LoadModel = Callable[[str], Any]
-"""Loads a checkpoint with the target's tokenizer, by name, on the target's device.
-
-Several methods may load the same one, so a loader caches models.
-"""
-
+"""Loads a checkpoint with the target's tokenizer, by name, on its device; caches models."""
 Child = tuple[int, int]
 """(index of the parent in its level, token)."""
 
@@ -57,11 +53,7 @@ class TreeExpander(ABC):
 
 
 class Drafter:
-    """A draft model with a cache of the target's slots.
-
-    Its cache lacks the newest committed token, the newest two after a fully accepted draft, and
-    more if a method keeps only the root. Missing tokens run with the next draft.
-    """
+    """A draft model with a cache of the target's slots; missing tokens run with the next draft."""
 
     def __init__(self, model: Target) -> None:
         self.model = model
@@ -77,10 +69,7 @@ class Drafter:
     def grow(
         self, rows: Sequence[Row], depths: Sequence[int], expander: TreeExpander
     ) -> list[Tree]:
-        """Return one tree per row, `depths[row]` levels below its newest token.
-
-        Trees of sampled rows hold the distributions their nodes were drawn from.
-        """
+        """Return one tree per row, `depths[row]` levels below its newest token."""
         self._cached = {}
         if max(depths) == 0:
             return [Tree([row.ids[-1]], [-1]) for row in rows]
@@ -191,7 +180,7 @@ def gumbel_noise(rows: Sequence[Row], level: int, logits: Tensor) -> Tensor:
 
 
 class IndependentExpander(TreeExpander):
-    """`count` independent sequences a row; greedy rows, whose sequences are all equal, get one."""
+    """`count` independent sequences a row; greedy rows, whose sequences are equal, get one."""
 
     def __init__(self, rows: Sequence[Row], count: int = 1) -> None:
         self.rows, self.count = rows, count
@@ -226,12 +215,11 @@ class IndependentExpander(TreeExpander):
 
 
 class ConfidentExpander(TreeExpander):
-    """One sequence a row, which ends after the first token at which the top probability was below
-    `threshold`, or with which the text may end.
+    """One sequence a row, which ends with a token that was unsure, or with which the text may end.
 
-    So whether a token is drafted depends on its prefix alone, never on the token, and drafts have
-    the distribution that speculative sampling assumes. A greedy row's confidence is that of
-    temperature 1.
+    Unsure: the top probability there was below `threshold`; a greedy row's is that of temperature
+    1. Whether a token is drafted depends on its prefix alone, never on the token, so drafts have
+    the distribution that speculative sampling assumes.
     """
 
     def __init__(self, rows: Sequence[Row], threshold: float) -> None:
@@ -244,32 +232,36 @@ class ConfidentExpander(TreeExpander):
         active = [i for i, drafting in enumerate(self.drafting) if drafting]
         if len(active) < len(self.rows):
             logits = logits[active]
-        chosen = [self.rows[i] for i in active]
-        drawn, probs = IndependentExpander(chosen)(level, logits, [[0] for _ in active])
-        tops = confidences(logits, probs) if self.threshold else [1.0] * len(active)
+        tokens, probs = self.draw(level, active, logits)
         children: list[list[Child]] = [[] for _ in self.rows]
-        for k, i in enumerate(active):
-            children[i] = drawn[k]
-            may_end, (_, token) = self.rows[i].may_end, drawn[k][0]
-            ends = may_end is not None and may_end(token)
-            self.drafting[i] = tops[k] >= self.threshold and not ends
+        for i, token in zip(active, tokens, strict=True):
+            children[i] = [(0, token)]
         if probs is not None and len(active) < len(self.rows):
             padded = probs.new_zeros(len(self.rows), *probs.shape[1:])
             padded[active] = probs
             probs = padded
         return children, probs
 
+    def draw(
+        self, level: int, active: Sequence[int], logits: Tensor
+    ) -> tuple[list[int], Tensor | None]:
+        """Draw a token of each active row from logits [active, 1, vocabulary]; may end its draft.
+
+        Return the tokens, and the distributions they were drawn from (None if all are greedy).
+        """
+        rows = [self.rows[i] for i in active]
+        drawn, probs = IndependentExpander(rows)(level, logits, [[0] for _ in rows])
+        tops = [1.0] * len(rows)
+        if self.threshold:
+            tops = (logits.softmax(-1) if probs is None else probs).amax(-1)[:, 0].tolist()
+        for i, top, ((_, token),) in zip(active, tops, drawn, strict=True):
+            may_end = self.rows[i].may_end
+            ends = may_end is not None and may_end(token)
+            self.drafting[i] = top >= self.threshold and not ends
+        return [token for ((_, token),) in drawn], probs
+
     def ended(self) -> bool:
         return not any(self.drafting)
-
-
-def confidences(logits: Tensor, probs: Tensor | None) -> list[float]:
-    """Return each row's top probability at its first node, of [rows, nodes, vocabulary] logits.
-
-    `probs` are those that were drawn from; None if all rows are greedy (temperature 1).
-    """
-    top: list[float] = (logits.softmax(-1) if probs is None else probs).amax(-1)[:, 0].tolist()
-    return top
 
 
 class DrafterMethod(Method):

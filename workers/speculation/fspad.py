@@ -15,8 +15,8 @@ token. With variant `eagle2` this is EAGLE-2.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,8 +78,7 @@ class Fspad(DrafterMethod):
             self.drafter.commit(row, one.path[:1])
 
 
-@dataclass(slots=True)
-class _Candidate:
+class _Candidate(NamedTuple):
     """A token that may be drafted; `parent` is an index in the same list, -1 the root."""
 
     score: float
@@ -91,8 +90,8 @@ class _Candidate:
 class DynamicTree(TreeExpander):
     """The dynamic tree of EAGLE-2: chooses the nodes of a level, and those to verify.
 
-    `scores` [rows, nodes] are the log-probabilities of the paths to the level's nodes, minus
-    infinity beyond a row's last node. Greedy rows rank at temperature 1.
+    `scores` [rows, nodes]: log-probabilities of the paths to the level's nodes, -inf beyond a row's
+    last one.
     """
 
     def __init__(self, rows: Sequence[Row], width: int, nodes: int) -> None:
@@ -124,14 +123,11 @@ class DynamicTree(TreeExpander):
 
     def trees(self) -> list[Tree]:
         """Return the tree of each row's likeliest tokens; ties go to those nearer to the root."""
-        return [self._tree(row, seen) for row, seen in zip(self.rows, self.seen, strict=True)]
-
-    def _tree(self, row: Row, seen: list[_Candidate]) -> Tree:
-        near = [i for i, one in enumerate(seen) if one.level < row.remaining_tokens]
-        best = sorted(near, key=lambda i: (-seen[i].score, i))[: self.nodes]
-        node = {-1: 0} | {place: 1 + i for i, place in enumerate(sorted(best))}
-        chosen = [seen[place] for place in sorted(best)]
-        return Tree(
-            [row.ids[-1], *(one.token for one in chosen)],
-            [-1, *(node[one.parent] for one in chosen)],
-        )
+        trees = []
+        for row, seen in zip(self.rows, self.seen, strict=True):
+            near = [i for i, one in enumerate(seen) if one.level < row.remaining_tokens]
+            best = sorted(sorted(near, key=lambda i: (-seen[i].score, i))[: self.nodes])
+            node = {-1: 0} | {place: 1 + i for i, place in enumerate(best)}
+            tokens = [row.ids[-1], *(seen[place].token for place in best)]
+            trees.append(Tree(tokens, [-1, *(node[seen[place].parent] for place in best)]))
+        return trees

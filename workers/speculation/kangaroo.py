@@ -2,10 +2,8 @@
 
 Liu et al., "Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting" (2404.18911).
 The first exit: a token runs through the layers below `exit_layer`, and a small trained adapter
-with the target's own head gives the draft distribution. The second: drafting ends after a token at
-which the adapter's top probability was below `threshold`; that token is verified like the others.
-So whether a token is drafted depends on its prefix alone, never on the token, and speculative
-sampling stays exact.
+with the target's own head gives the draft distribution. The second: a draft ends as that of a
+`ConfidentExpander`.
 
 Nothing is computed twice: a draft's hidden states at the exit are kept, its keys and values of the
 shallow layers are in the cache, and the scoring pass runs the deeper layers alone.
@@ -21,12 +19,11 @@ from torch import Tensor
 from workers.model.early_exit import Adapter
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Plan, Row, Tree
-from workers.speculation.drafter import IndependentExpander, confidences, without_nans
+from workers.speculation.drafter import ConfidentExpander, without_nans
 from workers.speculation.method import Method
 from workers.speculation.parameters import at_least, fraction, tree_size
 
-FOLDER = "kangaroo"
-"""Folder of a checkpoint's adapter, beside its weights."""
+FOLDER = "kangaroo"  # of a checkpoint's adapter, beside its weights
 
 
 class Kangaroo(Method):
@@ -62,10 +59,10 @@ class Kangaroo(Method):
         trees = [Tree([row.ids[-1]], [-1]) for row in rows]
         depths = [max(0, min(self.gamma, row.remaining_tokens - 1)) for row in rows]
         probs: list[list[Tensor]] = [[] for _ in rows]
-        confident = [True] * len(rows)
+        expander = ConfidentExpander(rows, self.threshold)
         running = list(range(len(rows)))  # rows whose newest node is to run
         for level in range(max(depths) + 1):
-            drafting = [i for i in running if confident[i] and level < depths[i]]
+            drafting = [i for i in running if expander.drafting[i] and level < depths[i]]
             result = self.target.forward(
                 [rows[i].slot for i in running],
                 [trees[i] for i in running],
@@ -80,14 +77,10 @@ class Kangaroo(Method):
             logits = without_nans(ran, result.logits.float(), "the adapter's")
             if len(drafting) < len(running):
                 logits = logits[[running.index(i) for i in drafting]]
-            chosen = [rows[i] for i in drafting]
-            children, drawn = IndependentExpander(chosen)(level, logits, [[0]] * len(chosen))
-            tops = confidences(logits, drawn)
+            tokens, drawn = expander.draw(level, drafting, logits)
             for k, i in enumerate(drafting):
-                ((_, token),) = children[k]
-                trees[i].tokens.append(token)
+                trees[i].tokens.append(tokens[k])
                 trees[i].parents.append(level)
-                confident[i] = tops[k] >= self.threshold
                 if drawn is not None and not rows[i].greedy:
                     probs[i].append(drawn[k, 0])
             running = drafting

@@ -20,11 +20,8 @@ class LossyMethod(Method):
 
     Args:
         base: a lossless method that drafts; `parameters` are for it, and `draft` if given.
-        thoughts_only: whether the base alone decodes answers, exactly, since people read answers
-            and models read thoughts. The method stays lossy: an answer follows from its thought.
-
-    Raises:
-        ValueError: the base or a parameter does not fit.
+        thoughts_only: whether the base alone decodes answers, which people read. The method stays
+            lossy: an answer follows from its thought.
     """
 
     lossless = False

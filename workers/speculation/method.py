@@ -25,8 +25,6 @@ from workers.speculation import rejection
 class Method:
     """`draft`, `score`, `verify`, `commit` are one round; rows `join` and `leave` between rounds.
 
-    The decoder commits the target's cache; `commit` updates only the method's own state.
-
     `lossless`: the output has the target's distribution (greedy rows: the same tokens, unless a
     pass over several tokens rounds differently from one over a single token).
     """
@@ -68,23 +66,25 @@ class Method:
         # logits, because the softmax may round two of them to one value.
         packed = torch.stack((logits.argmax(-1).float(), logits.softmax(-1).amax(-1)))
         choices, tops = packed.tolist()
+        verified = {
+            i: self._verify_greedy(plan.trees[i], choices[i], tops[i])
+            for i, row in enumerate(plan.rows)
+            if row.greedy
+        }
         sampled = [i for i, row in enumerate(plan.rows) if not row.greedy]
-        probs = warp(logits[sampled], [plan.rows[i].sampling for i in sampled]) if sampled else None
-        verified: list[Accepted | None] = [None] * len(plan.rows)
-        if probs is not None and probs.shape[1] == 1:
-            for i, accepted in zip(sampled, self._draw_all(plan, probs, sampled), strict=True):
-                verified[i] = accepted
-        elif probs is not None:
-            for row_probs, i in zip(probs, sampled, strict=True):
-                verified[i] = self._verify_sampled(plan.rows[i], plan.trees[i], row_probs)
-        for i, tree in enumerate(plan.trees):
-            accepted = verified[i] or self._verify_greedy(tree, choices[i], tops[i])
+        if sampled:
+            probs = warp(logits[sampled], [plan.rows[i].sampling for i in sampled])
+            if probs.shape[1] == 1:
+                verified |= zip(sampled, self._draw_all(plan, probs, sampled), strict=True)
+            else:
+                for own, i in zip(probs, sampled, strict=True):
+                    verified[i] = self._verify_sampled(plan.rows[i], plan.trees[i], own)
+        for i, accepted in verified.items():
             accepted.confidences = [tops[i][node] for node in accepted.path]
-            verified[i] = accepted
-        return [accepted for accepted in verified if accepted is not None]
+        return [verified[i] for i in range(len(plan.rows))]
 
     def verify_tree(
-        self, tree: Tree, targets: Any, rng_at: Callable[[int], rejection.Rng]
+        self, tree: Tree, targets: Any, rng_at: Callable[[int], KeyedRng]
     ) -> tuple[list[int], int]:
         """Verify the tree of a sampled row; see `rejection.verify_by_node`."""
         if tree.probs is not None and self.by_path:
@@ -93,10 +93,7 @@ class Method:
         return rejection.verify_by_node(tree, targets, sampler, rng_at)
 
     def commit(self, plan: Plan, accepted: Sequence[Accepted], scores: ModelOutput) -> None:
-        """Update the drafter after the rows took their tokens.
-
-        For example, drop rejected nodes from a draft model's cache (`Drafter.commit`).
-        """
+        """Update the method's own state, as a draft model's cache, after the rows took tokens."""
 
     @staticmethod
     def _verify_greedy(tree: Tree, choices: list[float], tops: list[float]) -> Accepted:

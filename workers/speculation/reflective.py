@@ -16,6 +16,7 @@ its cost) to 1 (z' alone); its effect on answers must be measured.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -37,15 +38,7 @@ Reading = tuple[int, int, float]
 
 
 class Reflective(LossyMethod):
-    """Drafts and verifies as `base` does, with reflected scores.
-
-    Args:
-        base: a lossless method that drafts and scores by `Method.score`; `draft` and further
-            parameters are for it.
-        alpha: weight of the second scores, from 0 to 1.
-        prompt: the tokens before the copy, as a text or as token ids.
-        thoughts_only: whether answers are verified by the first score alone.
-    """
+    """Drafts and verifies as `base` does, with reflected scores; `prompt`: a text or token ids."""
 
     def __init__(
         self,
@@ -78,17 +71,14 @@ class Reflective(LossyMethod):
 
     def score(self, target: Target, plan: Plan) -> ModelOutput:
         """Score drafts and copies in one pass; return the combined logits of the drafts' nodes."""
-        reflects = [not self.exact(row) for row in plan.rows]
-        if self.alpha == 0 or not any(reflects):
+        if self.alpha == 0 or all(map(self.exact, plan.rows)):
             return self.base.score(target, plan)
-        trees, readings = [], []
-        for i, (row, tree) in enumerate(zip(plan.rows, plan.trees, strict=True)):
-            if not reflects[i]:
-                trees.append(tree)
-                continue
-            longer, found = self.reflected(tree, target.max_len - len(row.ids))
-            trees.append(longer)
-            readings += [(i, *reading) for reading in found]
+        trees, readings = [*plan.trees], []
+        for i, row in enumerate(plan.rows):
+            if not self.exact(row):
+                room = target.max_len - len(row.ids)
+                trees[i], found = self.reflected(trees[i], room)
+                readings += [(i, *reading) for reading in found]
         result = self.base.score(target, replace(plan, trees=trees))
         logits = result.logits.float()
         fused = logits[:, : max(map(len, plan.trees))]
@@ -123,9 +113,7 @@ class Reflective(LossyMethod):
             longer.tokens += tail
             longer.parents += [leaf, *range(first, first + len(tail) - 1)]
             pairs += zip(copied, range(first + len(self.prompt) - 1, len(longer)), strict=True)
-        counts = [0] * len(tree)
-        for node, _ in pairs:
-            counts[node] += 1
+        counts = Counter(node for node, _ in pairs)
         return longer, [(node, copy, 1 / counts[node]) for node, copy in pairs]
 
 
@@ -136,9 +124,8 @@ def _ids(prompt: Any, target: Target) -> list[int]:
         if target.encode is None:
             raise ValueError("prompt must be token ids where there is no tokenizer")
         ids = target.encode(prompt)
-    if not isinstance(ids, list | tuple) or not all(
-        isinstance(token, int) and 0 <= token < target.vocabulary for token in ids
-    ):
+    known = range(target.vocabulary)
+    if not isinstance(ids, list | tuple) or not all(token in known for token in ids):
         raise ValueError(f"prompt must be a text or token ids below {target.vocabulary}")
     if not ids:
         raise ValueError("prompt must not be empty")

@@ -1,41 +1,36 @@
-"""Rejection samplers: choose one token from target and draft probabilities and candidates.
+"""Rejection samplers, which choose a node's next token, and how they verify a tree.
 
 Lossless means that the token has the target's distribution, whatever the draft's is;
-`tests/workers/speculation/test_lossless.py` proves it by exact enumeration.
-Distributions are one-dimensional arrays over the vocabulary (torch or numpy in service, fractions
-in the proof); all random choices go through `rng`. A sampler decides at one node;
-`verify_by_node` and `verify_by_path` verify a tree.
+`tests/workers/speculation/test_lossless.py` proves it by exact enumeration. Distributions are
+one-dimensional arrays over the vocabulary (torch or numpy in service, fractions in the proof); all
+random choices go through `rng`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from workers.model.sampling import KeyedRng
 from workers.model.tree import Tree
 
-
-class Rng(Protocol):
-    """The random choices of a sampler; `workers.model.sampling.KeyedRng` in service."""
-
-    def accept(self, target: Any, draft: Any) -> bool: ...
-
-    def draw(self, probs: Any) -> int: ...
-
-
-RejectionSampler = Callable[[Any, Any, Sequence[int], Rng], int]
+RejectionSampler = Callable[[Any, Any, Sequence[int], KeyedRng], int]
 """`sampler(target, draft, candidates, rng)` returns the next token at a node, from both models'
 probabilities there and the drafted tokens."""
 
 
 def residual(target: Any, draft: Any) -> Any:
     """Return norm([target - draft]+), or the target if nothing is left (then no rejection)."""
-    rest = (target - draft).clip(min=0)
+    return normed((target - draft).clip(min=0), target)
+
+
+def normed(rest: Any, otherwise: Any) -> Any:
+    """Return `rest` as a distribution, or `otherwise` if it has no mass."""
     mass = rest.sum()
-    return rest / mass if mass > 1e-12 else target
+    return rest / mass if mass > 1e-12 else otherwise
 
 
-def independent(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
+def independent(target: Any, draft: Any, candidates: Sequence[int], rng: KeyedRng) -> int:
     """Try independent candidates of one draft distribution in order (Leviathan et al. 2211.17192).
 
     Accept each with probability min(1, target/draft); a rejection replaces the target by the
@@ -49,7 +44,7 @@ def independent(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) ->
     return rng.draw(target)
 
 
-def recursive(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
+def recursive(target: Any, draft: Any, candidates: Sequence[int], rng: KeyedRng) -> int:
     """Try distinct candidates, drawn from the draft distribution without replacement.
 
     Recursive rejection sampling (Jeon et al. 2402.14160): a rejection replaces the target by the
@@ -70,7 +65,7 @@ def without(draft: Any, token: int) -> Any:
     return rest / mass if mass > 0 else rest
 
 
-def k_sequential(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
+def k_sequential(target: Any, draft: Any, candidates: Sequence[int], rng: KeyedRng) -> int:
     """Select k-sequentially among independent candidates (SpecTr, Sun et al. 2310.15141).
 
     Accept each with probability min(1, target / (rho draft)), at the smallest rho for which the
@@ -86,8 +81,7 @@ def k_sequential(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -
     kept = overlap(draft, target / scale)
     rejected = 1 - kept.sum()
     rest = (target - kept * sum(rejected**i for i in range(count))).clip(min=0)
-    mass = rest.sum()
-    return rng.draw(rest / mass if mass > 1e-12 else target)
+    return rng.draw(normed(rest, target))
 
 
 def overlap(left: Any, right: Any) -> Any:
@@ -126,13 +120,13 @@ def rho(target: Any, draft: Any, count: int) -> float:
     return high
 
 
-def target_only(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
+def target_only(target: Any, draft: Any, candidates: Sequence[int], rng: KeyedRng) -> int:
     """Draw from the target, for deterministic candidates; the draft continues at an equal one."""
     return rng.draw(target)
 
 
 def verify_by_node(
-    tree: Tree, targets: Any, sampler: RejectionSampler, rng_at: Callable[[int], Rng]
+    tree: Tree, targets: Any, sampler: RejectionSampler, rng_at: Callable[[int], KeyedRng]
 ) -> tuple[list[int], int]:
     """Verify a tree by rejection sampling: descend while the sampled token is a child.
 
@@ -154,7 +148,7 @@ def verify_by_node(
         path.append(accepted)
 
 
-def verify_by_path(tree: Tree, targets: Any, rng: Rng) -> tuple[list[int], int]:
+def verify_by_path(tree: Tree, targets: Any, rng: KeyedRng) -> tuple[list[int], int]:
     """Verify whole paths, the deepest first; on a chain this is block verification.
 
     Traversal verification (Weng et al. 2505.12398); block verification (Sun et al. 2403.10444).

@@ -29,12 +29,9 @@ from workers.speculation.parameters import at_least, fraction
 class Relaxed(LossyMethod):
     """Drafts as `base` does, and accepts more of it.
 
-    Args:
-        base: a lossless method that drafts; `draft` and further parameters are for it.
-        top_k: an accepted token is among this many of the target's likeliest.
-        delta: how far its probability may be below the likeliest token's, from 0 to 1.
-        thoughts_only: whether the base alone verifies answers, and drafts after a token that may
-            end the thought. It always verifies such a token.
+    An accepted token is among the target's `top_k` likeliest, with a probability at most `delta`
+    below the likeliest. The base always verifies a token that may end the thought, and with
+    `thoughts_only` also drafts after it, and answers.
     """
 
     def __init__(

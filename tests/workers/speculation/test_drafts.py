@@ -34,8 +34,7 @@ from workers.model.target import Target
 from workers.model.tree import Row, Tree
 from workers.speculation.drafter import ConfidentExpander, Drafter, IndependentExpander
 from workers.speculation.fspad import DynamicTree
-from workers.speculation.recursive_c import GumbelTopK
-from workers.speculation.recursive_s import StochasticBeam
+from workers.speculation.recursive import GumbelTopK, StochasticBeam
 
 
 class Table:

@@ -47,8 +47,7 @@ from workers.speculation import drafter, rejection
 from workers.speculation import method as base
 from workers.speculation.drafter import IndependentExpander, row_probs
 from workers.speculation.method import Method
-from workers.speculation.recursive_c import GumbelTopK
-from workers.speculation.recursive_s import StochasticBeam
+from workers.speculation.recursive import GumbelTopK, StochasticBeam
 
 # Laws by enumeration of the numbers ---------------------------------------------------------
 
