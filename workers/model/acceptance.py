@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Final
 
 POSITIONS: Final = 16
@@ -19,40 +18,26 @@ class Acceptance:
 
     def __init__(self) -> None:
         self._drafted = self._accepted = 0
-        self._drafted_at, self._accepted_at = [0] * POSITIONS, [0] * POSITIONS
+        self._at = [[0, 0] for _ in range(POSITIONS)]  # drafted and accepted, by position
 
     def count(self, drafted: int, depth: int, accepted: int) -> None:
-        """One round of one sequence.
-
-        Args:
-            drafted: tokens of the draft, in all of its branches.
-            depth: positions that the draft reaches.
-            accepted: how many of them the model accepted.
-        """
-        self._drafted += drafted
-        self._accepted += accepted
-        for position in range(min(depth, POSITIONS)):
-            self._drafted_at[position] += 1
-            self._accepted_at[position] += position < accepted
+        """Count a round: `drafted` tokens in all branches, which reach `depth` positions."""
+        self.add(drafted, accepted, [1] * depth, [1] * accepted)
 
     def add(
         self, drafted: int, accepted: int, drafted_at: Sequence[int], accepted_at: Sequence[int]
     ) -> None:
-        """Add counts that were added up elsewhere; those by position begin at the first."""
+        """Add counts; those by position begin at the first."""
         self._drafted += drafted
         self._accepted += accepted
-        for counts, more in ((self._drafted_at, drafted_at), (self._accepted_at, accepted_at)):
-            for position, count in enumerate(more[:POSITIONS]):
-                counts[position] += count
+        for kind, counts in enumerate((drafted_at, accepted_at)):
+            for position, count in enumerate(counts[:POSITIONS]):
+                self._at[position][kind] += count
 
     def stats(self) -> dict[str, int]:
         """`drafted_tokens`, `accepted_tokens`, and `drafted_at_N`, `accepted_at_N` from 1 on."""
-        by_position = chain.from_iterable(
-            ((f"drafted_at_{n}", drafted), (f"accepted_at_{n}", accepted))
-            for n, (drafted, accepted) in enumerate(
-                zip(self._drafted_at, self._accepted_at, strict=True), start=1
-            )
-            if drafted
-        )
-        tokens = {"drafted_tokens": self._drafted, "accepted_tokens": self._accepted}
-        return tokens | dict(by_position)
+        counts = {"drafted_tokens": self._drafted, "accepted_tokens": self._accepted}
+        for n, (drafted, accepted) in enumerate(self._at, start=1):
+            if drafted:
+                counts |= {f"drafted_at_{n}": drafted, f"accepted_at_{n}": accepted}
+        return counts

@@ -2,13 +2,11 @@
 
 Layout `[2 * layers, slots, key heads, capacity, head size]`, keys at 2l and values at 2l + 1, so
 that the windows of a pass, the copy of a prefix and the gathering of an accepted path are one
-operation for all layers. A slot belongs to at most one live row; when the row leaves, the slot
-keeps its entries, and a later call with a common prefix starts from there.
+operation for all layers. When a row leaves, its slot keeps the entries for a later common prefix.
 
 One pass: `map_slots` says where its entries go, each layer calls `update`, and nothing drafted
-counts as cached until `commit` names the accepted path. From then on a rejected draft's entries lie
-beyond the slot's length (or were overwritten as a branch was gathered): a pass reads past that
-length only what its own round wrote, and later passes overwrite the rest.
+counts as cached until `commit` names the accepted path. A rejected draft's entries lie beyond the
+slot's length: a pass reads past it only what its own round wrote, and later ones overwrite them.
 """
 
 from __future__ import annotations
@@ -56,10 +54,9 @@ Cached = Tensor | Sequence[Tensor]
 
 
 class KVCache:
-    """Preallocated keys and values, with one length per slot.
+    """Preallocated keys and values: of each slot the first `lengths[slot]` tokens of `ids[slot]`.
 
-    `lengths[slot]` tokens of `ids[slot]` are cached; entries beyond are not valid, but finite (the
-    memory starts as zeros: an attention weight of 0 times a NaN would still be a NaN).
+    Entries beyond are not valid, but finite: an attention weight of 0 times a NaN would be a NaN.
     """
 
     def __init__(
@@ -87,10 +84,7 @@ class KVCache:
         self._first = self._start = self._end = 0
 
     def add_hidden_states(self, width: int) -> None:
-        """Allocate one more vector per token: `hidden_states` [slots, capacity, width].
-
-        They are committed, copied and reset with the keys and values.
-        """
+        """Allocate one more vector per token: `hidden_states` [slots, capacity, width]."""
         shape = (self.slots, self.capacity, width)
         self.hidden_states = zeros(shape, self.data.device, self.data.dtype)
 
@@ -100,8 +94,6 @@ class KVCache:
         self.data = self.data.new_empty(0)  # a large cache has no room beside another
         self.data = zeros((layers + 2, *rest), self.data.device, self.data.dtype)
         return layers // 2
-
-    # During a pass -------------------------------------------------------------------------
 
     def map_slots(
         self, slots: Sequence[int], starts: Sequence[int], positions: Tensor | None, n: int
@@ -134,14 +126,13 @@ class KVCache:
             self._gather = chosen
 
     def _reads_apart(self, starts: Sequence[int], n: int, *, neighbours: bool) -> bool:
-        """Whether each row is read by itself: what it costs to copy scattered rows together, or to
-        read the padding of ragged ones, is more than a call for each row."""
-        entries, padded = sum(starts) + n * len(starts), self._end * len(starts)
+        """Whether a call for each row costs less than to copy scattered rows together, or to read
+        the padding of ragged ones."""
         size = 2 * self.data.shape[2] * self.data.shape[4] * self.data.dtype.itemsize
-        large = padded * size >= APART * len(starts)
-        return (
-            large and self.data.device.type == "cpu" and not (neighbours and entries > 0.8 * padded)
-        )
+        if self.data.device.type != "cpu" or self._end * size < APART:
+            return False
+        padded = self._end * len(starts)
+        return not (neighbours and sum(starts) + n * len(starts) > 0.8 * padded)
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Cached, Cached]:
         """Store a layer's [rows, heads, n, size]; returns all its keys and values of the rows."""
@@ -170,13 +161,8 @@ class KVCache:
         else:
             self.hidden_states[self._index] = hidden_states
 
-    # Between passes ------------------------------------------------------------------------
-
     def commit(self, slot: int, path: Sequence[int]) -> None:
-        """Keep the accepted path of the last pass, ascending nodes from 0.
-
-        The other nodes stay beyond the length; a later pass overwrites them.
-        """
+        """Keep the accepted path of the last pass, ascending nodes from 0."""
         start, length = self.lengths[slot], len(path)
         if path[-1] != length - 1:  # a branch: gather its entries (out of place, then back)
             source = on_device(path, self.data.device) + start

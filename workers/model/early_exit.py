@@ -2,13 +2,9 @@
 
 The adapter of Kangaroo (Liu et al. 2404.18911, section 3): RMSNorm, attention, the residual
 connection, and a last RMSNorm before the target's language-model head, which it shares. The
-paper's has no feed-forward part, which costs more than it gains in a model of billions; in a small
-model, where launches cost more than arithmetic, it pays, and an adapter may have one. It has the
-target's attention heads and positions, so its keys and values lie in the target's cache as one
-more layer and are committed, copied and reset with the others. `Adapter` holds the trained weights,
-`EarlyExitHead` is what a target runs of it; it is trained by `deploy/lab/pair/kangaroo.py`.
-
-On disk it is a folder of `adapter.safetensors` and `adapter.json`.
+paper's has no feed-forward part; in a small model, where launches cost more than arithmetic, it
+pays. The adapter has the target's attention heads and positions, so its keys and values lie in the
+target's cache as one more layer. `deploy/lab/pair/kangaroo.py` trains it.
 """
 
 from __future__ import annotations
@@ -36,10 +32,7 @@ WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
 
 @dataclass(frozen=True, slots=True)
 class AdapterShape:
-    """The layer whose input the adapter takes, and its sizes.
-
-    All but `feed_forward`, the inner width of that part (0: none), are the target's.
-    """
+    """The layer whose input the adapter takes, and its sizes; `feed_forward` 0: no such part."""
 
     exit_layer: int
     width: int
@@ -50,11 +43,7 @@ class AdapterShape:
 
     @classmethod
     def of(cls, config: Any, exit_layer: int, feed_forward: int = 0) -> AdapterShape:
-        """The shape for a transformers configuration.
-
-        Raises:
-            ValueError: an impossible exit layer, or a model that an adapter cannot serve.
-        """
+        """The shape for a transformers configuration; ValueError if an adapter cannot serve it."""
         Computation.of(config).check_plain("an early exit")
         layers = config.num_hidden_layers
         if not 1 <= exit_layer < layers:
@@ -102,24 +91,23 @@ class Adapter(nn.Module):
                 f"there is no adapter in {folder}: `baton lab train kangaroo` makes the embedded "
                 "model's, `adapter` names another folder"
             )
+        what = f"the adapter in {folder}"
         try:
             shape = AdapterShape(**json.loads((folder / CONFIG).read_text())["shape"])
             state = load_file(folder / WEIGHTS)
         except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-            raise ValueError(f"cannot read the adapter in {folder}: {error}") from error
-        if exit_layer is not None and exit_layer != shape.exit_layer:
-            raise ValueError(
-                f"the adapter in {folder} was trained for exit_layer {shape.exit_layer}, "
-                f"not {exit_layer}"
-            )
-        fitting = AdapterShape.of(model.config, shape.exit_layer, shape.feed_forward)
+            raise ValueError(f"cannot read {what}: {error}") from error
+        layer = shape.exit_layer
+        if exit_layer not in (None, layer):
+            raise ValueError(f"{what} was trained for exit_layer {layer}, not {exit_layer}")
+        fitting = AdapterShape.of(model.config, layer, shape.feed_forward)
         if shape != fitting:
-            raise ValueError(f"the adapter in {folder} is {shape}, the model needs {fitting}")
+            raise ValueError(f"{what} is {shape}, the model needs {fitting}")
         adapter = cls(shape, model.config.rms_norm_eps)
         try:
             adapter.load_state_dict(state)
         except RuntimeError as error:
-            raise ValueError(f"cannot read the adapter in {folder}: {error}") from error
+            raise ValueError(f"cannot read {what}: {error}") from error
         return adapter.to(model.device, model.dtype).eval().requires_grad_(False)
 
 

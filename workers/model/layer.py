@@ -3,8 +3,7 @@
 In a pass over one token the launches of operations cost more than the arithmetic: transformers'
 layer makes about fifty. Here projections with the same input are one matrix product, queries and
 keys are rotated together, the residual is added in the kernel of the product, and a norm is four
-operations or one. How weights lie in memory and are multiplied is `linear`'s business; what a
-family does beyond Llama's layer is in `families`, and costs other families nothing.
+operations or one.
 """
 
 from __future__ import annotations
@@ -24,13 +23,9 @@ from workers.model.placement import Rotary, View
 
 
 class Layer:
-    """One layer; `stock` is transformers' module, on its device and in its type.
+    """One layer; `stock` is transformers' module. A pass has a view for each `kind` of attention.
 
-    In half precision results differ from transformers' by rounding: fused operations round less
-    often.
-
-    Attributes:
-        kind: how it attends; a pass has a view for each kind.
+    In half precision results differ from transformers': fused operations round less often.
     """
 
     def __init__(self, stock: Any) -> None:
@@ -83,8 +78,7 @@ class Layer:
     ) -> Tensor:
         """The residual stream [rows, n, width] before this layer to the one after it.
 
-        `views` are the pass's, for whose tokens the cache's slot mapping is set. With `ragged` the
-        stream is [tokens, width], without padding.
+        With `ragged` the stream is [tokens, width], without padding.
         """
         return self.feed_forward(self.attention(x, views[self.kind], cache, ragged)).view(x.shape)
 
@@ -143,9 +137,7 @@ class Residual:
 class Attention:
     """The first half of a layer: norm, attention and the residual connection.
 
-    Args:
-        cache_layer: the layer of the cache that holds its keys and values.
-        head_norm: the norm of every query and key, if the family has one.
+    `cache_layer` holds its keys and values; `head_norm` is the norm of every query and key.
     """
 
     def __init__(

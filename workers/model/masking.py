@@ -1,9 +1,7 @@
-"""Logits held to a grammar, or from an end: what a row may not write gets probability zero, at
-every draft node.
+"""Logits held to a grammar, or from an end: what a row may not write gets probability zero.
 
-The masked distribution is then the target's: whatever a method drafts, verification keeps exactly
-that distribution, and a draft the grammar forbids is rejected like any other that the target never
-writes.
+That holds at every draft node. The masked distribution is then the target's: whatever a method
+drafts, verification keeps exactly that distribution.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Weights in 16, 8 or 4 bits for CPUs, packed for the libraries of products that torch brings.
 
-A pass over a few tokens takes as long as its weights take to be read, so their size is its time.
-Where the CPU has instructions for bfloat16, oneDNN's packed form is read about twice as fast as
-torch's own, and costs hardly more for 16 tokens than for one. Else the products are FBGEMM's, which
-reads a weight once for up to six tokens; activations are float32 then, as are norms and attention:
-without such instructions everything else is slower.
+A pass over a few tokens takes as long as its weights take to be read. On a CPU with instructions
+for bfloat16, oneDNN's packed form is read about twice as fast as torch's own, and costs hardly more
+for 16 tokens than for one. Else the products are FBGEMM's, which reads a weight once for up to six
+tokens; activations are float32 then, since without such instructions all else is slower.
 """
 
 from __future__ import annotations

@@ -32,10 +32,7 @@ that of n > 1 tokens is repeated for each of them, once a pass and not in every 
 class Placement:
     """Rotary tables and masks for a model's kinds of attention.
 
-    Args:
-        rotary_emb: the module of transformers' model.
-        capacity: cache entries of a slot.
-        groups: query heads of a key.
+    `capacity`: cache entries of a slot; `groups`: query heads of a key.
     """
 
     def __init__(
@@ -77,10 +74,8 @@ class Placement:
     ) -> tuple[Tensor | None, dict[AttentionKind, View]]:
         """Cache entries [rows, n] of a pass's tokens (None: one row, from its start on), and views.
 
-        Args:
-            starts: of each row, the cache entry of its first new token.
-            skips: how many first nodes of each tree lie before that.
-            n: new tokens of a row, padding at the end included.
+        Row b's n new tokens, padding at the end included, begin at the cache entry `starts[b]`,
+        after `skips[b]` nodes of its tree.
         """
         chains = all(tree.is_chain for tree in trees)
         rotary: dict[str | None, Rotary | None] = {None: None}

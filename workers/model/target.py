@@ -55,7 +55,6 @@ class Target:
 
     Args:
         model: transformers' causal model of one of `FAMILIES`, on its device.
-        slots: how many sequences the cache holds.
         max_len: longest sequence, at most `rope_limit` of the model's config.
         vocabulary: size of the tokenizer; logits of padded rows of the head are cut off.
         encode: from a text to ids, for a method that adds a prompt.
@@ -111,11 +110,7 @@ class Target:
         """Let passes end at the adapter's layer; before anything is cached.
 
         From then on every token that reaches that layer leaves the adapter's keys and values in
-        the cache too, so a slot's length holds for them as well. Methods may share an adapter:
-        equal ones count as one.
-
-        Raises:
-            ValueError: there is another adapter already.
+        the cache too. Methods may share an adapter; another than the first is a ValueError.
         """
         if self.early_exit is None:
             self.early_exit = EarlyExitHead(adapter.to(self.dtype), self.cache.add_layer())
@@ -130,11 +125,7 @@ class Target:
         return -1 if self.early_exit is None else self.early_exit.layer
 
     def cache_hidden_states(self, layer: int) -> None:
-        """Cache the input of a layer with every token, in `cache.hidden_states`.
-
-        The number of layers stands for the final norm's output, as in `forward`. To be called
-        before anything is cached.
-        """
+        """Cache the input of a layer (as `hidden` of `forward`), before anything is cached."""
         self._cached_layer = layer
         self.cache.add_hidden_states(self.embedding.shape[1])
 
@@ -212,14 +203,10 @@ class Target:
         return ModelOutput(self._logits(x), hidden_states)
 
     def _ragged(self, lengths: Sequence[int], n: int) -> Ragged | None:
-        """How products skip the padding of rows; None where they are as quick with it.
-
-        What takes part in a pass beside the layers wants the rows as they are padded.
-        """
+        """How products skip the padding of rows; None if they are as quick with it."""
         padding = n * len(lengths) - sum(lengths)
-        if padding <= self._free_padding or self.device.type != "cpu":
-            return None
-        if self.early_exit is not None or self._cached_layer is not None:
+        alone = self.early_exit is None and self._cached_layer is None  # others want padded rows
+        if not alone or padding <= self._free_padding or self.device.type != "cpu":
             return None
         return Ragged.of(lengths, n, self.device)
 
@@ -232,8 +219,7 @@ class Target:
         if num_logits == 0:
             self.early_exit.update_cache(x, views, self.cache)
             return x[:, :0]
-        x = self.early_exit(x, views, self.cache)[:, -num_logits:]
-        return self._logits(x)
+        return self._logits(self.early_exit(x, views, self.cache)[:, -num_logits:])
 
     def embed(self, tokens: list[list[int]]) -> Tensor:
         """Embeddings [rows, n, width] of token ids."""
@@ -271,20 +257,15 @@ class Target:
     def next_chunk(
         self, slot: int, ids: Sequence[int], *, num_logits: int = 1, most: int = CHUNK
     ) -> PromptChunk:
-        """What is to be prefilled next of the part of `ids` that the slot lacks.
-
-        Logits are wanted of the last `num_logits` of `ids`; a chunk has those for its tokens.
-        """
+        """The next chunk of `ids` that the slot lacks; wanted: logits of the last `num_logits`."""
         start = self.cache.lengths[slot]
         end = min(start + most, len(ids))
         wanted = max(0, end - max(start, len(ids) - num_logits))
         return PromptChunk(slot, list(ids[start:end]), wanted, final=end == len(ids))
 
     def has_nan(self, slot: int, count: int) -> bool:
-        """Whether a pass left a NaN at the newest `count` cached tokens of a slot; one transfer.
-
-        A token that is NaN in any layer is so in the last.
-        """
+        """Whether a pass left a NaN at the newest `count` cached tokens of a slot; one transfer."""
+        # A token that is NaN in any layer is so in the last.
         end, last = self.cache.lengths[slot], 2 * len(self.layers)
         return is_nan(self.cache.data[last - 2 : last, slot, :, end - count : end])
 

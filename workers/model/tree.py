@@ -18,26 +18,18 @@ NO_LIMIT = 1 << 60
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One live sequence.
-
-    `ids` holds every committed token, the prompt included; the last one is not in the target's
-    cache yet. `remaining_tokens` is how many more may be emitted; no draft goes beyond that.
-    `method` names its speculation method; None: the decoder's default. `matcher` says which tokens
-    may come next where the text must match a grammar (`workers.model.masking.TokenMatcher`);
-    `failure` is why it cannot continue. `answering`: what it writes is an answer, not a thought.
-    `may_end`: whether the text may end with a token, so that a chain of drafts ends there too.
-    """
+    """One live sequence."""
 
     slot: int
-    ids: list[int]
+    ids: list[int]  # committed, the prompt included; the target's cache lacks the last one yet
     sampling: Sampling
     seed: int
-    remaining_tokens: int = NO_LIMIT
-    method: str | None = None
-    matcher: Any = None
-    failure: Exception | None = None
-    answering: bool = False
-    may_end: Callable[[int], bool] | None = None
+    remaining_tokens: int = NO_LIMIT  # that may be emitted; no draft is longer
+    method: str | None = None  # None: the decoder's default
+    matcher: Any = None  # `TokenMatcher`: the tokens that may come next under a grammar
+    failure: Exception | None = None  # why it cannot continue
+    answering: bool = False  # it writes an answer, not a thought
+    may_end: Callable[[int], bool] | None = None  # with these tokens, so a chain of drafts does too
 
     @property
     def greedy(self) -> bool:
@@ -56,9 +48,6 @@ class Tree:
     """A draft of one row.
 
     Attributes:
-        tokens: token of each node; `tokens[0]` is the newest committed token.
-        parents: parent of each node, `parents[0] == -1` and `parents[i] < i`; siblings are in
-            the order in which they were drawn.
         probs: [nodes with children, vocabulary]; `probs[i]` is the distribution the (first) child
             of node i was *actually* drawn from. None: the draft is a deterministic function of
             the prefix.
@@ -66,8 +55,8 @@ class Tree:
             draws, each as often as it was drawn. None: every child once.
     """
 
-    tokens: list[int]
-    parents: list[int]
+    tokens: list[int]  # of each node, the newest committed token first
+    parents: list[int]  # -1 for node 0, then smaller ones; siblings in the order of their draws
     probs: Any = None
     drawn: list[list[int]] | None = None
 
@@ -112,23 +101,17 @@ class Plan:
 class Accepted:
     """What one step gives one row.
 
-    Attributes:
-        path: accepted nodes from node 0 down; the cache keeps exactly these.
-        tokens: emitted tokens: those of `path[1:]`, then the recovered or bonus token.
-        logprobs: natural logarithm of each emitted token's probability under the target with the
-            row's sampling parameters; of a greedy row at temperature 1.
-        confidences: the target's top probability (temperature 1) where each token was emitted;
-            NaN where the logits are.
-        depth: positions that the draft reached; 0 where there was none.
-        rejected: what was drafted at the last token's place; empty if nothing was.
+    `logprobs`: natural logarithm of each emitted token's probability under the target with the
+    row's sampling parameters (greedy: temperature 1); `confidences`: the target's top probability
+    there (temperature 1; NaN if the logits are).
     """
 
-    path: list[int]
-    tokens: list[int]
+    path: list[int]  # accepted nodes from node 0 down; the cache keeps exactly these
+    tokens: list[int]  # emitted: those of `path[1:]`, then the recovered or bonus token
     logprobs: list[float] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
-    depth: int = 0
-    rejected: Sequence[int] = ()
+    depth: int = 0  # positions that the draft reached
+    rejected: Sequence[int] = ()  # the drafts at the last token's place
 
     def behind(self, count: int) -> Accepted:
         """What the step gives after its first `count` tokens."""

@@ -25,26 +25,22 @@ LoadModel = Callable[[str], Any]
 """Loads a checkpoint with the target's tokenizer, by name, on its device; caches models."""
 Child = tuple[int, int]
 """(index of the parent in its level, token)."""
+Level = tuple[list[list[Child]], Tensor | None]
+"""Each row's children in the order of the draws, and the distributions [rows, nodes, vocabulary]
+they were drawn from (None if all rows are greedy)."""
 
 
 class TreeExpander(ABC):
     """Chooses the children of a level's nodes; one object serves one step."""
 
     @abstractmethod
-    def __call__(
-        self, level: int, logits: Tensor, parent_index: list[list[int]]
-    ) -> tuple[list[list[Child]], Tensor | None]:
-        """Return the children of one level.
+    def __call__(self, level: int, logits: Tensor, parent_index: list[list[int]]) -> Level:
+        """Return the children of the nodes at depth `level`.
 
         Args:
-            level: depth of the nodes.
             logits: [rows, nodes, vocabulary] in float32; rows with fewer nodes are padded.
             parent_index: for each row, the index in this level of each child that the last call
                 returned, in that order: equal ones share a node. The root has index 0.
-
-        Returns:
-            For each row its children in the order of the draws; and the distributions
-            [rows, nodes, vocabulary] they were drawn from (None if all rows are greedy).
         """
 
     def ended(self) -> bool:
@@ -186,9 +182,7 @@ class IndependentExpander(TreeExpander):
         self.rows, self.count = rows, count
         self.sampled = [i for i, row in enumerate(rows) if not row.greedy]
 
-    def __call__(
-        self, level: int, logits: Tensor, parent_index: list[list[int]]
-    ) -> tuple[list[list[Child]], Tensor | None]:
+    def __call__(self, level: int, logits: Tensor, parent_index: list[list[int]]) -> Level:
         if len(self.sampled) < len(self.rows):
             best = logits[:, 0].argmax(-1).tolist()
             children: list[list[Child]] = [[(0, token)] for token in best]
@@ -226,9 +220,7 @@ class ConfidentExpander(TreeExpander):
         self.rows, self.threshold = rows, threshold
         self.drafting = [True] * len(rows)
 
-    def __call__(
-        self, level: int, logits: Tensor, parent_index: list[list[int]]
-    ) -> tuple[list[list[Child]], Tensor | None]:
+    def __call__(self, level: int, logits: Tensor, parent_index: list[list[int]]) -> Level:
         active = [i for i, drafting in enumerate(self.drafting) if drafting]
         if len(active) < len(self.rows):
             logits = logits[active]

@@ -24,9 +24,9 @@ from torch import Tensor
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.drafter import (
-    Child,
     Drafter,
     DrafterMethod,
+    Level,
     LoadModel,
     TreeExpander,
     row_probs,
@@ -100,9 +100,7 @@ class DynamicTree(TreeExpander):
         self.seen: list[list[_Candidate]] = [[] for _ in rows]
         self.level: list[list[int]] = [[-1] for _ in rows]  # indices in `seen` of the level's nodes
 
-    def __call__(
-        self, level: int, logits: Tensor, parent_index: list[list[int]]
-    ) -> tuple[list[list[Child]], Tensor | None]:
+    def __call__(self, level: int, logits: Tensor, parent_index: list[list[int]]) -> Level:
         best = row_probs(self.rows, logits).topk(min(self.width, logits.shape[-1]))
         # Clamped, so that a parent's score bounds its child's despite rounding.
         logs = best.values.double().log().clamp(max=0).cpu()

@@ -26,8 +26,8 @@ from workers.model.target import Target
 from workers.model.tree import Plan, Row
 from workers.speculation import rejection
 from workers.speculation.drafter import (
-    Child,
     DraftModelMethod,
+    Level,
     LoadModel,
     TreeExpander,
     gumbel_noise,
@@ -98,9 +98,7 @@ class GumbelTopK(TreeExpander):
         self.rows, self.branching = rows, branching
         self.sampled = any(not row.greedy for row in rows)
 
-    def __call__(
-        self, level: int, logits: Tensor, parent_index: list[list[int]]
-    ) -> tuple[list[list[Child]], Tensor | None]:
+    def __call__(self, level: int, logits: Tensor, parent_index: list[list[int]]) -> Level:
         probs = row_probs(self.rows, logits) if self.sampled else None
         scores = logits
         if probs is not None:
@@ -132,9 +130,7 @@ class StochasticBeam(TreeExpander):
         self.sampled = not bool(self.greedy.all())
         self.log_probability = self.perturbed = torch.zeros(len(rows), 1, dtype=torch.float64)
 
-    def __call__(
-        self, level: int, logits: Tensor, parent_index: list[list[int]]
-    ) -> tuple[list[list[Child]], Tensor | None]:
+    def __call__(self, level: int, logits: Tensor, parent_index: list[list[int]]) -> Level:
         nodes, vocabulary = logits.shape[1:]
         probs = row_probs(self.rows, logits)
         before = self.log_probability[:, :nodes, None].to(logits.device)

@@ -48,43 +48,12 @@ def test_sampling_depends_on_the_seed_and_not_on_the_batch(method: str) -> None:
     assert generate(last, PROMPTS[3:], 20, sampling=other)[0] != together[3]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_more_prompts_than_slots_are_decoded_as_slots_become_free(method: str) -> None:
-    warm = Sampling(temperature=1.0, seed=4)
-    wide, narrow = (decoder(method, METHODS[method], slots=slots) for slots in (8, 2))
-    prompts = [*PROMPTS, *PROMPTS]
-    assert generate(narrow, prompts, 9, sampling=warm) == generate(wide, prompts, 9, sampling=warm)
-    assert not narrow.rows
-
-
 def test_a_plain_call_resumed_half_way_draws_the_same_tokens() -> None:
     warm = Sampling(temperature=1.0, seed=5)
     loop = decoder("vanilla")
     whole = generate(loop, [PROMPTS[0]], 20, sampling=warm)[0]
     rest = generate(loop, [PROMPTS[0] + whole[:8]], 12, sampling=warm)[0]
     assert whole[8:] == rest
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_leaf_of_a_tree_sees_its_own_path_only(family: str) -> None:
-    target = Target(tiny(family), slots=3, max_len=100)
-    tree = Tree([7, 1, 2, 3, 4, 5], [-1, 0, 0, 1, 1, 2])
-    paths = [[7, 1, 3], [7, 1, 4], [7, 2, 5]]
-    with torch.inference_mode():
-        target.extend(1, PROMPTS[0])
-        target.extend(2, PROMPTS[1])
-        both = target.forward([1, 2], [Tree.chain([7, 1]), tree]).logits
-        for path, leaf in zip(paths, (3, 4, 5), strict=True):
-            fresh = Target(target.model, slots=1, max_len=100)
-            plain = fresh.extend(0, PROMPTS[1] + path).logits[0, -1]
-            assert torch.allclose(both[1, leaf], plain, atol=1e-4)
-        target.cache.commit(2, [0, 2, 5])
-        fresh = Target(target.model, slots=1, max_len=100)
-        fresh.extend(0, PROMPTS[1] + paths[2])
-        length = len(PROMPTS[1]) + 3
-        assert target.cache.lengths[2] == length
-        kept = target.cache.data[:, 2, :, :length]
-        assert torch.allclose(kept, fresh.cache.data[:, 0, :, :length], atol=1e-4)
 
 
 def test_a_pass_may_be_cut_between_layers() -> None:

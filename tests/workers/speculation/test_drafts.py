@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from orchestrator.types import Sampling
-from tests.workers.conftest import make_model
 from tests.workers.speculation.exact import (
     Laws,
     Reference,
@@ -30,7 +29,6 @@ from tests.workers.speculation.exact import (
     random_laws,
 )
 from workers.model.sampling import gumbels
-from workers.model.target import Target
 from workers.model.tree import Row, Tree
 from workers.speculation.drafter import ConfidentExpander, Drafter, IndependentExpander
 from workers.speculation.fspad import DynamicTree
@@ -225,22 +223,3 @@ def test_a_round_drafts_with_numbers_of_its_own(spread: Any, reference: Any, dep
     for old, new in zip(deeper, now, strict=True):
         same += old[-1][1] == new[-1][1]
     assert same < 0.1 * count  # one in 64 is expected
-
-
-def test_a_tree_read_level_by_level_is_the_tree_read_at_once() -> None:
-    target = Target(make_model(), slots=3, max_len=64)
-    tree = Tree([7, 1, 2, 3, 4, 5], [-1, 0, 0, 1, 1, 2])
-    chain = Tree.chain([9, 8, 7])
-    with torch.inference_mode():
-        target.extend(0, [4, 4, 4])
-        target.extend(2, [1, 2, 3, 4, 5])
-        whole = target.forward([0, 2], [chain, tree]).logits
-        first = Tree(tree.tokens[:3], tree.parents[:3])
-        target.forward([0, 2], [Tree.chain([9]), first])
-        rest = target.forward([0, 2], [chain, tree], skip=[1, 3]).logits
-        assert torch.allclose(rest[0, :2], whole[0, 1:3], atol=1e-4)
-        assert torch.allclose(rest[1], whole[1, 3:], atol=1e-4)
-        for leaf, path in ((3, [7, 1, 3]), (4, [7, 1, 4]), (5, [7, 2, 5])):
-            fresh = Target(target.model, slots=1, max_len=64)
-            plain = fresh.extend(0, [1, 2, 3, 4, 5, *path]).logits[0, -1]
-            assert torch.allclose(rest[1, leaf - 3], plain, atol=1e-4)

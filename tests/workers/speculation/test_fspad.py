@@ -12,11 +12,9 @@ import pytest
 import torch
 
 from deploy.lab.pair.features import unroll
-from orchestrator.errors import ConfigError
 from orchestrator.types import Sampling
 from tests.workers.conftest import FAMILIES, make_model, save_head
 from tests.workers.speculation.loops import decoder
-from workers.engine.loading import load
 from workers.model.target import Target
 from workers.model.tree import Row, Tree
 from workers.speculation.decode import Decoder
@@ -176,8 +174,3 @@ def test_what_is_no_head_for_this_target_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"junk")
     with pytest.raises(ValueError, match="no eagle2 head for the target"):
         Fspad(target, head=str(tmp_path), variant="eagle2")
-
-
-def test_a_checkpoint_without_a_head_says_how_to_make_one(checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tiny.*eagle2 holds no eagle2 head.*train eagle2"):
-        load(checkpoint, speculation={"method": "fspad", "variant": "eagle2"}, max_len=100)

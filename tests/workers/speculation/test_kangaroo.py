@@ -68,10 +68,6 @@ def test_tokens_are_those_of_transformers_wherever_both_exits_are(
     assert generate(loop, PROMPTS, 20) == stock_tokens(tiny(layers=3), PROMPTS, 20)
 
 
-def test_no_drafts_are_plain_decoding_in_two_passes() -> None:
-    assert generate(kangaroo(gamma=0), PROMPTS, 8) == stock_tokens(tiny(layers=3), PROMPTS, 8)
-
-
 def test_a_draft_ends_behind_the_first_doubtful_token() -> None:
     """Drafts of one round beside the adapter run over the whole prefix at once."""
     loop = kangaroo(gamma=5, threshold=0.3, slots=40)
@@ -184,21 +180,6 @@ def test_the_adapter_reads_through_the_cache_what_it_reads_at_once(
         tree = loop.method.draft([Row(slot, ids[: length + 1], Sampling(1.0), 1)]).trees[0]
         law = alone(target.model, target.early_exit.adapter, ids[: length + 1])
         assert torch.allclose(tree.probs[0], law, atol=1e-4)
-
-
-def test_a_copied_prefix_needs_no_reading_again() -> None:
-    loop = kangaroo(gamma=3, threshold=0)
-    (first,) = generate(loop, PROMPTS[:1], 12)
-    cache = loop.target.cache
-    cache.copy(0, 4, cache.lengths[0])
-    assert torch.equal(
-        cache.data[:, 4, :, : cache.lengths[4]], cache.data[:, 0, :, : cache.lengths[4]]
-    )
-    row = Row(4, PROMPTS[0] + first[:6], Sampling(), 0)
-    assert cache.truncate(4, row.ids, len(row.ids) - 1) == len(row.ids) - 1
-    loop.join(row, loop.target.prefill(4, row.ids))
-    loop.step(loop.rows)
-    assert row.ids[:16][len(PROMPTS[0]) :] == first[: len(row.ids[:16]) - len(PROMPTS[0])]
 
 
 def test_passes_that_end_early_are_no_passes_of_the_target() -> None:

@@ -29,18 +29,15 @@ from tests.workers.speculation.loops import (
     decoder,
     finish,
     law_of_three,
-    stock_tokens,
     tiny,
 )
-from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load, load_model
 from workers.model.sampling import warp
-from workers.model.target import ModelOutput, Target
-from workers.model.tree import Accepted, Plan, Row, Tree
+from workers.model.target import Target
+from workers.model.tree import Row, Tree
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder
 from workers.speculation.drafter import DrafterMethod
-from workers.text.tokenizer_files import load_tokenizer
 from workers.worker import EngineWorker
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -174,31 +171,6 @@ def test_a_slot_goes_from_method_to_method(expected: Any) -> None:
             loop.copy(1, 0, loop.target.cache.lengths[1])
 
 
-@pytest.mark.parametrize("verification", ["token", "block"])
-def test_drafts_of_a_batch_end_each_where_it_is_unsure(verification: str) -> None:
-    options = {"draft": "same", "gamma": 4, "threshold": 0.015, "verification": verification}
-    loop = decoder("chain", options, slots=3)
-    lengths, rejected = set(), 0
-    draft, walk = loop.method.draft, loop.method.verify
-
-    def drafted(rows: list[Row]) -> Plan:
-        plan = draft(rows)
-        lengths.add(tuple(len(tree) for tree in plan.trees))
-        return plan
-
-    def walked(plan: Plan, result: ModelOutput) -> list[Accepted]:
-        nonlocal rejected
-        accepted = walk(plan, result)
-        for tree, one in zip(plan.trees, accepted, strict=True):
-            rejected += len(tree) - len(one.path)
-        return accepted
-
-    loop.method.draft, loop.method.verify = drafted, walked  # type: ignore[method-assign]
-    generate(loop, [[5, 9, 2], [7, 1, 4, 8], [30, 31]], 30, sampling=Sampling(1.0, seed=3))
-    assert any(len(set(sizes)) > 1 for sizes in lengths)  # some row ends while another goes on
-    assert rejected == 0  # so what is cached of an ended draft is right
-
-
 @LOSSLESS
 def test_a_draft_of_the_target_itself_is_accepted(method: str, options: dict[str, Any]) -> None:
     if "draft" not in options:
@@ -250,37 +222,6 @@ def test_caches_after_every_round_equal_a_fresh_prefill(
     for _ in range(3):
         loop.step(loop.rows)
         check_caches(loop)
-
-
-@pytest.mark.parametrize("method", [name for name, _ in OPTIONS if name != "vanilla"])
-def test_the_embedded_pair_writes_what_transformers_writes(
-    method: str, embedded: Any, tmp_path: Path
-) -> None:
-    prompts, outputs, model, draft = embedded
-    target = Target(model, slots=4, max_len=128)
-    options: dict[str, Any] = {} if method == "lookup" else {"draft": "small"}
-    if method == "kangaroo":
-        options = {"adapter": make_adapter(2, 128, 4, 4), "threshold": 0.1}
-    if method == "fspad":  # a random head: what is written is the target's whatever it drafts
-        save_head(tmp_path, target.model)
-        options = {"head": str(tmp_path)}
-    loop = Decoder(target, build(method, target, lambda _: draft, **options))
-    assert generate(loop, prompts, 24) == outputs
-
-
-@pytest.fixture(scope="module")
-def embedded() -> Any:
-    folder = str(resolve("embedded:large"))
-    tokenizer = load_tokenizer(folder)
-    texts = ["What is 37*46+12?", "Tom has 3 boxes of 14 pens. How many pens?", "2+2", "Ada has 9"]
-    prompts = [list(tokenizer.encode_markup(text)) for text in texts]
-    model = load_model(folder)
-    return (
-        prompts,
-        stock_tokens(model, prompts, 24),
-        model,
-        load_model(str(resolve("embedded:small"))),
-    )
 
 
 # In service ------------------------------------------------------------------------------

@@ -11,13 +11,11 @@ import pytest
 import torch
 
 from deploy.lab.pair.generation import generate
-from orchestrator.errors import ConfigError, WorkerError
 from orchestrator.types import Sampling, StopCriteria
 from tests.workers.engine.local import ask, run
 from tests.workers.speculation.loops import DRAFTS, begin, check_caches, decoder, finish, tiny
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load, load_model
-from workers.model.sampling import warp
 from workers.model.target import Target
 from workers.model.tree import Plan, Row, Tree
 from workers.speculation import build
@@ -148,32 +146,6 @@ def test_logits_are_fused_as_a_plain_reading_of_the_flat_text_says(
                     assert torch.allclose(logits[node], law, atol=2e-4), (row.slot, node)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("alpha", [0.3, 1.0])
-def test_greedy_tokens_are_those_of_a_loop_in_ten_lines(family: str, alpha: float) -> None:
-    target, draft = tiny(family), tiny(family, **DRAFTS["other"])
-    outputs = []
-    for prompt in PROMPTS:
-        ids = [*prompt, int(flat(target, prompt)[-1].argmax())]
-        while len(ids) < len(prompt) + 15:
-            depth = min(3, len(prompt) + 15 - len(ids) - 1)
-            drafted = list(ids)
-            for _ in range(depth):
-                drafted.append(int(flat(draft, drafted)[-1].argmax()))
-            tree = Tree.chain(drafted[len(ids) - 1 :])
-            laws = expected(target, ids, tree, alpha)
-            for node in range(depth + 1):
-                ids.append(int(laws[node].argmax()))
-                if node == depth or tree.tokens[node + 1] != ids[-1]:
-                    break
-        outputs.append(ids[len(prompt) :])
-    options = {**CHAIN, "prompt": REFLECTION, "alpha": alpha}
-    assert generate(decoder("reflective", options, family=family), PROMPTS, 15) == outputs
-    # The dial does something: these models do not say what they say at alpha 0.
-    usual = generate(decoder("reflective", {**options, "alpha": 0}, family=family), PROMPTS, 15)
-    assert usual != outputs
-
-
 @OVER
 def test_a_row_does_not_feel_its_neighbours(base: dict[str, Any]) -> None:
     kinds = [Sampling(1.2), Sampling(), Sampling(0.8, top_p=0.9), Sampling()]
@@ -192,27 +164,6 @@ def test_a_copy_leaves_no_trace_in_the_cache(base: dict[str, Any], temperature: 
     for _ in range(3):
         loop.step(loop.rows)
         check_caches(loop)
-
-
-def test_log_probabilities_are_those_of_the_fused_law() -> None:
-    loop, warm = reflective(alpha=0.4), Sampling(0.8)
-    for slot, prompt in enumerate(PROMPTS):
-        begin(loop, slot, prompt, warm)
-    before = [list(row.ids) for row in loop.rows]
-    drafts: list[Plan] = []
-    draft = loop.method.draft
-
-    def watched(rows: Any) -> Plan:
-        drafts.append(draft(rows))
-        return drafts[-1]
-
-    loop.method.draft = watched  # type: ignore[method-assign]
-    accepted = loop.step(loop.rows)
-    for ids, tree, (_, one) in zip(before, drafts[0].trees, accepted, strict=True):
-        laws = expected(loop.target.model, ids, tree, 0.4)
-        for node, token, logprob in zip(one.path, one.tokens, one.logprobs, strict=True):
-            law = warp(laws[node][None, None], [warm])[0, 0]
-            assert logprob == pytest.approx(float(law[token].log()), abs=1e-3)
 
 
 # Thoughts alone --------------------------------------------------------------------------
@@ -297,34 +248,6 @@ def test_leaves_for_which_the_cache_has_no_place_are_judged_once() -> None:
 # In service ------------------------------------------------------------------------------
 
 
-async def test_spans_end_inside_a_block(checkpoint: Path, draft_checkpoint: Path) -> None:
-    """By a stop string, a delimiter or an end-of-turn id: the text up to there is the same."""
-    speculation = {"method": "reflective", "draft": str(checkpoint), "gamma": 5, "alpha": 0.4}
-    worker = load(checkpoint, speculation=speculation, rows=2, slots=3, max_len=200)
-    whole = await run(worker, ask(), StopCriteria(40))
-    assert "let me check" not in whole.segment.text
-    rounds = worker.stats()["rounds"]
-    assert rounds < 39  # blocks of several tokens
-    assert worker.stats()["lossy"] == 1
-    text, tokens = whole.segment.text, whole.segment.tokens
-    for at in (3, 7, 11):
-        piece = worker.tokenizer.decode(tokens[at : at + 1])
-        stopped = await run(worker, ask(), StopCriteria(40, stop=(piece,)))
-        assert stopped.segment.text == text[: text.index(piece)]
-        assert stopped.segment.finish == "stop"
-        until = await run(worker, ask(), StopCriteria(40, until=(piece,)))
-        assert text.startswith(until.segment.text)
-        assert until.segment.finish == "until"
-    worker.backend.ends |= {tokens[11]}
-    ended = await run(worker, ask(), StopCriteria(40))
-    assert ended.segment.finish == "eos"
-    assert ended.segment.tokens == tokens[: tokens.index(tokens[11])]
-    assert worker.stats()["held_tokens"] < 200
-    worker.close()
-    with pytest.raises(ConfigError, match="speculation reflective: prompt must not be empty"):
-        load(checkpoint, speculation={**speculation, "prompt": ""})
-
-
 async def test_the_engine_knows_what_is_an_answer(checkpoint: Path, draft_checkpoint: Path) -> None:
     """The same prompt's thought by the lenient method, its answer by the exact one."""
     lenient = {"method": "reflective", "draft": str(draft_checkpoint), "gamma": 4, "alpha": 1.0}
@@ -345,34 +268,6 @@ async def test_the_engine_knows_what_is_an_answer(checkpoint: Path, draft_checkp
     assert texts["lenient"][0] != texts["exact"][0]
     assert texts["lenient"][1] != texts["exact"][1]
     assert texts["only"] == [texts["lenient"][0], texts["exact"][1]]
-
-
-async def test_nan_logits_are_an_error_and_poison_nobody(
-    checkpoint: Path, draft_checkpoint: Path
-) -> None:
-    speculation = {"method": "reflective", "draft": str(draft_checkpoint), "alpha": 0.4}
-    worker = load(checkpoint, speculation=speculation, rows=2, max_len=200)
-
-    async def tokens(sampling: Sampling) -> Any:
-        return (await run(worker, ask("What?"), StopCriteria(9), sampling)).segment.tokens
-
-    good = await tokens(Sampling())
-    target = worker.backend.engine.decoder.target
-    forward = target.forward
-
-    def broken(slots: Any, trees: Any, **more: Any) -> Any:
-        result = forward(slots, trees, **more)
-        if len(trees[0]) > 8:  # a draft and its copy: in the copy alone
-            result.logits[:, 5:] = torch.nan
-        return result
-
-    target.forward = broken  # type: ignore[method-assign]
-    for sampling in (Sampling(), Sampling(0.8, seed=1)):
-        with pytest.raises(WorkerError, match="NaN"):
-            await tokens(sampling)
-    target.forward = forward  # type: ignore[method-assign]
-    assert await tokens(Sampling()) == good
-    worker.close()
 
 
 # It does not accept anything -------------------------------------------------------------
