@@ -64,8 +64,7 @@ class SpeculativeThinking(Policy):
         default=("yeah", "yes", "final answer", "confident"), description="words of an affirmation"
     )
     reflection: Keywords = Field(
-        default=("wait", "alternatively", "hold on", "another"),
-        description="words of a reflection",
+        default=("wait", "alternatively", "hold on", "another"), description="words of a reflection"
     )
     verification: Keywords = Field(
         default=("verify", "think again", "recap", "check"),

@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.errors import (
-    ContextLengthExceeded,
-    Overloaded,
-    Unsupported,
-    WorkerUnavailable,
-)
+from orchestrator.errors import ContextLengthExceeded, Overloaded, Unsupported, WorkerUnavailable
 from policies import POLICIES
 from tests.policies.plays import GONE, TRACE, Play, ends, step, writes
 
@@ -36,12 +31,7 @@ BAD: dict[str, dict[str, list[Any]]] = {
         "threshold": [11],
     },
     "coin": {"large_probability": [-0.1, 1.1, "often"]},
-    "learned-gate": {
-        "risk": [-0.1, inf],
-        "correct_above": [2],
-        "window": [0],
-        "gate": [{"a": 1}],
-    },
+    "learned-gate": {"risk": [-0.1, inf], "correct_above": [2], "window": [0], "gate": [{"a": 1}]},
     "route": {"threshold": [11], "signal": ["vibes"], "probe_tokens": [0]},
     "specreason": {
         "threshold": [10.1, -1],

@@ -12,14 +12,7 @@ from deploy.evaluation.builtin.problems import draw
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
 from orchestrator.loop.actions import Accept, Action, Generate, Reject, Write
-from orchestrator.types import (
-    Finish,
-    Generation,
-    Segment,
-    Segments,
-    StopCriteria,
-    Transcript,
-)
+from orchestrator.types import Finish, Generation, Segment, Segments, StopCriteria, Transcript
 from orchestrator.worker import Worker
 from policies.single import SmallOnly
 from policies.speculative_thinking import SpeculativeThinking

@@ -249,11 +249,7 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
 
 
 def attend(
-    queries: Tensor,
-    keys: Cached,
-    values: Cached,
-    mask: Tensor | None,
-    scale: float | None = None,
+    queries: Tensor, keys: Cached, values: Cached, mask: Tensor | None, scale: float | None = None
 ) -> Tensor:
     """Attention of [rows, heads, n, size] to [rows, key heads, cached, size]; None: causal.
 

@@ -15,40 +15,35 @@ from workers.model.packed import PackedLinear, PackedPart, whole_of
 
 
 class FusedLinear:
-    """One or several linear layers of transformers with the same input, as one matrix product.
+    """Linear layers of transformers with the same input, as one matrix product.
 
-    Packed ones that are not parts of one are multiplied one after the other.
+    `parts` are all layers of that input, in the order in which `pack` takes them.
     """
 
     def __init__(self, *parts: nn.Linear | PackedLinear | PackedPart) -> None:
-        whole = whole_of(parts)
-        packed = [part for part in parts if isinstance(part, PackedLinear | PackedPart)]
-        self.packed = packed if whole is None else [whole]
-        dense = [part for part in parts if not isinstance(part, PackedLinear | PackedPart)]
-        if not dense:
-            return
-        self.weight = fuse(dense, "weight").t()
-        biased = getattr(dense[0], "bias", None) is not None
-        self.bias: Tensor | None = fuse(dense, "bias") if biased else None
+        self.packed = whole_of(parts[0])
+        if self.packed is None:
+            self.weight = fuse(parts, "weight").t()
+            biased = getattr(parts[0], "bias", None) is not None
+            self.bias: Tensor | None = fuse(parts, "bias") if biased else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, inputs] to [tokens, outputs], the outputs of the parts concatenated."""
-        if self.packed:
-            outputs = [part(x) for part in self.packed]
-            return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+        if self.packed is not None:
+            return self.packed(x)  # type: ignore[no-any-return]
         if self.bias is None:
             return torch.mm(x, self.weight)
         return torch.addmm(self.bias, x, self.weight)
 
     def add_to(self, stream: Tensor, x: Tensor, scale: float = 1.0) -> Tensor:
         """`scale` times the same, added to a residual stream [tokens, outputs]."""
-        if self.packed:
-            return torch.add(stream, self(x), alpha=scale)
+        if self.packed is not None:
+            return torch.add(stream, self.packed(x), alpha=scale)
         stream = torch.addmm(stream, x, self.weight, alpha=scale)
         return stream if self.bias is None else torch.add(stream, self.bias, alpha=scale)
 
 
-def fuse(parts: Sequence[nn.Linear], name: str) -> Tensor:
+def fuse(parts: Sequence[nn.Module], name: str) -> Tensor:
     """Concatenate the parts' parameters of that name; they become views of the result.
 
     On a CPU in full precision a weight is laid out by inputs: a product with one vector then reads

@@ -107,7 +107,7 @@ class PackedLinear(nn.Module):
 class PackedPart(nn.Module):
     """One of several layers of the same input that are packed as one, `whole`.
 
-    Alone it computes all of them: `FusedLinear` takes the whole.
+    It computes all of them: `FusedLinear` takes the whole.
     """
 
     def __init__(self, whole: PackedLinear, start: int, out_features: int) -> None:
@@ -120,15 +120,10 @@ class PackedPart(nn.Module):
         return product.narrow(-1, self.start, self.out_features)
 
 
-def whole_of(parts: Sequence[nn.Module]) -> PackedLinear | None:
-    """What these parts, in order, are all of; None where they are not."""
-    packed = [part for part in parts if isinstance(part, PackedPart)]
-    if len(packed) < len(parts) or len({id(part.whole) for part in packed}) != 1:
-        return None
-    ends = accumulate((part.out_features for part in packed), initial=0)
-    starts = [part.start for part in packed]
-    whole = packed[0].whole
-    return whole if [*starts, whole.out_features] == [*ends] else None
+def whole_of(part: nn.Module) -> PackedLinear | None:
+    """The packed layer that a layer is or belongs to; None if it is not packed."""
+    layer = part.whole if isinstance(part, PackedPart) else part
+    return layer if isinstance(layer, PackedLinear) else None
 
 
 def pack(network: Any, packing: Packing) -> None:

@@ -8,7 +8,7 @@ output classes, launches) costs more than the arithmetic of a small model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -35,10 +35,13 @@ SPARE = 128  # cache entries beyond `max_len`, for the rejected part of a draft
 
 @dataclass(slots=True)
 class ModelOutput:
-    """One pass: logits [rows, n, vocabulary], and the requested hidden states by layer."""
+    """One pass: logits [rows, n, vocabulary], and the hidden states [rows, n, width] it ends with.
+
+    They are the input of the next layer, or of the head.
+    """
 
     logits: Tensor
-    hidden: dict[int, Tensor] = field(default_factory=dict)
+    hidden: Tensor | None = None
 
 
 class PromptChunk(NamedTuple):
@@ -86,7 +89,6 @@ class Target:
         by_token = grows_with_tokens(base.layers[0].mlp.down_proj)
         self._free_padding = FREE_BY_TOKEN if by_token else FREE
         self.early_exit: EarlyExitHead | None = None
-        self._cached_layer: int | None = None
         head_size = getattr(config, "head_dim", None)
         head_size = head_size or config.hidden_size // config.num_attention_heads
         with torch.no_grad():
@@ -124,11 +126,6 @@ class Target:
         """The layer before which a pass may end with logits; -1 without an adapter."""
         return -1 if self.early_exit is None else self.early_exit.layer
 
-    def cache_hidden_states(self, layer: int) -> None:
-        """Cache the input of a layer (as `hidden` of `forward`), before anything is cached."""
-        self._cached_layer = layer
-        self.cache.add_hidden_states(self.embedding.shape[1])
-
     def forward(
         self,
         slots: Sequence[int],
@@ -138,7 +135,6 @@ class Target:
         num_logits: int | Sequence[int] | None = None,
         states: Tensor | None = None,
         layers: tuple[int, int | None] = (0, None),
-        hidden: Sequence[int] = (),
     ) -> ModelOutput:
         """One pass over one tree per slot; writes the cache after each slot's length.
 
@@ -154,8 +150,6 @@ class Target:
             states: residual stream [rows, n, width] to enter layer `layers[0]` with.
             layers: half-open range of layers to run; logits need the last one, or an early
                 exit after it.
-            hidden: layers whose *input* is wanted; the number of layers stands for the final
-                norm's output.
         """
         skips = skip or [0] * len(slots)
         fresh = [tree.tokens[done:] for tree, done in zip(trees, skips, strict=True)]
@@ -165,7 +159,7 @@ class Target:
         first, stop = layers[0], layers[1] if layers[1] is not None else len(self.layers)
         entries, views = self.placement(starts, skips, trees, n)
         self.cache.map_slots(slots, starts, entries, n)
-        whole = states is None and layers == (0, None) and not hidden
+        whole = states is None and layers == (0, None)
         ragged = self._ragged([*map(len, fresh)], n) if whole else None
         x = states
         if ragged is not None:
@@ -173,39 +167,31 @@ class Target:
         elif x is None:
             padded = [tokens + [0] * (n - len(tokens)) for tokens in fresh]
             x = self.embed(padded)
-        hidden_states: dict[int, Tensor] = {}
         for index in range(first, stop):
-            if index in hidden:
-                hidden_states[index] = x
             if self.early_exit is not None and first < index == self.exit_layer:
                 self.early_exit.update_cache(x, views, self.cache)
-            if index == self._cached_layer:
-                self.cache.update_hidden_states(x)
             x = self.layers[index](x, views, self.cache, ragged)
         if stop < len(self.layers):
-            hidden_states[stop] = x
             assert num_logits is None or isinstance(num_logits, int)
             wanted = n if num_logits is None else num_logits
-            return ModelOutput(self._early_logits(x, stop, views, wanted), hidden_states)
+            return ModelOutput(self._early_logits(x, stop, views, wanted), x)
         self.passes += 1
         if ragged is not None and num_logits is None:
             return ModelOutput(ragged.pad(self._logits(self.norm(x)[None])[0]))
         if ragged is not None:
             x = ragged.pad(x)
-        if stop == self._cached_layer:
+        if self.cache.hidden_states is not None:
             x = self.norm(x)
             self.cache.update_hidden_states(x)
             x = _last(x, fresh, num_logits)
         else:
             x = self.norm(_last(x, fresh, num_logits))
-        if stop in hidden:
-            hidden_states[stop] = x
-        return ModelOutput(self._logits(x), hidden_states)
+        return ModelOutput(self._logits(x), x)
 
     def _ragged(self, lengths: Sequence[int], n: int) -> Ragged | None:
         """How products skip the padding of rows; None if they are as quick with it."""
         padding = n * len(lengths) - sum(lengths)
-        alone = self.early_exit is None and self._cached_layer is None  # others want padded rows
+        alone = self.early_exit is None and self.cache.hidden_states is None  # which want padding
         if not alone or padding <= self._free_padding or self.device.type != "cpu":
             return None
         return Ragged.of(lengths, n, self.device)

@@ -141,7 +141,7 @@ class FeatureDrafter(Target):
     """
 
     def __init__(self, head: FeatureHead, target: Target) -> None:
-        target.cache_hidden_states(len(target.layers))
+        target.cache.add_hidden_states(target.embedding.shape[1])
         for part in head.children():
             if isinstance(part, nn.Linear):
                 fuse([part], "weight")  # in the fastest layout
@@ -177,10 +177,9 @@ class FeatureDrafter(Target):
         embedding = self.embed([ids + [0] * (n - len(ids)) for ids in fresh])
         feature = self._predictions(trees, done, n) if any(done) else self._features(slots, n)
         states = self.feature_head.layer_input(embedding, feature)
-        result = super().forward(
-            slots, trees, skip=skip, num_logits=num_logits, states=states, hidden=(1,)
-        )
-        self._predicted = self.feature_head.predicted_feature(result.hidden[1])
+        result = super().forward(slots, trees, skip=skip, num_logits=num_logits, states=states)
+        assert result.hidden is not None
+        self._predicted = self.feature_head.predicted_feature(result.hidden)
         self._skipped = done
         return result
 

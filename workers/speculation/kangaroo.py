@@ -70,7 +70,8 @@ class Kangaroo(Method):
                 num_logits=None if drafting else 0,
                 layers=(0, self.exit_layer),
             )
-            self._store(result.hidden[self.exit_layer], running, level, len(rows), max(depths) + 1)
+            assert result.hidden is not None
+            self._store(result.hidden, running, level, len(rows), max(depths) + 1)
             if not drafting:
                 break
             ran = [rows[i] for i in running]

@@ -21,13 +21,7 @@ class Spectr(DraftModelMethod):
     sampler = staticmethod(rejection.k_sequential)
 
     def __init__(
-        self,
-        target: Target,
-        load_model: LoadModel,
-        *,
-        draft: str,
-        count: int = 8,
-        gamma: int = 4,
+        self, target: Target, load_model: LoadModel, *, draft: str, count: int = 8, gamma: int = 4
     ) -> None:
         self.count, self.gamma = at_least("count", count, 1), at_least("gamma", gamma, 0)
         tree_size(f"count {count} and gamma {gamma}", 1 + count * gamma)

@@ -114,7 +114,7 @@ def test_drafts_have_the_law_that_the_proof_takes_for_granted(seed: int) -> None
         sizes.append(len(trees))
         rows = [[float(p) for p in laws.get(tuple(tree.tokens[1:]), laws[()])] for tree in trees]
         logits = torch.tensor(rows)[:, None].log()
-        return SimpleNamespace(logits=logits, hidden={1: torch.zeros(len(trees), 1, 4)})
+        return SimpleNamespace(logits=logits, hidden=torch.zeros(len(trees), 1, 4))
 
     method.target = SimpleNamespace(forward=shallow)  # type: ignore[assignment]
     rows = [Row(i, [5, 6, 7, 8], Sampling(1.0), 100_000 * seed + i) for i in range(count)]

@@ -282,25 +282,10 @@ BROKEN: dict[str, tuple[Reference, Judge, int, int]] = {
     "residual of the first law": (constant([2, 2]), node_by_node(residual_of_the_first_law), 3, 2),
     "siblings as independent": (constant([2, 2]), node_by_node(one_law_for_all), 3, 2),
     "duplicates dropped": (independent(3, 1), node_by_node(one_law_for_all), 3, 1),
-    "siblings re-sorted": (
-        resorted(constant([2, 2])),
-        node_by_node(rejection.recursive),
-        3,
-        2,
-    ),
+    "siblings re-sorted": (resorted(constant([2, 2])), node_by_node(rejection.recursive), 3, 2),
     "beam re-sorted": (resorted(beam(3, 2)), node_by_node(rejection.recursive), 3, 2),
-    "likeliest draws kept": (
-        pruned(constant([3]), 2),
-        node_by_node(rejection.recursive),
-        4,
-        1,
-    ),
-    "softmax law of top-k drafts": (
-        softmax_of_top_k,
-        node_by_node(rejection.recursive),
-        3,
-        2,
-    ),
+    "likeliest draws kept": (pruned(constant([3]), 2), node_by_node(rejection.recursive), 4, 1),
+    "softmax law of top-k drafts": (softmax_of_top_k, node_by_node(rejection.recursive), 3, 2),
     "rho too small": (independent(2, 2), node_by_node(small_rho), 3, 2),
     "distinct draws by k-seq": (constant([2, 2]), node_by_node(rejection.k_sequential), 3, 2),
     "unlikely drafts dropped": (

@@ -28,6 +28,7 @@ from tests.workers.speculation.test_lossless import (  # noqa: F401 (a fixture a
     method,
     rational_rho,
 )
+from tests.workers.speculation.test_methods import ALSO, OPTIONS
 from workers.model.masking import MinTokens, mask, mask_chain
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Plan, Row, Tree
@@ -167,18 +168,8 @@ def test_a_given_text_is_masked_up_to_what_does_not_fit() -> None:
     assert not logits[3].isinf().any()
 
 
-DRAFTED = {
-    "chain": {"draft": "other", "gamma": 3},
-    "lookup": {},
-    "spectr": {"draft": "other"},
-    "recursive-c": {"draft": "other", "branching": [2, 2]},
-    "recursive-s": {"draft": "other", "width": 2, "gamma": 3},
-    "kangaroo": {},
-    "fspad": {},
-    "auto": {"candidates": [{"method": "chain", "draft": "other"}], "lengths": [2]},
-    "reflective": {"draft": "other", "gamma": 3, "prompt": [3, 4]},
-    "relaxed": {"draft": "other", "gamma": 3},
-}
+DRAFTED = {**dict(OPTIONS), **ALSO}
+del DRAFTED["vanilla"]
 
 
 def masking(name: str) -> Decoder:

@@ -71,9 +71,7 @@ def case_id(case: tuple[str, dict[str, Any]]) -> str:
 
 
 LOSSLESS = pytest.mark.parametrize(
-    ("method", "options"),
-    OPTIONS,
-    ids=[case_id(case) for case in OPTIONS],
+    ("method", "options"), OPTIONS, ids=[case_id(case) for case in OPTIONS]
 )
 
 

@@ -37,17 +37,13 @@ OVER = pytest.mark.parametrize("base", BASES, ids=lambda base: base.get("base", 
 WARM = (Sampling(), Sampling(0.8, seed=3), Sampling(1.4, top_p=0.9, seed=4))
 
 
-def reflective(base: dict[str, Any] | None = None, **options: Any) -> Decoder:
-    return decoder("reflective", {"prompt": REFLECTION, **CHAIN, **(base or {}), **options})
+def over(base: dict[str, Any], alpha: float, **more: Any) -> Decoder:
+    return decoder("reflective", {"prompt": REFLECTION, **base, "alpha": alpha, **more})
 
 
-def over(base: dict[str, Any], alpha: float, *, slots: int = 8) -> Decoder:
-    return decoder("reflective", {"prompt": REFLECTION, **base, "alpha": alpha}, slots=slots)
-
-
-def plain(base: dict[str, Any], *, slots: int = 8) -> Decoder:
+def plain(base: dict[str, Any]) -> Decoder:
     name = base.get("base", "chain")
-    return decoder(name, {k: v for k, v in base.items() if k != "base"}, slots=slots)
+    return decoder(name, {k: v for k, v in base.items() if k != "base"})
 
 
 def written(
@@ -176,18 +172,13 @@ def test_answers_may_be_exact_beside_lenient_thoughts(base: dict[str, Any], warm
     thinking, exact = written(over(base, 1.0), [warm] * 4), written(plain(base), [warm] * 4)
     assert thinking != exact  # else nothing could be told apart
     for answering in ([True] * 4, [False] * 4, [True, False, True, False]):
-        made = written(over_only(base), [warm] * 4, answering)
+        made = written(over(base, 1.0, thoughts_only=True), [warm] * 4, answering)
         told = zip(answering, exact, thinking, strict=True)
         assert made == [strict if answers else free for answers, strict, free in told]
 
 
-def over_only(base: dict[str, Any]) -> Decoder:
-    options = {"prompt": REFLECTION, **base, "alpha": 1.0, "thoughts_only": True}
-    return decoder("reflective", options, slots=8)
-
-
 def test_answers_alone_read_nothing_twice() -> None:
-    loop = over_only(CHAIN)
+    loop = over(CHAIN, 1.0, thoughts_only=True)
     method: Any = loop.method
     copied: list[Tree] = []
     reflected = method.reflected
@@ -234,7 +225,7 @@ def test_no_copy_is_read_beyond_the_context() -> None:
 
 
 def test_leaves_for_which_the_cache_has_no_place_are_judged_once() -> None:
-    method: Any = reflective(alpha=0.5).method
+    method: Any = over(CHAIN, 0.5).method
     wide = Tree([0] * 41, [-1] + [0] * 40)
     longer, readings = method.reflected(wide, 100)
     assert len(longer) <= 126

@@ -10,6 +10,7 @@ import torch
 
 from deploy.lab.pair.generation import generate
 from orchestrator.types import Sampling
+from tests.workers.speculation import test_reflective
 from tests.workers.speculation.loops import DRAFTS, decoder, tiny
 from tests.workers.speculation.test_reflective import CHAIN, PROMPTS, plain, written
 from workers.model.sampling import warp
@@ -18,10 +19,7 @@ from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.decode import Decoder
 
 BASES: list[dict[str, Any]] = [
-    CHAIN,
-    {"base": "lookup", "gamma": 4},
-    {"base": "spectr", "draft": "other", "count": 2, "gamma": 2},
-    {"base": "recursive-c", "draft": "other", "branching": [2, 2, 1]},
+    *(base for base in test_reflective.BASES if "verification" not in base),
     {"base": "recursive-s", "draft": "other", "width": 2, "gamma": 3},
     {"base": "kangaroo", "gamma": 3, "threshold": 0.3},
     {"base": "fspad", "depth": 3, "width": 2, "nodes": 5},

@@ -58,9 +58,7 @@ def test_half_precision_parts_at_near_ties_alone(method: str, options: dict[str,
 def padded(model: Any, rows: int) -> Any:
     """More rows of the embedding and the head, which would win every argmax if they were seen."""
     made = make_model(
-        layers=model.config.num_hidden_layers,
-        width=model.config.hidden_size,
-        vocabulary=400 + rows,
+        layers=model.config.num_hidden_layers, width=model.config.hidden_size, vocabulary=400 + rows
     )
     state = dict(model.state_dict())
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -88,13 +86,7 @@ def test_rows_of_padding_are_never_seen(
     ("change", "said"),
     [
         ({"layer_types": ["full_attention", "linear_attention"]}, "not 'linear_attention'"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "needs a sliding_window"),
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
-        ({"architectures": ["Qwen3NextForCausalLM"]}, "Qwen3NextForCausalLM"),
-        (
-            {"quantization_config": {"quant_method": "awq", "bits": 4}},
-            "quantized weights are not read",
-        ),
+        ({"quantization_config": {"bits": 4}}, "quantized weights are not read"),
     ],
 )
 def test_what_cannot_be_rolled_back_or_read_is_refused(
