@@ -7,7 +7,7 @@ layer with a sliding window sees of these what is near enough by *position*.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,20 +41,19 @@ class Placement:
         capacity: int,
         device: torch.device,
         dtype: torch.dtype,
-        groups: int = 1,
+        groups: int,
+        kinds: Iterable[AttentionKind],
     ) -> None:
         self.rotary_emb, self.capacity, self.groups = rotary_emb, capacity, groups
         self.device, self.dtype = device, dtype
         self._columns = torch.arange(capacity, device=device)
-        self._kinds: list[AttentionKind] = []
+        self._kinds = tuple(dict.fromkeys(kinds))
         self._tables: dict[str, Rotary] = {}  # by the rope's name
         self._causal: dict[int | None, Tensor] = {}  # by window
+        for kind in self._kinds:
+            self._prepare(kind)
 
-    def add(self, kind: AttentionKind) -> None:
-        """Prepare a kind of attention, before the first pass."""
-        if kind in self._kinds:
-            return
-        self._kinds.append(kind)
+    def _prepare(self, kind: AttentionKind) -> None:
         if kind.rope is not None and kind.rope not in self._tables:
             # No text goes beyond the limit, where such a table would change as a whole.
             limit = rope_limit(self.rotary_emb.config) or self.capacity

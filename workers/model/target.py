@@ -104,9 +104,10 @@ class Target:
                 dtype=self.dtype,
             )
             groups = config.num_attention_heads // config.num_key_value_heads
-            self.placement = Placement(base.rotary_emb, capacity, self.device, self.dtype, groups)
-            for layer in self.layers:
-                self.placement.add(layer.kind)
+            kinds = [layer.kind for layer in self.layers]
+            self.placement = Placement(
+                base.rotary_emb, capacity, self.device, self.dtype, groups, kinds
+            )
 
     def add_early_exit(self, adapter: Adapter) -> None:
         """Let passes end at the adapter's layer; before anything is cached.

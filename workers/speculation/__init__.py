@@ -33,7 +33,6 @@ from workers.speculation.drafter import LoadModel
 from workers.speculation.fspad import Fspad
 from workers.speculation.kangaroo import Kangaroo
 from workers.speculation.lookup import Lookup
-from workers.speculation.lossy import LossyMethod
 from workers.speculation.method import Method
 from workers.speculation.recursive import RecursiveBeam, RecursiveConstant
 from workers.speculation.reflective import Reflective
@@ -57,7 +56,7 @@ METHODS: dict[str, Builder] = {
     "reflective": Reflective,  # lossy, over others, as the next
     "relaxed": Relaxed,
 }
-Auto.registry = LossyMethod.bases = METHODS
+Method.registry = METHODS
 
 
 def build(name: str, target: Target, load_model: LoadModel, **parameters: Any) -> Method:

@@ -146,8 +146,6 @@ class Auto(Method):
         lengths: draft lengths to choose from, for candidates with a `gamma`.
     """
 
-    registry: Mapping[str, Callable[..., Method]] = {}  # by name, set by `METHODS`
-
     def __init__(
         self,
         target: Target,

@@ -5,8 +5,8 @@ It drafts as its `base` does, but scores (`score`) or verifies (`verify`) the dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row
@@ -25,7 +25,6 @@ class LossyMethod(Method):
     """
 
     lossless = False
-    bases: ClassVar[Mapping[str, Callable[..., Method]]] = {}  # set by `METHODS`
 
     def __init__(
         self,
@@ -39,7 +38,7 @@ class LossyMethod(Method):
     ) -> None:
         super().__init__(target)
         self.thoughts_only = true_or_false("thoughts_only", thoughts_only)
-        method: Any = self.bases.get(base)
+        method: Any = self.registry.get(base)
         if method is None or not method.lossless:
             raise ValueError(f"base must be a lossless method, not {base!r}")
         self.check_base(base, method)

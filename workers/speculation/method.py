@@ -8,9 +8,9 @@ distribution loses exactness without an error. A subclass needs only `draft` and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class Method:
     sampler: rejection.RejectionSampler = staticmethod(rejection.independent)  # fits the draws
     by_path = False  # whether whole paths are verified, not node by node
     converged = True  # False while a method that adapts still makes trials
+    registry: ClassVar[Mapping[str, Callable[..., Method]]]  # `METHODS`, for those over others
 
     def __init__(self, target: Target) -> None:
         self.target = target
