@@ -157,7 +157,6 @@ class _Trial:
 
     async def run(self, answer: Fields, events: Sequence[Fields]) -> ServerCapabilities:
         """Find out the rest, beginning with what the `first` requests returned."""
-        self._check_vocabulary(self.able.dialect.shown_bytes(answer))
         if self.able.dialect is VLLM:
             self._found(min_tokens=await self._takes_min_tokens())
         self._read(events)
@@ -305,21 +304,6 @@ class _Trial:
         """The chat message that is continued; empty for a completion."""
         messages = self.prompt.get("messages") or [{"content": ""}]
         return str(messages[-1]["content"]).strip()
-
-    def _check_vocabulary(self, shown: Mapping[int, bytes]) -> None:
-        """Refuse a tokenizer whose texts differ for most tokens that the server shows."""
-        pieces = self.prompts.tokenizer.pieces
-        whole = {i: text for i, text in shown.items() if text != b"\xef\xbf\xbd"}
-        other = [i for i, text in whole.items() if pieces[i : i + 1] != [text]]
-        if 2 * len(other) <= len(shown):
-            return
-        i = other[0]
-        there = shown[i].decode("utf-8", "replace")
-        here = pieces[i].decode("utf-8", "replace") if 0 <= i < len(pieces) else None
-        raise Unsupported(
-            f"the tokenizer is not the served model's: token {i} is {there!r} there and {here!r} "
-            "here; name the served model's as `tokenizer`"
-        )
 
     async def _more(self, after: Mapping[int, float]) -> None:
         """Find whether it returns log-probabilities of named tokens, and of the prompt.

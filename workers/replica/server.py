@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from ray import serve
 from ray.serve import Application
@@ -18,9 +18,10 @@ from ray.serve.config import RequestRouterConfig
 from orchestrator.efforts import TemplateEfforts
 from orchestrator.errors import BatonError, WorkerError, WorkerUnavailable, describe
 from orchestrator.types import GREEDY, Generation, Sampling
-from orchestrator.worker import Call, Delta, Worker
+from orchestrator.worker import Call, Delta
 from workers.replica.prefixes import PrefixMissing, PrefixReceiver, Sent
 from workers.streams import batch_stream, resume_generation
+from workers.worker import EngineWorker
 
 log = logging.getLogger(__name__)
 
@@ -33,36 +34,6 @@ MAX_TRACKED = 4096  # requests whose last call is remembered
 Operation = Literal["generate", "classify", "verify"]
 Export = Callable[[Mapping[str, int]], None]
 NOTHING = Delta("", ())
-
-
-class Hashed(Protocol):
-    """What a replica needs of a tokenizer."""
-
-    @property
-    def hash(self) -> str: ...
-
-
-class ServedWorker(Worker, Protocol):
-    """What a replica serves: a worker over an engine in its own process."""
-
-    @property
-    def tokenizer(self) -> Hashed: ...
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
-    def context(self) -> int | None: ...
-
-    @property
-    def sampling(self) -> Sampling: ...
-
-    @property
-    def efforts(self) -> TemplateEfforts | None: ...
-
-    def stats(self) -> dict[str, int]: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +77,7 @@ class ReplicaServer:
     """
 
     def __init__(
-        self, load: Callable[[], ServedWorker], exporter: Callable[[], Export] | None = None
+        self, load: Callable[[], EngineWorker[Any]], exporter: Callable[[], Export] | None = None
     ) -> None:
         self._worker, self._export = load(), exporter and exporter()
         self._progress, self._busy = list[int](), False
@@ -122,7 +93,8 @@ class ReplicaServer:
             WorkerUnavailable: the engine has stopped; or it has work and made no progress for
                 `STALL_TIMEOUT_S`, as when a GPU hangs.
         """
-        self._export_stats()
+        if self._export is not None:
+            self._export(self.stats())
         if not self._worker.alive:
             raise WorkerUnavailable("the engine has stopped")
         stats, now = self._worker.stats(), time.monotonic()
@@ -155,10 +127,6 @@ class ReplicaServer:
         replica = serve.get_replica_context().replica_tag
         worker = self._worker
         return ReplicaStatus(replica, self.stats(), worker.context, worker.sampling, worker.efforts)
-
-    def _export_stats(self) -> None:
-        if self._export is not None:
-            self._export(self.stats())
 
     async def answer_call(
         self, request: str, returning: bool, sent: Sent, operation: Operation, *args: Any
@@ -241,7 +209,8 @@ class ReplicaServer:
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # it never loaded
-            self._export_stats()
+            if self._export is not None:
+                self._export(self.stats())
             self._worker.close()
 
 
@@ -271,7 +240,7 @@ class ReplicaSize:
 
 def deployment(
     name: str,
-    load: Callable[[], ServedWorker],
+    load: Callable[[], EngineWorker[Any]],
     *,
     size: ReplicaSize | None = None,
     scaling: Mapping[str, Any] = MappingProxyType({"num_replicas": 1}),

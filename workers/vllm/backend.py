@@ -16,19 +16,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.exceptions import (
-    MaxQueuedTokensError,
-    QueueOverflowError,
-    VLLMClientError,
-    VLLMError,
-)
+from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError, VLLMClientError, VLLMError
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import StructuredOutputsParams
@@ -91,17 +86,16 @@ class Capacity:
 
 
 class VllmBackend:
-    """Requests to an `AsyncLLM`.
+    """Requests to an `AsyncLLM` with a scheduler of `workers.vllm.scheduler`.
 
     Args:
-        engine: vLLM's, with `workers.vllm.scheduler` for its scheduler.
-        prompts: those of the checkpoint.
         ends: the ids that end any text of the model; vLLM refuses those that the model lacks.
-        capacity: what the engine holds.
-        counter: what the engine reports to.
-        sampling: the checkpoint's own, for requests that say nothing of it.
+        sampling: the checkpoint's defaults, for requests that set none.
         lossy: whether its speculation changes the text.
     """
+
+    methods = ()
+    """A call may name none: vLLM is loaded with one, for all calls."""
 
     def __init__(
         self,
@@ -126,13 +120,7 @@ class VllmBackend:
 
     @property
     def context(self) -> int:
-        """The longest text, in tokens."""
         return self._capacity.context
-
-    @property
-    def methods(self) -> Collection[str]:
-        """None: vLLM is loaded with one, for all calls."""
-        return ()
 
     async def ready(self) -> None: ...
 
@@ -143,7 +131,11 @@ class VllmBackend:
         finish: Finish | None = None
         cost = Cost(len(ids), prompt.call.owner)
         if text.max_tokens > 0:
-            running = await self._adopted(prompt, wanted, cost) or self._begun(prompt, wanted, cost)
+            running = await self._ahead.adopt(prompt, wanted.sampling, text.thinking)
+            if running is None:
+                running = self._begun(prompt, wanted, cost)
+            else:
+                running.adopt(cost)
             try:
                 while finish is None:
                     made = await running.take()
@@ -182,13 +174,6 @@ class VllmBackend:
                 f"{len(self.prompts.tokenizer.pieces)}: give the tokenizer it belongs to"
             )
         return text.push(token, logprobs[token], probability(max(logprobs.values())))
-
-    async def _adopted(self, prompt: Prompt, wanted: Decoding, cost: Cost) -> Running | None:
-        """The request that ran ahead for a call, if there is one."""
-        running = await self._ahead.adopt(prompt, wanted.sampling, wanted.text.thinking)
-        if running is not None:
-            running.adopt(cost)
-        return running
 
     def _begun(
         self, prompt: Prompt, wanted: Decoding, cost: Cost, before: Running | None = None
@@ -326,25 +311,22 @@ class VllmBackend:
         return not (self._closed or self.engine.errored)
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start and gauges of now; those of the builtin engine, where it has
-        them."""
+        """Return counters since the start and current gauges, named as the built-in engine's."""
         counter = self._counter
         rows, live = self._capacity.rows, self._live - len(self._ahead)
-        return (
-            self._counts
-            | counter.acceptance.stats()
-            | {
-                "rounds": counter.rounds,
-                "emitted_tokens": counter.emitted,
-                "passes": counter.passes,
-                "live_rows": min(live, rows),
-                "queued": max(0, live - rows),
-                "rows": rows,
-                "slots": max(rows, self._capacity.tokens // self.context),
-                "held_tokens": int(counter.cache_usage * self._capacity.tokens),
-                "lossy": int(self.lossy),
-            }
-        )
+        return {
+            **self._counts,
+            **counter.acceptance.stats(),
+            "rounds": counter.rounds,
+            "emitted_tokens": counter.emitted,
+            "passes": counter.passes,
+            "live_rows": min(live, rows),
+            "queued": max(0, live - rows),
+            "rows": rows,
+            "slots": max(rows, self._capacity.tokens // self.context),
+            "held_tokens": int(counter.cache_usage * self._capacity.tokens),
+            "lossy": int(self.lossy),
+        }
 
     def reset_prefix_cache(self) -> None:
         self._resetting = None

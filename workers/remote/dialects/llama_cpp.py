@@ -59,11 +59,6 @@ class LlamaCpp(OpenAI):
         content = _content(whole_choice(answer))
         return _logprobs(content[0]) if content else {}
 
-    def shown_bytes(self, answer: Mapping[str, Any]) -> dict[int, bytes]:
-        content = _content(whole_choice(answer))
-        tops = content[0]["top_logprobs"] if content else ()
-        return {int(top["id"]): bytes(top["bytes"]) for top in tops if top.get("bytes")}
-
 
 def _content(choice: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the entry of each token; empty if an id is missing."""

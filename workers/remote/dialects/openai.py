@@ -159,10 +159,6 @@ class OpenAI:
         tops = logprob_rows(whole_choice(answer)).tops
         return vocabulary.logprobs(tops[echoed]) if tops else {}
 
-    def shown_bytes(self, answer: Mapping[str, Any]) -> dict[int, bytes]:
-        """Return the bytes of tokens by id, if the first position has both."""
-        return {}
-
     def prompt_length(self, ids: Sequence[int]) -> int:
         """Return how many prompt tokens precede the first one made, if they are asked for."""
         return len(ids)
