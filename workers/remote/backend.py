@@ -1,11 +1,8 @@
-"""Any OpenAI-compatible server as a `Backend`: vLLM, SGLang, `transformers serve` and the like.
+"""Any OpenAI-compatible server as a `Backend`.
 
-A server continues a prompt at `/completions`, by token ids if it takes them. Without that endpoint
-it continues the last message of a chat, if the probe finds that it can. The first call probes a
-server with a few short requests; `Unsupported` names what it cannot do.
-
-A call is retried up to `retries` times; a generation continues where its stream broke off. Closing
-an iterator closes its HTTP stream, and the server stops working on it.
+A server continues a prompt at `/completions`, or else the last message of a chat. The first call
+probes it with a few short requests; `Unsupported` names what it cannot do. A generation continues
+where its stream broke off. Closing an iterator closes its HTTP stream.
 
 Differences from a local backend, all of them the servers':
 
@@ -30,12 +27,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from orchestrator.errors import (
-    Overloaded,
-    Unsupported,
-    WorkerError,
-    WorkerUnavailable,
-)
+from orchestrator.errors import Overloaded, Unsupported, WorkerError, WorkerUnavailable
 from orchestrator.grammar import holds, is_free
 from orchestrator.types import GREEDY, Constraint, Generation, Usage
 from orchestrator.worker import Call, Delta
@@ -62,13 +54,10 @@ log = logging.getLogger(__name__)
 
 
 class RemoteBackend:
-    """Requests to a `Server`.
+    """Requests to a `Server` for one model, by the served model's tokenizer.
 
-    Args:
-        model: its name there.
-        tokenizer: that of the served model.
-        context: its length in tokens; None asks the server, which may not say: then it is left to
-            refuse what is too long.
+    Without `context`, its length in tokens, the server is asked; if it does not say, it is left to
+    refuse what is too long.
     """
 
     methods = ()
@@ -276,10 +265,8 @@ class RemoteBackend:
     async def _labels(
         self, prompt: Prompt, wanted: Scoring, answer: Mapping[str, Any], spent: list[Usage]
     ) -> list[float]:
-        """Return the log-probability of each label after the prompt.
-
-        Without log-probabilities, the one token that the server made has all of the probability.
-        """
+        """Return the log-probability of each label after the prompt; without log-probabilities,
+        the one token that the server made has all of the probability."""
         able, labels, query = await self.capabilities(), wanted.labels, prompt.query
         assert query is not None
         echoed = 0 if wanted.part is None else able.dialect.prompt_length(prompt.ids)

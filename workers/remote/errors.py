@@ -1,7 +1,7 @@
 """Translates a server's error responses into errors of `orchestrator.errors`.
 
-A text that is too long is the client's fault; anything else that a server refuses is this
-deployment's. A server's message may hold an address or a key, so no client sees it.
+Only a text that is too long is the client's fault. A server's message may hold an address or a key,
+so no client sees it.
 """
 
 from __future__ import annotations

@@ -198,8 +198,7 @@ class _Trial:
             self._read(events)
 
     async def _greedy(self) -> str:
-        """Return the text at temperature 0, not streamed, since a stream may show half a character
-        at its end in another way.
+        """Return the text at temperature 0, not streamed: streams show half a character otherwise.
 
         Raises:
             Unsupported: it samples at temperature 0, as `transformers serve --continuous-batching`

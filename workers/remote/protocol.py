@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import exp, inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.errors import Contradiction, WorkerUnavailable
 from orchestrator.types import Usage
@@ -23,11 +23,8 @@ has logits of 16 to 32 in steps of 0.125."""
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of an answer.
-
-    `logprob` is None if the server returned none; `top` holds the likeliest ones by id, this token
-    among them. `shown` are the bytes of text that came with it, if the server returns them.
-    """
+    """A token of an answer: `top` are the likeliest log-probabilities by id, its own among them;
+    `shown` are the bytes of text that came with it, if the server returns them."""
 
     id: int
     logprob: float | None
@@ -37,11 +34,8 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk of a stream, or a whole answer.
-
-    `tokens` is None if the server returns no ids. `finish` is the server's finish_reason, and
-    `stop` the stop string or token id at which it stopped.
-    """
+    """One chunk of a stream, or a whole answer: `tokens` is None if the server returns no ids,
+    `stop` is the stop string or token id at which it stopped."""
 
     text: str
     tokens: tuple[Token, ...] | None
@@ -82,8 +76,7 @@ class Vocabulary:
 
 @contextmanager
 def checked_answer(name: str) -> Iterator[None]:
-    """Raise errors of parsing an answer (a missing field, a wrong type) as WorkerUnavailable, and
-    contradictions with the server's name."""
+    """Raise a missing field or a wrong type as WorkerUnavailable, contradictions with the name."""
     try:
         yield
     except (Contradiction, NoLogprobs) as error:
@@ -97,11 +90,7 @@ def checked_answer(name: str) -> Iterator[None]:
 
 
 def logprob_of(value: Any) -> float:
-    """Check a log-probability.
-
-    Raises:
-        TypeError, ValueError: it is not a number, or above 0 by more than rounding.
-    """
+    """Check a log-probability; raise TypeError or ValueError if it is none, or above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"a log-probability is a {type(value).__name__}")
     if not value <= ROUNDING:
@@ -110,11 +99,7 @@ def logprob_of(value: Any) -> float:
 
 
 def distribution(shown: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Check the log-probabilities of one position, by id.
-
-    Raises:
-        ValueError: their probabilities add up to more than 1.
-    """
+    """Check the log-probabilities of one position; raise ValueError if they add up to over 1."""
     logprobs = dict(shown)
     if (whole := sum(map(probability, logprobs.values()))) > exp(ROUNDING):
         raise ValueError(f"the probabilities of one position add up to {whole:.3g}, not to 1")
@@ -129,11 +114,8 @@ def token_id(value: Any) -> int:
 
 
 def choice_of(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return choice 0 of an answer or a chunk, or None (a chunk with usage has no choice).
-
-    Raises:
-        ValueError: there are two.
-    """
+    """Return choice 0 of an answer or a chunk, or None, as in a chunk with usage; raise ValueError
+    if there are two."""
     first = [choice for choice in answer["choices"] if choice.get("index", 0) in (0, None)]
     if len(first) > 1:
         raise ValueError(f"{len(first)} choices of number 0")
@@ -148,11 +130,8 @@ def whole_choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def text_of(choice: Mapping[str, Any]) -> str:
-    """Return the text of a choice, with its thought before it.
-
-    Raises:
-        TypeError, ValueError: it is of another type, or comes with a refusal or a call.
-    """
+    """Return the text of a choice, its thought first; raise TypeError or ValueError if it is of
+    another type, or comes with a refusal or a call."""
     if (text := choice.get("text")) is not None:
         return _text(text)
     message = choice.get("delta") or choice.get("message") or {}
@@ -173,10 +152,8 @@ def _text(value: Any) -> str:
     return value or ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The names of tokens, their log-probabilities, and those of the likeliest by name; a list is
-    empty if the server does not return it."""
+class Rows(NamedTuple):
+    """By token: names, log-probabilities, and the likeliest ones by name; each empty if missing."""
 
     names: Sequence[str]
     values: Sequence[Any]

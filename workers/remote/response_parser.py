@@ -116,8 +116,7 @@ class ResponseParser:
             self._ends_unsent()
 
     def _ends_unsent(self) -> None:
-        """Allow for an end token that was counted and not sent. llama.cpp also leaves out the
-        tokens of an unfinished character before it."""
+        """Allow for an end token, and llama.cpp's unfinished character, counted and not sent."""
         self._unsent = 1 + self._able.dialect.left_out
 
     def _check_count(self, counted: int, finish: Finish | None) -> None:

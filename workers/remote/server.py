@@ -92,10 +92,7 @@ class Server:
         timeout_s: float | None = None,
     ) -> Any:
         """Return a page's JSON, by POST if there is a body, without retries.
-
-        `beside`: the path is beside `/v1`. The breaker does not count it: a server may list its
-        models and write nothing.
-        """
+        The breaker does not count it: a server may list its models and write nothing."""
         method = "GET" if body is None else "POST"
         timeout = self._timeout if timeout_s is None else httpx.Timeout(timeout_s)
         source = self._http.stream(method, self._url(path, beside), json=body, timeout=timeout)
@@ -112,11 +109,8 @@ class Server:
         beside: bool = False,
         trying: bool = False,
     ) -> dict[str, Any]:
-        """Send a request that is not streamed, and return its answer.
-
-        If `trying`, the request may have fields that the server does not know, so the breaker does
-        not count that they break it.
-        """
+        """Send a request that is not streamed, and return its answer. If `trying`, the breaker does
+        not count that its fields break the server."""
         retries, headers = self.tries(), _session(session)
         while True:
             source = self._http.stream("POST", self._url(path, beside), json=body, headers=headers)
@@ -134,8 +128,7 @@ class Server:
     async def events(
         self, path: str, body: Mapping[str, Any], session: str = "", *, trying: bool = False
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the chunks of a streamed answer, without retries; closing it hangs up. `trying` as
-        for `ask`."""
+        """Yield the chunks of a streamed answer, without retries; closing it hangs up."""
         with self._errors(trying):
             headers = {"accept": "text/event-stream"} | _session(session)
             source = self._http.stream("POST", self.name + path, json=body, headers=headers)
@@ -171,11 +164,7 @@ class Server:
         return model
 
     def _answer(self, data: Any) -> dict[str, Any]:
-        """Check an answer or a chunk of one.
-
-        Raises:
-            BatonError: it is an error, or has no choices.
-        """
+        """Check an answer or a chunk; raise BatonError if it is an error, or has no choices."""
         if isinstance(data, dict) and data.get("error"):
             raise failures.stream_failure(data, self.name)
         if not isinstance(data, dict) or not isinstance(data.get("choices"), list):
@@ -197,7 +186,7 @@ class Server:
 
     @contextmanager
     def _errors(self, trying: bool = False) -> Iterator[None]:
-        """Translate errors as `_translated` does, and record the outcome in the breaker."""
+        """Translate errors, and record the outcome in the breaker."""
         self.breaker.before_call()
         try:
             with self._translated():

@@ -12,7 +12,7 @@
 - `scheduler`: vLLM's scheduler; here a request may say how much of a prompt to read again.
 - `lifeline`: vLLM's process ends where the worker's has died.
 
-vLLM is no dependency of Baton: an environment has it or has not, and its own pins go before ours.
+vLLM is no dependency of Baton: an environment may have it, and its pins go before ours.
 """
 
 from __future__ import annotations

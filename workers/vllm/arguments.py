@@ -1,4 +1,4 @@
-"""Arguments for vLLM's engine that a deployment file may say, checked before anything is loaded."""
+"""Checks arguments for vLLM's engine before anything is loaded."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _GRAPHS = (
 
 
 def check_engine_args(engine_args: Mapping[str, Any]) -> dict[str, Any]:
-    """`engine_args` by name.
+    """Check `engine_args` by name.
 
     Raises:
         ConfigError: one is unknown to this vLLM, said elsewhere, or contradicts the worker.
@@ -97,7 +97,7 @@ def check_engine_args(engine_args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_speculation(method: Mapping[str, Any] | None) -> dict[str, Any]:
-    """vLLM's `speculative_config`, each parameter for itself; empty if vLLM is not to speculate.
+    """Return vLLM's `speculative_config`, each parameter checked; empty for no speculation.
 
     Raises:
         ConfigError: one is unknown to this vLLM, of another type, or missing.
@@ -124,7 +124,7 @@ def check_speculation(method: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def capture_sizes(rows: int, drafts: int, engine_args: Mapping[str, Any]) -> dict[str, Any]:
-    """The field for the passes, in tokens, of which vLLM captures CUDA graphs.
+    """Return the field for the passes, in tokens, of which vLLM captures CUDA graphs.
 
     By default vLLM captures up to twice the rows. Here it captures what decoding takes, for up to
     `rows` sequences with `drafts` drafted tokens each, and what verifications and prompts take.

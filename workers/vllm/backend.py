@@ -64,7 +64,7 @@ from workers.vllm.scheduler import Drafts
 log = logging.getLogger(__name__)
 
 ASKED = ("temperature", "top_p", "top_k", "seed", "max_tokens", "min_tokens")
-"""Parameters of vLLM's that say what a client asked for; the others are the worker's own."""
+"""vLLM's parameters that come from a client; the others are the worker's."""
 LIKELY = 3
 """The tokens at a doubtful place whose continuations run ahead."""
 JUDGE, WRITER = 0, 1
@@ -73,10 +73,8 @@ JUDGE, WRITER = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an engine holds: live sequences, waiting ones, tokens in its cache and in a sequence.
-
-    run_ahead: tokens that a request decodes after its call has ended, while no call is live.
-    """
+    """What an engine holds: live and waiting sequences; tokens in its cache and in a sequence, and
+    those that a request decodes after its call has ended, while no call is live."""
 
     rows: int
     queue: int
@@ -167,7 +165,7 @@ class VllmBackend:
         )
 
     def _push(self, text: Continuation, token: int, logprobs: Mapping[int, float]) -> Finish | None:
-        """Take a token; why the text ends with it, if it does."""
+        """Take a token; return why the text ends with it, if it does."""
         if token >= len(self.prompts.tokenizer.pieces):
             raise WorkerError(
                 f"the model wrote id {token}, and its tokenizer has "
@@ -178,11 +176,11 @@ class VllmBackend:
     def _begun(
         self, prompt: Prompt, wanted: Decoding, cost: Cost, before: Running | None = None
     ) -> Running:
-        """A new request for a call, or for the rest of its text if vLLM has ended the one before.
+        """Return a request for a call, or for the rest of its text if the one `before` has ended.
 
-        vLLM ends the first with a token that ends a step, so that no pass runs on: unless the
-        request may run ahead, which it then does from that token on. A token that ends no step (in
-        code, after a colon) costs one more request, which ends with the text alone.
+        vLLM ends the first one at a token that ends a step, so that no pass runs on, unless the
+        request may run ahead from there. If the token ends no step (in code, after a colon), one
+        more request follows, which ends with the text alone.
         """
         if before is not None and not before.may_fall_short:
             raise WorkerUnavailable("vLLM ended a generation that was not at its end")
@@ -205,10 +203,8 @@ class VllmBackend:
         return running
 
     def _others(self, prompt: Prompt, wanted: Decoding, running: Running) -> list[Running]:
-        """Requests for the other likely tokens at a doubtful place: another model may choose one.
-
-        The text that ran into doubt continues with the token that it drew there.
-        """
+        """Begin requests for the other likely tokens at a doubtful place, since another model may
+        choose one; the request in doubt continues with the token that it drew."""
         token, logprobs = running.unread[0]
         ids = running.ids[: len(running.ids) - len(running.unread)]
         room = min(LIKELY - 1, self._capacity.rows - self._live)
@@ -234,7 +230,7 @@ class VllmBackend:
         cost: Cost,
         limits: Mapping[str, Any],
     ) -> Running:
-        """A request of vLLM's that continues `ids`; it is sent once it is read, or begun."""
+        """Return a request that continues `ids`; it is sent once it is read, or begun."""
         may_doubt = bool(self._ahead.tokens) and wanted.text.criteria.min_confidence > 0
         parameters = request_parameters(
             reseeded(wanted.sampling, len(ids)),
@@ -246,7 +242,7 @@ class VllmBackend:
         return Running(list(ids), wanted.sampling, wanted.text.thinking, outputs, cost)
 
     def _may_run_ahead(self, text: Continuation, live: int) -> bool:
-        """Whether a request of a text may run after its call, if no more than `live` are there."""
+        """Whether a text's request may run after its call, if exactly `live` are live."""
         return bool(self._ahead.tokens) and not text.is_bound and self._live == live
 
     def _may_go_on(self, running: Running, text: Continuation, finish: Finish) -> bool:
@@ -255,7 +251,7 @@ class VllmBackend:
         return text.goes_on(finish) and not is_spent and self._may_run_ahead(text, live=1)
 
     async def score(self, prompt: Prompt, wanted: Scoring) -> Scores:
-        """One request, and one for each id that it does not show; see `Backend.score`."""
+        """Score by one request, and one for each id that its answer does not show."""
         ids, part, sampling = prompt.ids, wanted.part, wanted.sampling
         if wanted.top > SHOWN:
             raise Unsupported(f"more than the {SHOWN} likeliest tokens")
@@ -291,11 +287,8 @@ class VllmBackend:
         return scores
 
     def _held(self, call: Call) -> dict[str, Any]:
-        """The field that holds a text to the call's grammar.
-
-        vLLM reads a grammar from the beginning of what it writes, so an answer that has begun can
-        continue only if the grammar would begin again: after free text before calls of tools.
-        """
+        """Return the field for the call's grammar, which vLLM reads from the beginning of what it
+        writes: an answer that has begun may continue only in free text before calls of tools."""
         constraint = call.constraint
         if constraint is None:
             return {}
@@ -344,7 +337,7 @@ class VllmBackend:
     async def _outputs(
         self, ids: Sequence[int], parameters: SamplingParams, priority: int, owner: str
     ) -> AsyncGenerator[Output, None]:
-        """One request of vLLM's; closing the iterator aborts it within one step."""
+        """Send one request; closing the iterator aborts it within one step."""
         if self._closed:
             raise WorkerUnavailable("the engine has stopped")
         if self._live >= self._capacity.rows + self._capacity.queue:
@@ -382,7 +375,7 @@ class VllmBackend:
             self._counts["cached_tokens"] += cached
 
     def _carried(self, name: str, output: RequestOutput) -> Any:
-        """What an output of the scheduler's carries; vLLM shows it of a request's last alone."""
+        """Return what our scheduler put into an output; vLLM shows only a request's last."""
         processor = self.engine.output_processor
         for own in processor.external_req_ids.get(name, ()):
             if (state := processor.request_states.get(own)) is not None:
@@ -401,7 +394,7 @@ class VllmBackend:
                 self._resetting = None
 
     async def _reset(self) -> None:
-        """vLLM resets its cache only while no block is in use: ended calls free theirs soon."""
+        """Retry until vLLM resets its cache, which it does only while no block is in use."""
         await self._ahead.end()
         for _ in range(100):
             if await self.engine.reset_prefix_cache():
@@ -412,7 +405,7 @@ class VllmBackend:
     async def _answer(
         self, ids: Sequence[int], parameters: SamplingParams, priority: int, cost: Cost
     ) -> RequestOutput:
-        """The one output of a request of one token."""
+        """Return the one output of a request of one token."""
         await self._ahead.end()
         async with aclosing(self._outputs(ids, parameters, priority, cost.owner)) as outputs:
             async for output, drafts in outputs:
@@ -423,8 +416,7 @@ class VllmBackend:
     async def _logprob(
         self, cost: Cost, ids: Sequence[int], allowed: Iterable[int]
     ) -> tuple[int, float]:
-        """The likeliest of the `allowed` tokens after a prompt, and its log-probability, for
-        tokens that are not among those shown."""
+        """Return the likeliest of the `allowed` tokens after a prompt, and its log-probability."""
         parameters = request_parameters(
             Sampling(), max_tokens=1, logprobs=1, allowed_token_ids=sorted(allowed)
         )

@@ -13,10 +13,10 @@ class EngineCounter(StatLoggerBase):  # type: ignore[misc]
     """Counts the engine's passes, what its speculation drafts, and how full its cache is.
 
     Attributes:
-        passes: of the model; one that reads a part of a long prompt gives no request anything.
-        rounds: of decoding, summed over the requests that took part in each: the token behind a
-            prompt, which is all that a judge has, is of none.
-        emitted: tokens that those rounds gave.
+        passes: of the model, also those that read a part of a long prompt.
+        rounds: of decoding, summed over the requests in each. The token after a prompt, which is
+            all that a judge has, belongs to none.
+        emitted: tokens of those rounds.
     """
 
     def __init__(self) -> None:

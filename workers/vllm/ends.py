@@ -10,10 +10,7 @@ from workers.text.prompt import PromptRenderer
 
 
 class TokenEnds:
-    """Those of a model's vocabulary.
-
-    Other ends, such as a delimiter of two tokens, are found as the text is made.
-    """
+    """Those of a model's vocabulary. Other ends, as a delimiter of two tokens, are found later."""
 
     def __init__(self, prompts: PromptRenderer) -> None:
         self._tokenizer = prompts.tokenizer
@@ -21,13 +18,13 @@ class TokenEnds:
         self._delimiting = lru_cache(maxsize=16)(self._find)
 
     def of(self, criteria: StopCriteria) -> frozenset[int]:
-        """The ids that hold a delimiter, and the stops that are a token."""
+        """Return the ids that hold a delimiter, and the stops that are a token."""
         stops = map(self._tokenizer.encode, criteria.stop)
         alone = {ids[0] for ids in stops if len(ids) == 1 and ids[0] < len(self._pieces)}
         return self._delimiting(criteria.until) | alone
 
     def _find(self, until: tuple[str, ...]) -> frozenset[int]:
-        """The ids that end a step behind a plain word."""
+        """Return the ids that end a step after a plain word."""
         marks = [one.encode() for one in until if one]
         found = set()
         for token, piece in enumerate(self._pieces):

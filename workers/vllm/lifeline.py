@@ -1,11 +1,10 @@
-"""Ends vLLM's engine process when the process that started it is gone.
+"""Ends vLLM's engine process if the process that started it is gone.
 
-Ray kills a replica that does not answer by SIGKILL, which runs no handler: the engine, a child of
-its own session, would keep the GPU's memory, and the next replica would find none.
+Ray kills a replica that does not answer by SIGKILL, which runs no handler: the engine, a child in
+another session, would keep the GPU's memory, and the next replica would find none.
 
-vLLM gives no place of ours in its process but the scheduler. Its class is imported as the process
-starts, before the model is loaded, and made once it is: the watch begins at the first of the two
-that happens.
+vLLM takes no code of ours in that process but the scheduler. Its module is imported before the
+model is loaded, its class made after it: the watch begins at the first of the two that happens.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ PARENT = "BATON_VLLM_PARENT"
 
 
 def announce() -> None:
-    """In the parent, before the engine is started."""
+    """Name this process as the parent, before the engine is started."""
     os.environ[PARENT] = str(os.getpid())
 
 
 def follow_parent() -> None:
-    """In the engine's process: kill it once its parent is gone, or now where it is gone already."""
+    """Kill this process, the engine's, once its parent is gone, or now if it is."""
     parent = int(os.environ.get(PARENT, os.getppid()))
     names = {thread.name for thread in threading.enumerate()}
     if parent == os.getpid() or __name__ in names:
@@ -41,6 +40,6 @@ def follow_parent() -> None:
 
 
 def follow_parent_from_the_start() -> None:
-    """At import: only a child of the announced process follows it, not a child's own children."""
+    """Follow the announced process, if this is its child, not a child's child."""
     if os.environ.get(PARENT) == str(os.getppid()):
         follow_parent()

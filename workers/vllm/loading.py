@@ -52,8 +52,8 @@ class VllmOptions(LoadOptions, total=False):
     """What vLLM may be loaded with.
 
     Attributes:
-        dtype: of the weights; None is float32 on the CPU, else what the checkpoint says.
-        tensor_parallel, pipeline_parallel: over how many GPUs the model is spread.
+        dtype: of the weights; None is float32 on the CPU, else the checkpoint's.
+        tensor_parallel, pipeline_parallel: numbers of GPUs.
         engine_args: further fields of vLLM's `AsyncEngineArgs`.
     """
 
@@ -74,9 +74,8 @@ VLLM: Final[VllmOptions] = {
 
 
 def load(model: str | Path, **options: Unpack[VllmOptions]) -> EngineWorker[VllmBackend]:
-    """A worker over a checkpoint, its engine running; `worker.close()` stops it.
-
-    `model` is a folder, a Hugging Face id, or `embedded:NAME`.
+    """Return a worker over a checkpoint (a folder, a Hugging Face id, or `embedded:NAME`), whose
+    engine runs until `worker.close()`.
 
     Raises:
         ConfigError: the checkpoint or a parameter cannot be used; the message says why.
@@ -87,8 +86,7 @@ def load(model: str | Path, **options: Unpack[VllmOptions]) -> EngineWorker[Vllm
     extra = check_engine_args(chosen["engine_args"])
     speculation = check_speculation(chosen["speculation"])
     path = str(resolve(model))
-    tokenizer = load_tokenizer(path, chosen["thinking"])
-    sampling = sampling_defaults(path)
+    tokenizer, sampling = load_tokenizer(path, chosen["thinking"]), sampling_defaults(path)
     _prepare_environment(device)
     arguments = _engine_arguments(path, chosen, speculation)
     output = EngineOutput()
@@ -144,7 +142,7 @@ def load(model: str | Path, **options: Unpack[VllmOptions]) -> EngineWorker[Vllm
 def _engine_arguments(
     path: str, options: VllmOptions, speculation: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The fields of vLLM's `AsyncEngineArgs`, but for those that the deployment file names."""
+    """Return the fields of vLLM's `AsyncEngineArgs` that `engine_args` do not give."""
     device, rows = options["device"], options["rows"]
     tensor, pipeline = options["tensor_parallel"], options["pipeline_parallel"]
     arguments: dict[str, Any] = {
@@ -179,11 +177,7 @@ def _engine_arguments(
 
 
 def check_version(version: str) -> None:
-    """Warn of a vLLM that was not tried.
-
-    Raises:
-        ConfigError: its scheduler is another one.
-    """
+    """Warn of a vLLM that was not tried; raise ConfigError if its scheduler is another one."""
     wanted = ("get_computed_blocks", "prefix_cache_lookup_enabled", "create_kv_cache_blocks")
     lacking = [name for name in wanted if not hasattr(KVCacheManager, name)]
     if lacking:
@@ -199,7 +193,7 @@ def check_version(version: str) -> None:
 
 
 def _prepare_environment(device: str) -> None:
-    """What vLLM reads from the environment; its processes inherit it."""
+    """Set what vLLM and its processes read from the environment."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if device == "cpu":
         # Bound to cores, two workers on one machine would share the first ones.
@@ -210,7 +204,7 @@ def _prepare_environment(device: str) -> None:
 
 @contextmanager
 def _threads(device: str, threads: int | None) -> Iterator[None]:
-    """The engine's process starts with this many threads; this one's environment stays as it is."""
+    """Let a process that starts now have this many threads; restore the environment after it."""
     if device != "cpu" or threads is None:
         yield
         return
@@ -226,10 +220,7 @@ def _threads(device: str, threads: int | None) -> Iterator[None]:
 
 @contextmanager
 def _alone_on_the_gpu(device: str) -> Iterator[None]:
-    """One engine after the other on a GPU of this machine.
-
-    vLLM takes whatever memory goes while it measures its own need for its own.
-    """
+    """Load one engine after the other on a GPU: vLLM measures its need by what memory goes."""
     if device == "cpu":
         yield
         return
@@ -247,7 +238,7 @@ def _alone_on_the_gpu(device: str) -> Iterator[None]:
 
 
 def _context_bytes(config: Any) -> int:
-    """Bytes of the cache that one sequence of the model's whole context takes."""
+    """Return the bytes of the cache for one sequence of the model's context length."""
     model, cache = config.model_config, config.cache_config
     blocks = -(-model.max_model_len // cache.block_size) + 1
     per_token = (
@@ -261,18 +252,17 @@ def _context_bytes(config: Any) -> int:
 
 
 def _stop_token_ids(model: Any, tokenizer: Tokenizer) -> set[int]:
-    """End-of-turn ids: those of the generation config, of the config and of the tokenizer."""
-    found: list[Any] = [tokenizer.eos_id]
+    """Return the end-of-turn ids of the generation config (else the config) and tokenizer."""
     try:
         declared = GenerationConfig.from_pretrained(model.model).eos_token_id
     except (OSError, ValueError):  # there is none
         declared = model.hf_config.eos_token_id
-    found += declared if isinstance(declared, list) else [declared]
-    return {token for token in found if token is not None}
+    found = declared if isinstance(declared, list) else [declared]
+    return {token for token in [tokenizer.eos_id, *found] if token is not None}
 
 
 def _summary(error: BaseException) -> str:
-    """What is wrong, in one line; of pydantic's errors the first."""
+    """Return what is wrong in one line; of pydantic's errors the first."""
     message = str(error)
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]

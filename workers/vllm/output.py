@@ -1,7 +1,7 @@
-"""What vLLM's engine process writes where it does not start.
+"""What vLLM's engine process writes if it does not start.
 
-To the process that started it vLLM says that the cause is above: in the output that the two
-share, which under Ray is a file of the replica's.
+vLLM's error says only that the cause is above: in the output that both processes share, which
+under Ray is a file of the replica's.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _HINT = "look at gpu, max_len and rows, which say how much memory it has and wan
 
 
 class EngineOutput:
-    """The output of this process from now on, where it goes to files."""
+    """The output of this process from now on, if it goes to files."""
 
     def __init__(self) -> None:
         self._files = {path: path.stat().st_size for path in map(_file, _STREAMS) if path}
 
     def explain(self) -> str:
-        """Why the engine did not start: its last error, or where to read of it, and what to do."""
+        """Return the engine's last error, or where to read of it, and what to do."""
         for path, before in self._files.items():
             with suppress(OSError), path.open("rb") as file:
                 file.seek(before)
@@ -35,7 +35,7 @@ class EngineOutput:
 
 
 def _file(stream: int) -> Path | None:
-    """The file that a stream of this process goes to, if it is one."""
+    """Return the file that a stream of this process goes to, if it is one."""
     with suppress(OSError):
         path = Path(f"/proc/self/fd/{stream}").resolve()
         return path if path.is_file() else None

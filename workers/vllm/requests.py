@@ -1,4 +1,4 @@
-"""vLLM's requests and outputs: parameters of one, and what the other says of tokens."""
+"""The parameters of vLLM's requests, and the tokens of its outputs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,7 @@ MAX_TEMPERATURE = 2.0
 
 
 def request_parameters(sampling: Sampling, **fields: Any) -> SamplingParams:
-    """vLLM's parameters of a request.
-
-    Raises:
-        InvalidRequest: the temperature is above what vLLM takes.
-    """
+    """Return a request's parameters; raise InvalidRequest for a temperature above vLLM's."""
     if sampling.temperature > MAX_TEMPERATURE:
         raise InvalidRequest(
             f"temperature must be at most {MAX_TEMPERATURE:g} where vLLM runs the model, not "
@@ -47,7 +43,7 @@ def request_parameters(sampling: Sampling, **fields: Any) -> SamplingParams:
 
 
 def prompt_scores(first: int, shown: int) -> dict[str, Any]:
-    """The fields for log-probabilities of a prompt's ids from position `first` on.
+    """Return the fields for log-probabilities of a prompt's ids from position `first` on.
 
     Those of an id come from reading the id before it.
     """
@@ -60,7 +56,7 @@ def prompt_scores(first: int, shown: int) -> dict[str, Any]:
 
 
 def made_tokens(output: RequestOutput) -> list[tuple[int, Mapping[int, float]]]:
-    """Each token made, and the log-probabilities shown at its position."""
+    """Return each token made, and the log-probabilities shown at its position."""
     completion = output.outputs[0]
     if completion.logprobs is None:
         return [(token, {token: 0.0}) for token in completion.token_ids]
@@ -71,7 +67,7 @@ def made_tokens(output: RequestOutput) -> list[tuple[int, Mapping[int, float]]]:
 def prompt_logprobs(
     output: RequestOutput, ids: Sequence[int], part: slice
 ) -> list[tuple[float, Mapping[int, float]]]:
-    """The log-probability of each id in `part` of the prompt, and those shown at its position.
+    """Return the log-probability of each id in `part` of the prompt, and those at its position.
 
     The first rows may be missing: those of ids that vLLM did not read, or that the scheduler left
     out. One empty row precedes the others.

@@ -19,11 +19,7 @@ SECONDS: Final = 5.0
 
 
 class RequestsAhead:
-    """The requests of an engine that run ahead: one for each text that a call may continue.
-
-    Args:
-        tokens: most that are decoded for no call; 0: none are.
-    """
+    """The requests that run ahead, at most `tokens` each: one for each text that may go on."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens

@@ -17,10 +17,10 @@ Output = tuple[RequestOutput, Drafts | None]
 
 
 class Cost:
-    """What one call of ours costs in vLLM, over all its requests, and for whom it is made.
+    """What one call costs, over all its requests.
 
-    What was cached is what its first request found: look-ups after it find what that has read. A
-    call may adopt its first request; `found` are the tokens that were made before it came.
+    What was cached is what its first request found: later look-ups find what that has read. A call
+    may adopt its first request; `found` are the tokens that were made before it came.
     """
 
     def __init__(self, prompt: int, owner: str = "") -> None:

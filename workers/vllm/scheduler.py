@@ -1,15 +1,14 @@
 """vLLM's scheduler; a request may say how much of its prompt to take from the prefix cache.
 
-vLLM gives log-probabilities of a prompt only for the part of it that it reads, and so reads the
-whole of it (`skip_reading_prefix_cache`). A judge wants those of the last step alone. A request
-whose `extra_args` hold `MOST_CACHED` takes at most that many tokens from the cache and reads the
-rest again: the step, and the few tokens of the block that it begins in.
+vLLM gives log-probabilities only for the part of a prompt that it reads, and so reads the whole of
+it (`skip_reading_prefix_cache`). A judge wants those of the last step alone. A request whose
+`extra_args` hold `MOST_CACHED` takes at most that many tokens from the cache and reads the rest
+again: the step, and the few tokens of the block in which it begins.
 
-vLLM tells what it drafted for a request at its end alone, and in totals; here every output of a
-request carries what was drafted and accepted at each place so far (`Drafts`).
+vLLM counts a request's drafts only at its end; here every output carries what was drafted and
+accepted at each place so far (`Drafts`).
 
-Runs in vLLM's engine process. The interface is vLLM's own and not public; `loading.check_version`
-says where it is another.
+Runs in vLLM's engine process. The interface is not public; `loading.check_version` checks it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Drafts:
 
     @classmethod
     def told(cls, carried: RequestSpecDecodeMetrics | None) -> Drafts | None:
-        """What an output carries, in the lists of vLLM's own kind of it."""
+        """Read what an output carries, in the lists of vLLM's class for it."""
         if carried is None:
             return None
         return cls(tuple(carried.per_step_drafted), tuple(carried.per_step_accepted))
@@ -51,7 +50,7 @@ class Drafts:
         )
 
     def plus(self, depth: int, accepted: int) -> Drafts:
-        """With one more round."""
+        """Return the counts with one more round."""
         return Drafts(
             tuple(count + (place < depth) for place, count in enumerate(self.drafted_at)),
             tuple(count + (place < accepted) for place, count in enumerate(self.accepted_at)),
@@ -59,7 +58,7 @@ class Drafts:
 
 
 class _JudgesAndDrafts:
-    """Wraps a scheduler's look-up of the cache, and what it makes of a pass."""
+    """Changes a scheduler's look-up of the cache, and its outputs of a pass."""
 
     kv_cache_manager: Any
     num_spec_tokens: int
@@ -83,7 +82,7 @@ class _JudgesAndDrafts:
         manager.get_computed_blocks = get_computed_blocks
 
     def update_from_output(self, scheduled: Any, made: Any) -> Any:
-        """vLLM's, with each request's drafts in its output, and without what it did not ask for."""
+        """Return vLLM's outputs with each request's drafts, and only the rows that it needs."""
         requests = {name: self.requests.get(name) for name in scheduled.num_scheduled_tokens}
         if self.num_spec_tokens:
             self._count_drafts(scheduled, made, requests)
@@ -111,16 +110,16 @@ class _JudgesAndDrafts:
 
 
 def _most_cached(request: Any) -> int | None:
-    """The most tokens of its prompt that a request takes from the cache; None: all there are."""
+    """Return the most tokens that a request takes from the cache; None: all."""
     most: int | None = (request.sampling_params.extra_args or {}).get(MOST_CACHED)
     return most
 
 
 def _wanted_rows(rows: LogprobsTensors, request: Any) -> LogprobsTensors:
-    """The log-probabilities of what a judge reads.
+    """Return the log-probabilities of what a judge reads.
 
-    vLLM's first runner gives a row for each id of a prompt, read or not: to send and unpack those
-    of a long thought takes longer than the judge's pass.
+    vLLM's first runner gives a row for each id of a prompt, read or not: to send those of a long
+    thought takes longer than the judge's pass.
     """
     most = _most_cached(request)
     if most is None or len(rows.logprobs) != request.num_prompt_tokens - 1:
@@ -131,8 +130,8 @@ def _wanted_rows(rows: LogprobsTensors, request: Any) -> LogprobsTensors:
 
 
 class JudgeScheduler(_JudgesAndDrafts, Scheduler):  # type: ignore[misc]
-    """Where vLLM schedules between two passes."""
+    """For vLLM that schedules between two passes."""
 
 
 class AsyncJudgeScheduler(_JudgesAndDrafts, AsyncScheduler):  # type: ignore[misc]
-    """Where vLLM schedules while a pass runs."""
+    """For vLLM that schedules while a pass runs."""

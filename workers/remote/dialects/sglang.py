@@ -31,10 +31,8 @@ class Sglang(Vllm):
         """Return a request for one token after a prompt, with log-probabilities at temperature 1.
 
         Args:
-            ids: the prompt.
             start: the position after which the prompt's ids are scored; None scores none.
-            top: how many of the likeliest ids to return at each position.
-            named: further ids to return.
+            top: how many of the likeliest ids to return at each position, besides those `named`.
             owner: whose cached prefixes it may share.
         """
         body: dict[str, Any] = {
@@ -80,12 +78,8 @@ class Sglang(Vllm):
             "token_logprobs": [after[made]],
             "top_logprobs": [{f"{ID_NAME}{i}": logprob for i, logprob in after.items()}],
         }
-        choice = {
-            "text": "",
-            "token_ids": [made],
-            "logprobs": logprobs,
-            "prompt_logprobs": shown if rows else None,
-        }
+        choice: dict[str, Any] = {"text": "", "token_ids": [made], "logprobs": logprobs}
+        choice["prompt_logprobs"] = shown if rows else None
         usage = {
             "prompt_tokens": meta.get("prompt_tokens"),
             "completion_tokens": meta.get("completion_tokens"),
