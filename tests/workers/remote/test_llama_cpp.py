@@ -14,7 +14,6 @@ from deploy.lab.peers.llama_cpp import embedded_gguf, serving_gguf, write_gguf
 from orchestrator.errors import ContextLengthExceeded, Unsupported
 from orchestrator.types import (
     Constraint,
-    LabelQuery,
     Message,
     Sampling,
     Segment,
@@ -273,20 +272,6 @@ async def test_every_policy_answers_or_is_refused_by_name(
         assert [(s.author, s.text, s.accepted) for s in theirs.steps] == [
             (s.author, s.text, s.accepted) for s in ours.steps
         ]
-
-
-async def test_what_it_costs_is_what_the_server_says(served: dict[Any, ModelWorker]) -> None:
-    small = served["small"]
-    transcript = ask("A question of its own: what is 31 + 17?")
-    length = len(small.prompts.transcript(transcript))
-    read = await write(small, transcript, StopCriteria(0))
-    assert (read.segment.text, read.usage.prompt, read.usage.generated) == ("", length, 0)
-    step = await write(small, transcript, StopCriteria(200, until=("\n\n",)))
-    assert (step.usage.prompt, step.usage.cached) == (length, length - 1)
-    assert step.usage.generated == len(step.segment.tokens)
-    longer = transcript.extend(step.segment)
-    judged = await small.classify(call(longer), LabelQuery((Message("user", "Good?"),), "", ("1",)))
-    assert judged.usage.cached >= length + len(step.segment.tokens) - 1
 
 
 async def test_a_full_context_ends_a_text_and_refuses_a_prompt(
