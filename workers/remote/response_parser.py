@@ -170,7 +170,8 @@ class ResponseParser:
         if not 0 <= token.id < len(self._tokenizer.pieces):
             raise Foreign(
                 f"the server returned token {token.id}, which the tokenizer of "
-                f"{len(self._tokenizer.pieces)} tokens lacks: check that it is the served model's"
+                f"{len(self._tokenizer.pieces)} tokens lacks; name the served model's as "
+                "`tokenizer`"
             )
         criteria, confidence = self._text.criteria, 1.0
         if token.logprob is None and self._able.reads_logprobs:

@@ -19,7 +19,7 @@ SECONDS: Final = 5.0
 
 
 class RequestsAhead:
-    """The requests that run ahead, at most `tokens` each: one for each text that may go on."""
+    """The requests that run ahead, at most `tokens` each: one for each text that may continue."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
