@@ -69,14 +69,11 @@ def test_choices_that_are_given_up_stay_in_the_totals() -> None:
 
 def test_tokens_that_were_run_ahead_are_counted_once_adopted() -> None:
     ahead = Usage(10, 10, generated=5, adopted=4)
-    steps = (
+    more = Usage(10, 10, generated=3, adopted=1)
+    metrics = totals(
         (Generate("small", TRANSCRIPT, CRITERIA), made("small", 5, ahead)),
-        (
-            Write("large", TRANSCRIPT, CRITERIA),
-            made("large", 3, Usage(10, 10, generated=3, adopted=1)),
-        ),
+        (Write("large", TRANSCRIPT, CRITERIA), made("large", 3, more)),
     )
-    metrics = totals(*steps)
     assert (metrics.small_tokens, metrics.large_tokens, metrics.adopted_tokens) == (5, 3, 5)
 
 

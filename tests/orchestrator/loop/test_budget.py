@@ -1,4 +1,4 @@
-"""The caps, and how a segment ends a phase."""
+"""The caps, how a segment ends a phase, and which end of a thought makes room for an answer."""
 
 from __future__ import annotations
 
@@ -108,6 +108,8 @@ def test_a_model_that_closes_right_at_the_cap_was_not_forced() -> None:
 def test_how_an_answer_ends(finish: Finish, done: bool, reason: str) -> None:
     after = Budget(100, 40).commit(ANSWERING, said(3, finish), allowed=3)
     assert (after.done, after.finish) == (done, reason)
+    cut = Budget(100, 40).commit(ANSWERING, said(100, "length"))
+    assert (cut.done, cut.finish) == (True, "length")
 
 
 @pytest.mark.parametrize(
@@ -149,11 +151,6 @@ def test_a_second_close_before_anything_else_leaves_the_answer_to_come(closed: T
     assert (again.last is NUDGE, again.reply) == (True, NUDGE.text)
     whole = budget.commit(budget.commit(after, said(2)), said(2, "think_end"))
     assert (whole.reply, whole.done) == (("", False) if closed.forced else ("xxxx", True))
-
-
-def test_max_tokens_in_the_answer_is_length() -> None:
-    after = Budget(100, 40).commit(ANSWERING, said(100, "length"))
-    assert (after.done, after.finish) == (True, "length")
 
 
 @pytest.mark.parametrize("transcript", [QUESTION, ANSWERING])
@@ -204,3 +201,30 @@ def test_half_a_character_at_the_end_is_no_full_context(made: int, full: bool) -
         )
     )
     assert runner.transcript.closed is full
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "own", "begins"),
+    [
+        (2048, None, 1984),
+        (2048, 1900, 1900),  # it leaves enough for an answer anyway
+        (2048, 2047, 1984),
+        (100, 90, 50),
+        (1, None, 1),
+    ],
+)
+def test_the_end_of_a_thought_may_be_given_up(
+    max_tokens: int, own: int | None, begins: int
+) -> None:
+    budget = Budget.of(Limits(max_tokens=max_tokens), own, reserve=64)
+    assert budget.room.begins == begins
+    near = QUESTION.extend(said(begins - 1))
+    at = QUESTION.extend(said(begins))
+    left = budget.thought - begins
+    assert budget.room.certain(near, left + 1) == 1
+    assert budget.room.certain(at, left) == 0
+    assert budget.room.certain(budget.close(at), 5) == 5
+    assert budget.room.holds(at) is (left > 0)
+    assert not budget.room.holds(near)
+    assert budget.room.overruns(at, left) is (left > 0)
+    assert not budget.room.overruns(at, left - 1)

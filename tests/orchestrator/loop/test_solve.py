@@ -187,21 +187,6 @@ async def test_a_draft_that_leaves_no_room_for_an_answer_is_given_up() -> None:
     assert (ended.metrics.discarded_tokens, ended.metrics.acceptance_rate) == (2, 0.5)
 
 
-@pytest.mark.parametrize("scores", [[0.0], [9.0]])
-async def test_small_pieces_are_given_up_for_an_answer_too(scores: list[float]) -> None:
-    whole = len(words(LARGE[0]))
-    for max_tokens in range(2, whole + 1):
-        _, ended = await run(
-            BiLD(window=2), pair(scores=scores), limits=Limits(max_tokens=max_tokens)
-        )
-        room = max_tokens // 2
-        assert ended.transcript.thought.tokens <= max_tokens - room
-        assert min(room, 3) <= len(words(answer(ended)))
-        assert spent(ended.transcript) <= max_tokens
-        kept = sum(step.tokens for step in ended.steps if step.accepted)
-        assert kept == ended.transcript.thought.tokens + ended.transcript.answer.tokens
-
-
 async def test_what_is_held_back_of_small_pieces_shows_when_the_thought_ends() -> None:
     events, ended = await run(BiLD(window=2), pair(scores=[9]), limits=Limits(max_tokens=14))
     assert (ended.transcript.text, ended.transcript.forced) == (LARGE[0], False)
@@ -215,6 +200,21 @@ async def test_what_is_held_back_of_small_pieces_shows_when_the_thought_ends() -
     assert not any(late[0] < call < late[-1] for call in calls)
     steps = [step.text for step in ended.steps if step.accepted and step.phase == "thought"]
     assert "".join(steps) == LARGE[0]
+
+
+@pytest.mark.parametrize("scores", [[0.0], [9.0]])
+async def test_small_pieces_are_given_up_for_an_answer_too(scores: list[float]) -> None:
+    whole = len(words(LARGE[0]))
+    for max_tokens in range(2, whole + 1):
+        _, ended = await run(
+            BiLD(window=2), pair(scores=scores), limits=Limits(max_tokens=max_tokens)
+        )
+        room = max_tokens // 2
+        assert ended.transcript.thought.tokens <= max_tokens - room
+        assert min(room, 3) <= len(words(answer(ended)))
+        assert spent(ended.transcript) <= max_tokens
+        kept = sum(step.tokens for step in ended.steps if step.accepted)
+        assert kept == ended.transcript.thought.tokens + ended.transcript.answer.tokens
 
 
 async def test_a_policys_own_words_are_given_up_as_well() -> None:
@@ -398,19 +398,16 @@ async def test_a_thought_that_outgrows_one_context_is_answered_by_the_model_that
 
 
 async def test_an_answer_without_a_thought_that_outgrows_one_context_goes_on() -> None:
-    workers: Workers = {
-        "small": Scripted(story=("", SMALL[0]), thinks=False),
-        "large": Scripted(story=("", LARGE[0]), thinks=False, context=9, scores=[9] * 8),
-    }
+    small = Scripted(story=("", SMALL[0]), thinks=False)
+    large = Scripted(story=("", LARGE[0]), thinks=False, context=9, scores=[9] * 8)
+    workers: Workers = {"small": small, "large": large}
     _, ended = await run(SpecReason(threshold=0), workers)
     written = [(step.author, step.text) for step in ended.steps if step.accepted]
     assert written[-2:] == [("large", "and 2 more is 6.\n\n"), ("small", "so it is 7.")]
     assert ended.transcript.finish == "stop"
 
 
-async def test_a_model_that_dies_while_it_answers_for_one_whose_context_is_full_is_an_error() -> (
-    None
-):
+async def test_a_model_that_dies_while_it_answers_for_a_full_one_is_an_error() -> None:
     for small in ({"failures": dict.fromkeys(range(3, 20), GONE)}, {"deaths": {3: 1, 4: 0}}):
         workers = pair(context=9)
         workers["small"] = Scripted(story=SMALL, **small)
@@ -418,9 +415,7 @@ async def test_a_model_that_dies_while_it_answers_for_one_whose_context_is_full_
             await run(Coin(large_probability=0), workers)
 
 
-async def test_an_answer_that_fills_a_context_ends_by_length_where_the_other_model_is_down() -> (
-    None
-):
+async def test_an_answer_that_fills_a_context_ends_by_length_if_the_other_is_down() -> None:
     class LargeOrSmall(Policy):
         def solve(self, transcript: Transcript) -> Script[None]:
             while not transcript.done:  # the large model, or five words of the small one
@@ -475,24 +470,29 @@ async def test_deaths_in_each_phase_of_specreason() -> None:
         await run(SpecReason(), {"small": Scripted(story=SMALL), "large": Scripted(down=GONE)})
 
 
-async def test_an_answer_made_without_a_worker_says_so_or_is_refused() -> None:
-    whole, response = pair(), ResponseAccumulator()
-    await run(SpecReason(), whole, response=response)
+@pytest.mark.parametrize(
+    ("small", "large", "failure"),
+    [
+        ({}, {"scores": [GONE]}, Failure("large", "judge", "unavailable")),
+        ({"down": GONE}, {}, Failure("small", "generate", "unavailable")),
+        # It dies after two tokens that show.
+        ({}, {"scores": [0], "deaths": {1: 2}}, Failure("large", "generate", "unavailable")),
+    ],
+)
+async def test_an_answer_made_without_a_worker_says_so_or_is_refused(
+    small: dict[str, Any], large: dict[str, Any], failure: Failure
+) -> None:
+    def workers() -> Workers:
+        return pair(**large) | {"small": Scripted(story=SMALL, **small)}
+
+    response = ResponseAccumulator()
+    await run(SpecReason(), workers(), response=response)
+    assert failure in response.failures
+    with pytest.raises(WorkerUnavailable):
+        await run(SpecReason(), workers(), limits=Limits(complete=True))
+    response = ResponseAccumulator()
+    await run(SpecReason(), pair(), limits=Limits(complete=True), response=response)
     assert response.failures == []
-    judging, response = pair(scores=[GONE]), ResponseAccumulator()
-    await run(SpecReason(), judging, response=response)
-    assert response.failures[0] == Failure("large", "judge", "unavailable")
-    dead_small, response = pair(), ResponseAccumulator()
-    dead_small["small"] = Scripted(down=GONE)
-    await run(SpecReason(), dead_small, response=response)
-    assert Failure("small", "generate", "unavailable") in response.failures
-    rewriting, response = pair(scores=[0], deaths={1: 2}), ResponseAccumulator()
-    await run(SpecReason(), rewriting, response=response)  # it died behind two tokens that show
-    assert Failure("large", "generate", "unavailable") in response.failures
-    for workers in (pair(scores=[GONE]), dead_small, pair(scores=[0], deaths={1: 2})):
-        with pytest.raises(WorkerUnavailable):
-            await run(SpecReason(), workers, limits=Limits(complete=True))
-    await run(SpecReason(), pair(), limits=Limits(complete=True))
 
 
 async def test_a_worker_that_writes_the_rest_itself_was_not_missing() -> None:
@@ -523,10 +523,7 @@ async def test_an_answer_broken_off_within_a_form_says_what_broke_it_off() -> No
         await run(LargeOnly(), {"large": Server(story=LARGE)})
 
 
-async def test_nobody_there_or_no_room() -> None:
-    down = Scripted(down=GONE)
-    with pytest.raises(WorkerUnavailable):
-        await run(SpecReason(), {"small": down, "large": down})
+async def test_no_room_or_no_worker() -> None:
     full = Scripted(down=Overloaded("full"))
     with pytest.raises(Overloaded):
         await run(SpecReason(), {"small": full, "large": Scripted(story=LARGE)})
