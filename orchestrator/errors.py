@@ -21,6 +21,7 @@ BatonError
 from __future__ import annotations
 
 import traceback
+from functools import partial
 
 
 class BatonError(Exception):
@@ -39,13 +40,7 @@ class InvalidRequest(BatonError):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions travel between processes, and pickle by default forgets keyword arguments.
-        return _rebuild, (type(self), self.message, self.param, self.code)
-
-
-def _rebuild(
-    kind: type[InvalidRequest], message: str, param: str | None, code: str | None
-) -> InvalidRequest:
-    return kind(message, param=param, code=code)
+        return partial(type(self), param=self.param, code=self.code), (self.message,)
 
 
 class ContextLengthExceeded(InvalidRequest):

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar, overload
 
 T = TypeVar("T")
 V = TypeVar("V")
-S = TypeVar("S", bound="PersistentSequence[Any]")
 
 
 class _Node(Generic[T]):
@@ -41,10 +40,10 @@ class PersistentSequence(Sequence[T]):
         for item in items:
             self._last = _Node(self._last, item)
 
-    def plus(self: S, item: Any) -> S:
+    def plus(self, item: Any) -> Self:
         return self._ending(_Node(self._last, item))
 
-    def first(self: S, count: int) -> S:
+    def first(self, count: int) -> Self:
         """Return the first `count` items, shared."""
         node = self._last
         while node is not None and node.size > count:
@@ -124,7 +123,7 @@ class PersistentSequence(Sequence[T]):
         return type(self), (tuple(self),)
 
     @classmethod
-    def _ending(cls: type[S], last: _Node[Any] | None) -> S:
+    def _ending(cls, last: _Node[Any] | None) -> Self:
         made = cls.__new__(cls)
         made._last = last
         return made

@@ -8,9 +8,9 @@ the answer ends as usual (SpecReason 5.1 measures accuracy under such a budget).
 calls are not charged here: they count in `metrics`. `ending.py` says when a thought is closed
 before its cap.
 
-A model may continue its thought after such a close, and end it by itself. That text is no answer
-(`Transcript.reply` leaves it out) and no thought: it counts in `total` alone. The answer follows
-it. All of it is a pure function of the transcript: a replay ends each phase at the same token.
+A model may continue its thought after such a close, and end it by itself. That text is neither an
+answer (`Transcript.reply` leaves it out) nor a thought: it counts in `total` alone, and the answer
+follows it. All is a pure function of the transcript: a replay ends each phase at the same token.
 """
 
 from __future__ import annotations
@@ -90,12 +90,11 @@ class Budget:
         most, until = min(criteria.max_tokens, self.left(transcript)), criteria.until
         ending = self.ending
         whole = draft and criteria.max_tokens >= REST.max_tokens
-        if transcript.closed or whole:
-            pass
-        elif ending.steps or ending.is_late(transcript):
-            until = (*until, BREAK) if BREAK not in until else until
-        elif ending.soft is not None and not until:
-            most = min(most, max(ending.soft - transcript.thought.tokens, LEAST_CALL))
+        if not transcript.closed and not whole:
+            if ending.steps or ending.is_late(transcript):
+                until = tuple(dict.fromkeys((*until, BREAK)))
+            elif ending.soft is not None and not until:
+                most = min(most, max(ending.soft - transcript.thought.tokens, LEAST_CALL))
         return replace(
             criteria,
             max_tokens=max(0, most),
@@ -151,10 +150,9 @@ class Budget:
         It is one if a cap had ended the thought, or if the model has written only blanks; not if
         the model ended such a thought just before.
         """
-        blank = not (transcript.reply + segment.text).strip()
-        if blank:
-            return self.nudges and transcript.thinking and not transcript.reply_start
-        return self.may_think_on(transcript)
+        if (transcript.reply + segment.text).strip():
+            return self.may_think_on(transcript)
+        return self.nudges and transcript.thinking and not transcript.reply_start
 
     def may_think_on(self, transcript: Transcript) -> bool:
         """Return whether the answer so far may turn out to be a thought."""

@@ -260,7 +260,7 @@ class Executor:
         except TimeoutError:
             if not scope.expired():
                 raise
-            return None
+        return None
 
     async def _call(self, action: Generate | Classify | Verify, seed: int) -> Any:
         temperature = action.temperature if isinstance(action, Generate) else None

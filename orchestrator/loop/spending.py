@@ -56,13 +56,12 @@ class Spending:
     def left(self, totals: Metrics) -> float:
         """Return the tokens that the large model may still make, after these totals."""
         left = self.tokens - totals.large_tokens
-        if self.prices is not None:
-            spent = totals.small_tokens, totals.large_tokens, totals.prefill_tokens
-            money = self.cost - self.prices.of(*spent)
-            affordable = money * 1e6 / self.prices.large if self.prices.large else inf
-            # The last token is not lost to rounding.
-            left = min(left, affordable + 1e-6) if money > 0 else 0
-        return left
+        if self.prices is None:
+            return left
+        spent = totals.small_tokens, totals.large_tokens, totals.prefill_tokens
+        money = self.cost - self.prices.of(*spent)
+        affordable = money * 1e6 / self.prices.large if self.prices.large else inf
+        return min(left, affordable + 1e-6) if money > 0 else 0  # no token is lost to rounding
 
     def allow(self, action: Action[Any], left: float) -> Action[Any]:
         """Return an action in the chain, limited to `left` tokens of the large model.
