@@ -15,7 +15,7 @@ from typing import Final
 from cachetools import LRUCache
 from prometheus_client import CollectorRegistry, Counter
 
-from orchestrator.background import stop
+from orchestrator.background import Background
 from orchestrator.errors import Conflict, StoreError
 from orchestrator.experiments.decisions import decide
 from orchestrator.experiments.documents import Experiment, ExperimentState
@@ -35,7 +35,7 @@ _Input = tuple[Experiment, ExperimentState, int, str]
 """A report's document, state, and the number and position of its events."""
 
 
-class Experimenter:
+class Experimenter(Background):
     """The experiments of one replica, which calls `refresh` after a change."""
 
     def __init__(
@@ -52,20 +52,12 @@ class Experimenter:
         self._ended: LRUCache[RunKey, LogReader] = LRUCache(REPORTS)
         self._reports: LRUCache[RunKey, tuple[_Input, ExperimentReport]] = LRUCache(REPORTS)
         self._reporting = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
         self._stops = Counter(
             "baton_experiment_arms_stopped",
             "Arms that this replica stopped because they crossed a guardrail.",
             ("experiment",),
             registry=registry,
         )
-
-    async def start(self) -> None:
-        self._task = asyncio.create_task(self._work())
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            await stop(self._task)
 
     async def report(self, name: str) -> tuple[Run, ExperimentReport]:
         """Return the report of an experiment's newest run, over all its events that are kept.

@@ -20,7 +20,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter
 
 from orchestrator.answers.equality import agree
-from orchestrator.background import stop
+from orchestrator.background import Background, stop
 from orchestrator.errors import BatonError, describe
 from orchestrator.experiments.outcome_log import Outcome
 from orchestrator.loop.accumulator import ResponseAccumulator
@@ -53,7 +53,7 @@ class _ShadowJob:
     tries: int = 0
 
 
-class ShadowRunner:
+class ShadowRunner(Background):
     """Runs the shadows of one replica. `idle` is set while no request is being answered."""
 
     def __init__(
@@ -66,7 +66,6 @@ class ShadowRunner:
         self._solve, self._idle, self._outbox = solve, idle, outbox
         self._jobs: deque[_ShadowJob] = deque()
         self._added = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self._count = Counter(
             "baton_shadows",
             "Shadow arms that answered, failed, or were dropped because the replica was busy.",
@@ -81,13 +80,6 @@ class ShadowRunner:
             self._jobs.popleft()
             self._count.labels("dropped").inc()
         self._added.set()
-
-    async def start(self) -> None:
-        self._task = asyncio.create_task(self._work())
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            await stop(self._task)
 
     async def _work(self) -> None:
         while True:

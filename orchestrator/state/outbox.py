@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from orchestrator.background import stop
+from orchestrator.background import Background
 from orchestrator.errors import StoreError, describe
 from orchestrator.state.store import Store, check
 
@@ -31,7 +31,7 @@ EVENTS_KEPT: Final = 100_000
 """The newest events, which a stream keeps."""
 
 
-class Outbox:
+class Outbox(Background):
     """One replica's writes to the store.
 
     At most `events` wait per stream, of `event_size` bytes in all streams together, and `values`
@@ -57,7 +57,6 @@ class Outbox:
         self._event_bytes: collections.Counter[str] = collections.Counter()  # by stream
         self._max_event_bytes = event_size
         self._added = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self.error: str | None = None
         self._lost = Counter(
             "baton_store_lost",
@@ -121,16 +120,12 @@ class Outbox:
         waiting = self.waiting(name)
         return await self._store.get(name) if waiting is None else waiting
 
-    async def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
     async def stop(self) -> None:
         """Flush, within `FLUSH_S`."""
-        if self._task is not None:
-            await stop(self._task)
-            with suppress(Exception):  # the service stops in any case
-                async with asyncio.timeout(FLUSH_S):
-                    await self.flush()
+        await super().stop()
+        with suppress(Exception):  # the service stops in any case
+            async with asyncio.timeout(FLUSH_S):
+                await self.flush()
 
     async def flush(self) -> None:
         """Send everything that waits.
@@ -170,7 +165,7 @@ class Outbox:
                     self._event_bytes[stream] -= len(queue.popleft())
         del self._events[stream], self._event_bytes[stream], self._kept[stream]
 
-    async def _run(self) -> None:
+    async def _work(self) -> None:
         while True:
             await self._added.wait()
             self._added.clear()

@@ -18,7 +18,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from orchestrator.background import stop
+from orchestrator.background import Background
 from orchestrator.errors import StoreError, UnknownPolicy, Unusable
 from orchestrator.experiments.runs import POINTER, Run, Runs
 from orchestrator.state.store import TIMEOUT_S, Store, StoreState
@@ -58,7 +58,7 @@ class Configuration:
     identity: str = ""
 
 
-class ConfigWatcher:
+class ConfigWatcher(Background):
     """Keeps the configuration current; `error`: why it may be out of date, else None."""
 
     def __init__(
@@ -69,7 +69,6 @@ class ConfigWatcher:
         self.error: str | None = "the store has not been read yet"
         self._seen, self._confirmed, self._restored = "", monotonic(), 0
         self._refreshing = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
         self._changes = Counter(
             "baton_config_changes",
             "Changes of the configuration that this replica read from the store.",
@@ -93,11 +92,7 @@ class ConfigWatcher:
         with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(FIRST_REFRESH_S):
                 await self.refresh()
-        self._task = asyncio.create_task(self._follow())
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            await stop(self._task)
+        await super().start()
 
     async def refresh(self) -> None:
         """Read the configuration from the store.
@@ -136,7 +131,7 @@ class ConfigWatcher:
         identity = f"{state.revision.partition(':')[0]}/{self._restored}"
         return Configuration(state.revision, published, numbers, found.runs, set_aside, identity)
 
-    async def _follow(self) -> None:
+    async def _work(self) -> None:
         while True:
             try:
                 await self._store.wait_for_change(self._seen, POLL_S)
