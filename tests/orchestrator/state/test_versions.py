@@ -130,13 +130,6 @@ async def test_a_rollback_by_name_forgets_what_it_leaves(store: Store) -> None:
         await one.rollback(ANNA)
 
 
-async def test_a_first_version_rolls_back_to_the_file(store: Store) -> None:
-    one = versions(store)
-    await one.publish(publication(), ANNA)
-    assert await one.rollback(ANNA) is None
-    assert active(await now(store)) is None
-
-
 async def test_every_change_is_on_record(store: Store) -> None:
     one = versions(store)
     await one.publish(publication(threshold=1), ANNA)
