@@ -37,7 +37,9 @@ class Family:
     Attributes:
         name: as people call it.
         architecture: transformers' class.
+        kind: its `model_type`.
         follows: its config keys that the layer follows, whatever their value.
+        qkv_biases: queries, keys and values have biases, whatever `attention_bias` says.
         head_norms: queries and keys are normed head by head.
         post_norms: what attention and feed-forward part give is normed before it is added.
         norm_offset: what the stored weights of the norms lack.
@@ -47,7 +49,9 @@ class Family:
 
     name: str
     architecture: str
+    kind: str
     follows: frozenset[str]
+    qkv_biases: bool = False
     head_norms: bool = False
     post_norms: bool = False
     norm_offset: float = 0.0
@@ -56,10 +60,15 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    kind: Family(**{**row, "follows": frozenset(row["follows"])})
+    kind: Family(**{**row, "kind": kind, "follows": frozenset(row["follows"])})
     for kind, row in _TABLES["families"].items()
 }
 """By `model_type`."""
+DEFAULTS: dict[str, dict[str, Any]] = {
+    kind: {**_TABLES["defaults"]["everywhere"], **_TABLES["defaults"].get(kind, {})}
+    for kind in FAMILIES
+}
+"""By `model_type`, what a config.json may leave out."""
 
 
 # What a config may say ---------------------------------------------------------------------
@@ -99,7 +108,7 @@ def problems(config: Mapping[str, Any]) -> Iterator[str]:
         if problem is not None:
             yield f"{key} {problem}"
     for name in ("rope_scaling", "rope_parameters"):
-        yield from _rope_problems(name, config.get(name))
+        yield from _rope_problems(name, config.get(name), by_type=family.ropes_by_type)
 
 
 def _problem(family: Family, key: str, value: Any) -> str | None:
@@ -127,14 +136,14 @@ def _problem(family: Family, key: str, value: Any) -> str | None:
     return f"is unknown to {family.name} and must be absent or off, not {_shown(value)}"
 
 
-def _rope_problems(name: str, ropes: Any) -> Iterator[str]:
-    """What is wrong with `rope_scaling` or `rope_parameters`, which may be nested by layer type."""
+def _rope_problems(name: str, ropes: Any, *, by_type: bool = False) -> Iterator[str]:
+    """What is wrong with `rope_scaling` or `rope_parameters`; `by_type`: they may be nested."""
     if ropes is None:
         return
     if not isinstance(ropes, Mapping):
         yield f"{name} must be a mapping, not {_shown(ropes)}"
         return
-    nested = {key: ropes[key] for key in (FULL, SLIDING) if key in ropes}
+    nested = {key: ropes[key] for key in (FULL, SLIDING) if by_type and key in ropes}
     for kind, inner in nested.items():
         yield from _rope_problems(f"{name}.{kind}", inner)
     kind = ropes.get("rope_type", ropes.get("type", "default"))
@@ -192,8 +201,9 @@ class Computation:
         window = followed("sliding_window", None)
         types = followed("layer_types", None) or [SLIDING if window else FULL] * layers
         rotated = followed("no_rope_layers", None) or [True] * layers
-        if len(rotated) < layers:
-            raise ConfigError(f"no_rope_layers must have an entry for each of {layers} layers")
+        for name, each in (("no_rope_layers", rotated), ("layer_types", types)):
+            if len(each) < layers:
+                raise ConfigError(f"{name} must have an entry for each of {layers} layers")
         if SLIDING in types and window is None:
             raise ConfigError(f"layer_types has {SLIDING}, which needs a sliding_window, not null")
         attention = tuple(

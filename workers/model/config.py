@@ -1,0 +1,127 @@
+"""A checkpoint's config as its layers need it, read without transformers.
+
+Importing a config class of transformers 5 imports compilers and distributed tensors: 2 s and 100 MB
+in each process. `families.yaml` has what a config.json may leave out; a test compares the outcome
+with transformers' classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+
+from workers.model.families import DEFAULTS, FAMILIES, FULL, SLIDING
+
+_PRETRAINED = ("llama3", "yarn", "longrope")
+"""Ropes that need the length of pretraining; without it, it is the longest text."""
+
+
+class ModelConfig(BaseModel):
+    """A model of one of `FAMILIES`, by transformers' names.
+
+    `rope_parameters` holds one rope, or one for each type of layer if the family has several.
+    """
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+    model_type: str
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    max_position_embeddings: PositiveInt
+    rms_norm_eps: PositiveFloat
+    hidden_act: str
+    tie_word_embeddings: bool
+    rope_parameters: dict[str, Any]
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    sliding_window: PositiveInt | None = None
+    use_sliding_window: bool = False
+    max_window_layers: int = 0
+    sliding_window_pattern: PositiveInt = 1
+    layer_types: list[str] | None = None
+    no_rope_layer_interval: PositiveInt = 1
+    no_rope_layers: list[int] | None = None
+    embedding_multiplier: float = 1.0
+    attention_multiplier: float | None = None
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    query_pre_attn_scalar: float | None = None
+    eos_token_id: int | list[int] | None = None
+
+    @classmethod
+    def read(cls, written: Mapping[str, Any]) -> Self:
+        """Complete the content of a config.json that passed `check_family`.
+
+        Raises:
+            ValidationError: a value is missing or of another type.
+        """
+        family = FAMILIES[written["model_type"]]
+        said = {**DEFAULTS[family.kind], **written}
+        said["hidden_act"] = said.get("hidden_activation") or said["hidden_act"]
+        heads, width = said.get("num_attention_heads"), said.get("hidden_size")
+        if said.get("num_key_value_heads") is None:
+            said["num_key_value_heads"] = heads
+        if said.get("head_dim") is None and type(heads) is type(width) is int and heads > 0:
+            said["head_dim"] = width // heads
+        said["rope_parameters"] = _ropes(said) if family.ropes_by_type else _rope(said)
+        config = cls.model_validate(said)
+        return config.model_copy(update=config._by_layer())
+
+    def _by_layer(self) -> dict[str, Any]:
+        """What layers differ in, as the families' authors say it in short."""
+        layers = range(self.num_hidden_layers)
+        window, types, rotated = self.sliding_window, self.layer_types, self.no_rope_layers
+        follows = FAMILIES[self.model_type].follows
+        if "no_rope_layers" in follows:
+            every = self.no_rope_layer_interval
+            rotated = rotated or [int((layer + 1) % every != 0) for layer in layers]
+            windowed = self.use_sliding_window and window is not None
+            types = types or [SLIDING if windowed and not one else FULL for one in rotated]
+        elif "use_sliding_window" in follows:
+            window = window if self.use_sliding_window else None
+            first = len(layers) if window is None else self.max_window_layers
+            types = types or [SLIDING if layer >= first else FULL for layer in layers]
+        elif "sliding_window_pattern" in follows:
+            every = self.sliding_window_pattern
+            types = types or [SLIDING if (layer + 1) % every else FULL for layer in layers]
+        return {"sliding_window": window, "layer_types": types, "no_rope_layers": rotated}
+
+    @property
+    def attention_scale(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        if self.attention_multiplier is not None:
+            return self.attention_multiplier
+        return float(self.query_pre_attn_scalar or self.head_dim) ** -0.5
+
+
+def _rope(said: Mapping[str, Any]) -> dict[str, Any]:
+    given = said.get("rope_scaling") or said.get("rope_parameters") or {}
+    rope = _complete(given, said["rope_theta"], said)
+    length = said.get("original_max_position_embeddings")
+    if length is not None and rope["rope_type"] in _PRETRAINED:
+        rope["original_max_position_embeddings"] = length
+    return rope
+
+
+def _ropes(said: Mapping[str, Any]) -> dict[str, Any]:
+    given = said.get("rope_parameters") or {}
+    full = {"rope_type": "default", **(given.get(FULL) or {}), **(said.get("rope_scaling") or {})}
+    return {
+        FULL: _complete(full, said["rope_theta"], said),
+        SLIDING: _complete(given.get(SLIDING) or {}, said["rope_local_base_freq"], said),
+    }
+
+
+def _complete(given: Mapping[str, Any], theta: Any, said: Mapping[str, Any]) -> dict[str, Any]:
+    kind = given.get("rope_type", given.get("type", "default"))
+    rope = {"rope_theta": theta, **given, "rope_type": kind}
+    if kind in _PRETRAINED:
+        rope.setdefault("original_max_position_embeddings", said["max_position_embeddings"])
+    return rope

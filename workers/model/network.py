@@ -1,0 +1,97 @@
+"""A checkpoint's weights as modules that are named as in transformers; `Target` computes with them.
+
+They hold weights and sizes and compute nothing, so reading them takes no import of transformers.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from workers.model.config import ModelConfig
+from workers.model.families import FAMILIES
+
+ACTIVATIONS = {
+    "silu": nn.SiLU,
+    "swish": nn.SiLU,
+    "gelu": nn.GELU,
+    "gelu_pytorch_tanh": lambda: nn.GELU("tanh"),
+    "relu": nn.ReLU,
+}
+
+
+class Network(nn.Module):
+    """A causal model; `head` reads from the embedding if weights are tied.
+
+    Raises:
+        ValueError: the config's activation is not one of `ACTIVATIONS`.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Body(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+
+class Body(nn.Module):
+    """Embedding, layers and the last norm."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Block(nn.Module):
+    """The weights of one layer."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        width, epsilon = config.hidden_size, config.rms_norm_eps
+        self.self_attn = SelfAttention(config, index)
+        self.mlp = Mlp(config)
+        self.input_layernorm = nn.RMSNorm(width, epsilon)
+        self.post_attention_layernorm = nn.RMSNorm(width, epsilon)
+        if FAMILIES[config.model_type].post_norms:
+            self.pre_feedforward_layernorm = nn.RMSNorm(width, epsilon)
+            self.post_feedforward_layernorm = nn.RMSNorm(width, epsilon)
+
+
+class SelfAttention(nn.Module):
+    """The projections and head norms of one layer."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        family = FAMILIES[config.model_type]
+        self.config, self.layer_idx = config, index
+        self.head_dim, self.scaling = config.head_dim, config.attention_scale
+        inner, outer = (
+            heads * config.head_dim
+            for heads in (config.num_attention_heads, config.num_key_value_heads)
+        )
+        bias = config.attention_bias or family.qkv_biases
+        self.q_proj = nn.Linear(config.hidden_size, inner, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, outer, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, outer, bias=bias)
+        self.o_proj = nn.Linear(inner, config.hidden_size, bias=config.attention_bias)
+        if family.head_norms:
+            self.q_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
+
+
+class Mlp(nn.Module):
+    """The gated feed-forward part of one layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        if config.hidden_act not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise ValueError(f"hidden_act must be one of {known}, not {config.hidden_act}")
+        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(width, inner, bias=bias)
+        self.up_proj = nn.Linear(width, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, width, bias=bias)
+        self.act_fn = ACTIVATIONS[config.hidden_act]()
