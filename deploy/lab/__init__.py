@@ -11,6 +11,7 @@
 - `load`: requests a second by policy.
 - `tally`: what policies did over several recorded evaluations, each beside a coin.
 - `fetch`: downloads the pretrained pair (`make real-pair`).
+- `stock`: a checkpoint as transformers' own model.
 - `processes`: servers and commands that are started and ended.
 - `clients`: many clients at once.
 - `site`: the pages as a site (`make docs`).

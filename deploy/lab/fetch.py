@@ -175,11 +175,11 @@ def convert(file: Path, folder: Path) -> None:
     import torch
     from transformers.utils import logging
 
-    from workers.engine.gguf_checkpoint import read_network
+    from deploy.lab.stock import stock
     from workers.text.gguf_tokenizer import write_tokenizer
 
     logging.disable_progress_bar()
-    read_network(file, torch.bfloat16).save_pretrained(folder)
+    stock(file, torch.bfloat16).save_pretrained(folder)
     write_tokenizer(file, folder)
 
 

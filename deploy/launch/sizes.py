@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from deploy.launch.quantization import weight_bits
 from deploy.service.extras import want
@@ -83,39 +84,31 @@ class ModelSize:
             ConfigError: it has no config that transformers can read.
         """
         import torch
-        from transformers import AutoConfig, PreTrainedConfig
 
         from workers.embedded.checkpoints import resolve
-        from workers.engine.gguf_checkpoint import read_config
         from workers.engine.loading import load_config
-        from workers.engine.memory import parameter_counts, token_bytes
+        from workers.engine.memory import empty_network, parameter_counts, token_bytes
         from workers.text.gguf_tokenizer import is_gguf
 
-        path = str(resolve(name))
+        path, not_ours, bits = str(resolve(name)), "", 16.0
         try:
-            if is_gguf(path):
-                written, config = {}, read_config(path)
-            else:
-                written, _ = PreTrainedConfig.get_config_dict(path)
-                config = AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
-            parameters, matrices = parameter_counts(config)
-            per_token = token_bytes(config, torch.bfloat16)
-        except Exception as error:  # whatever a config class or the hub raises
-            raise ConfigError(f"cannot tell the size of {name}: {first_line(error)}") from error
-        try:
-            load_config(path)
-            not_ours = ""
+            config: Any = load_config(path)
+            network: Any = empty_network(config)
         except ConfigError as error:
+            if is_gguf(path):
+                raise ConfigError(f"cannot tell the size of {name}: {error}") from error
             not_ours = str(error)
+            config, network, bits = _read_with_transformers(path, name)
+        parameters, matrices = parameter_counts(network)
         return cls(
             name,
             parameters,
-            per_token,
+            token_bytes(config, torch.bfloat16),
             config.max_position_embeddings,
             config.num_attention_heads,
             config.num_key_value_heads,
             matrices,
-            weight_bits(written.get("quantization_config") or {}) or 16,
+            bits,
             not_ours,
             _vocabulary(path),
             bool(config.tie_word_embeddings),
@@ -150,6 +143,21 @@ class ModelSize:
         """Bytes on each of `gpus` GPUs, with a cache of `tokens`."""
         cache = tokens * self.token_bytes // min(gpus, self.kv_heads)
         return self.weights // gpus + ENGINE_BYTES + cache
+
+
+def _read_with_transformers(path: str, name: str) -> tuple[Any, Any, float]:
+    """Config and shapes of a model of any family, and the bits of a weight."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+    try:
+        written, _ = PreTrainedConfig.get_config_dict(path)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
+        with torch.device("meta"):
+            network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    except Exception as error:  # whatever a config class or the hub raises
+        raise ConfigError(f"cannot tell the size of {name}: {first_line(error)}") from error
+    return config, network, weight_bits(written.get("quantization_config") or {}) or 16
 
 
 def one_vocabulary(first: str, second: str) -> bool:

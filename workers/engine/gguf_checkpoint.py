@@ -8,13 +8,12 @@ that is passed over would make a model that computes something else. Quantized w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from gguf import (
     MODEL_ARCH,
     GGUFReader,
@@ -23,16 +22,14 @@ from gguf import (
     dequantize,
     get_tensor_name_map,
 )
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from orchestrator.errors import ConfigError
+from workers.engine.memory import empty_network
+from workers.model.config import ModelConfig
+from workers.model.placement import frequencies
 
-MODEL_TYPES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-"""Transformers' class of a GGUF architecture."""
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""Those that are read; each is transformers' `model_type` too."""
 
 _REQUIRED = {
     "context_length": "max_position_embeddings",
@@ -49,40 +46,40 @@ _READ_BELOW = {
 _ROPE_FACTORS = "rope_freqs.weight"
 
 
-def read_config(path: str | Path) -> Any:
-    """The file's config as transformers has it; raise ConfigError at what is not supported."""
+def read_config(path: str | Path) -> ModelConfig:
+    """The file's config.
+
+    Raises:
+        ConfigError: the file cannot be read, or says something that is not supported.
+    """
     return _config(_open(path), path)
 
 
-def read_network(path: str | Path, dtype: torch.dtype) -> Any:
-    """The network with its weights unpacked to `dtype`, on the CPU; raise ConfigError at a tensor
-    that has no place in it, or lacks."""
-    reader = _open(path)
-    config = _config(reader, path)
-    tensors = {one.name: one for one in reader.tensors if one.name != _ROPE_FACTORS}
-    network_class = getattr(transformers, config.architectures[0])
-    with torch.device("meta"):
-        expected = {
-            name: tuple(one.shape) for name, one in network_class(config).state_dict().items()
+class GgufWeights:
+    """The file's tensors, unpacked to float32 one by one.
+
+    Raises:
+        ConfigError: as `read_config`.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        reader = _open(path)
+        self._path, self._config = path, _config(reader, path)
+        kind, layers = self._config.model_type, self._config.num_hidden_layers
+        table = get_tensor_name_map(MODEL_ARCH[kind.upper()], layers)
+        ours = {
+            table.get_name(name, (".weight", ".bias")): name
+            for name in empty_network(self._config).state_dict()
         }
-    if config.tie_word_embeddings:
-        del expected["lm_head.weight"]
-    names = get_tensor_name_map(MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
-    weights: dict[str, torch.Tensor] = {}
-    for name, shape in expected.items():
-        tensor = tensors.pop(names.get_name(name, (".weight", ".bias")), None)
-        if tensor is None:
-            raise ConfigError(f"{path} lacks {name}")
-        weights[name] = _unpack(tensor, config, path).to(dtype)
-        if tuple(weights[name].shape) != shape:
-            raise ConfigError(f"{path}: {name} is {tuple(weights[name].shape)}, expected {shape}")
-    if tensors:
-        raise ConfigError(f"{path} has {min(tensors)}, which a {config.architectures[0]} has not")
-    network = network_class.from_pretrained(
-        None, config=config, state_dict=weights, dtype=dtype, attn_implementation="sdpa"
-    )
-    network.generation_config.eos_token_id = config.eos_token_id
-    return network
+        tensors = {one.name: one for one in reader.tensors if one.name != _ROPE_FACTORS}
+        self._tensors = {ours.get(name, name): one for name, one in tensors.items()}
+
+    @property
+    def names(self) -> Set[str]:
+        return self._tensors.keys()
+
+    def read(self, name: str) -> torch.Tensor:
+        return _unpack(self._tensors[name], self._config, self._path)
 
 
 class _Reader(GGUFReader):  # type: ignore[misc]  # untyped
@@ -113,11 +110,11 @@ def _open(path: str | Path) -> Any:
         raise ConfigError(f"{path} is no GGUF file that can be read: {error}") from error
 
 
-def _config(reader: Any, path: str | Path) -> Any:
+def _config(reader: Any, path: str | Path) -> ModelConfig:
     said = dict(_scalars(reader))
     name = said.get("general.architecture")
-    if name not in MODEL_TYPES:
-        raise ConfigError(f"{path} is a GGUF file of {name}; supported: {', '.join(MODEL_TYPES)}")
+    if name not in ARCHITECTURES:
+        raise ConfigError(f"{path} is a GGUF file of {name}; supported: {', '.join(ARCHITECTURES)}")
     if said.get("split.count", 1) > 1:
         raise ConfigError(
             f"{path} is one of {said['split.count']} parts: join them with "
@@ -141,21 +138,21 @@ def _config(reader: Any, path: str | Path) -> Any:
                 f"{path} sets {name}.{key} to {own[key]} where a head has {head_dim}, "
                 "which is not supported"
             )
-    network_class = getattr(transformers, MODEL_TYPES[name])
-    config = network_class.config_class(
+    config = ModelConfig.read({
         **fields,
-        num_key_value_heads=own.get("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        vocab_size=int(tensors["token_embd.weight"].shape[-1]),  # ggml's order: the last is the row
-        tie_word_embeddings="output.weight" not in tensors,
-        rope_parameters=_rope(own, name, path),
-        bos_token_id=said.get("tokenizer.ggml.bos_token_id"),
-        eos_token_id=_ends(said),
-        pad_token_id=said.get("tokenizer.ggml.padding_token_id"),
-        architectures=[MODEL_TYPES[name]],
-    )
+        "model_type": name,
+        "num_key_value_heads": own.get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        # ggml's order: the last is the row
+        "vocab_size": int(tensors["token_embd.weight"].shape[-1]),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "rope_parameters": _rope(own, name, path),
+        "eos_token_id": _ends(said),
+        "use_sliding_window": False,
+    })  # fmt: skip
     if _ROPE_FACTORS in tensors:
-        config.rope_parameters = _llama3_rope(config, tensors[_ROPE_FACTORS], path)
+        rope = _llama3_rope(config, tensors[_ROPE_FACTORS], path)
+        config = config.model_copy(update={"rope_parameters": rope})
     return config
 
 
@@ -186,7 +183,7 @@ def _rope(own: dict[str, Any], name: str, path: str | Path) -> dict[str, Any]:
     raise ConfigError(f"{path} sets {name}.rope.scaling.type to {kind}, which is not supported")
 
 
-def _llama3_rope(config: Any, factors: ReaderTensor, path: str | Path) -> dict[str, Any]:
+def _llama3_rope(config: ModelConfig, factors: ReaderTensor, path: str | Path) -> dict[str, Any]:
     """Llama 3's positions, of which the file has what each frequency is divided by: the largest is
     the factor; the rest is the same in all of Meta's models, and checked here."""
     divisors = torch.from_numpy(np.array(factors.data, dtype=np.float32))
@@ -198,17 +195,14 @@ def _llama3_rope(config: Any, factors: ReaderTensor, path: str | Path) -> dict[s
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    plain = config.rope_parameters["rope_theta"] ** -(
-        torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    )
-    config.rope_parameters = rope
-    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain, _ = frequencies(config)
+    scaled, _ = frequencies(config.model_copy(update={"rope_parameters": rope}))
     if divisors.shape != plain.shape or not torch.allclose(plain / divisors, scaled, rtol=1e-4):
         raise ConfigError(f"{path} scales positions otherwise than Llama 3, which is not supported")
     return rope
 
 
-def _unpack(tensor: ReaderTensor, config: Any, path: str | Path) -> torch.Tensor:
+def _unpack(tensor: ReaderTensor, config: ModelConfig, path: str | Path) -> torch.Tensor:
     """The tensor in float32; rows of a query or key head of Llama in transformers' order."""
     try:
         values = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)

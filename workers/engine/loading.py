@@ -13,22 +13,24 @@ from pathlib import Path
 from typing import Any, Final, Unpack
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from safetensors import SafetensorError
 
 from orchestrator.errors import ConfigError
-from workers.embedded.checkpoints import resolve
+from workers.embedded.checkpoints import CONFIG, resolve
 from workers.engine import gguf_checkpoint
 from workers.engine.backend import BuiltinBackend
 from workers.engine.engine import Engine
 from workers.engine.memory import fitting_len, machine_memory, memory_need, reserve
+from workers.engine.weights import Safetensors, fill
+from workers.model.config import ModelConfig
 from workers.model.families import Computation, check_family, longest_text
+from workers.model.network import Network
 from workers.model.packed import (
     FOUR_BITS,
     Packing,
     can_pack,
     computation,
     computes_in_bfloat16,
-    pack,
     parameter_count,
 )
 from workers.model.target import Target
@@ -39,10 +41,12 @@ from workers.speculation.decode import Decoder
 from workers.speculation.drafter import LoadModel
 from workers.speculation.method import Method
 from workers.text import tokenizer_files
+from workers.text.generation_config import FILE as GENERATION
 from workers.text.generation_config import sampling_defaults
 from workers.text.gguf_tokenizer import is_gguf
 from workers.text.thinking import AUTO, ThinkingFormat
 from workers.text.tokenizer import Tokenizer
+from workers.text.tokenizer_files import checkpoint_folder, read_object
 from workers.worker import EngineWorker
 
 log = logging.getLogger(__name__)
@@ -193,11 +197,12 @@ def open_target(model: str | Path, **options: Unpack[BuiltinOptions]) -> LoadedT
         return load_model(folder, device=device, dtype=few)
 
     name = str(dtype if dtype in WHOLE_NUMBERS else stored).removeprefix("torch.")
-    return LoadedTarget(tokenizer, target, load_draft, stop_token_ids(network, tokenizer), name)
+    ends = stop_token_ids(path, config, tokenizer)
+    return LoadedTarget(tokenizer, target, load_draft, ends, name)
 
 
 def _default_len(
-    config: Any, longest: int, device: str, dtype: torch.dtype, slots: int, share: float
+    config: ModelConfig, longest: int, device: str, dtype: torch.dtype, slots: int, share: float
 ) -> int:
     """Return the model's context, or what fits beside draft models, other workers and long passes;
     `dtype` is the cache's."""
@@ -231,6 +236,8 @@ def load_tokenizer(path: str, thinking: ThinkingFormat | str = AUTO) -> Tokenize
 
 
 def _convert_tokenizer(path: str, folder: Path) -> None:
+    from transformers import AutoTokenizer  # slow, and few checkpoints need it
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # a converter raises whatever a file of its format leads to
@@ -243,24 +250,22 @@ def _convert_tokenizer(path: str, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
 
 
-def load_config(path: str) -> Any:
+def load_config(path: str) -> ModelConfig:
     """The checkpoint's config.
 
     Raises:
         ConfigError: there is none, or it asks for a computation that is not ours (`families`).
     """
-    try:
-        if is_gguf(path):
-            config = gguf_checkpoint.read_config(path)
-            check_family(config.to_dict(), path)
-        else:
-            written, _ = PreTrainedConfig.get_config_dict(path)
+    if is_gguf(path):
+        config = gguf_checkpoint.read_config(path)
+    else:
+        folder = checkpoint_folder(path, CONFIG)
+        try:
+            written = read_object(folder / CONFIG)
             check_family(written, path)
-            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except ConfigError:
-        raise
-    except Exception as error:  # a config class raises whatever a wrong value leads to
-        raise ConfigError(f"cannot read the config of {path}: {first_line(error)}") from error
+            config = ModelConfig.read(written)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read the config of {path}: {first_line(error)}") from error
     try:
         Computation.of(config)
     except ConfigError as error:
@@ -308,7 +313,9 @@ def cache_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
     return choose_dtype(device, dtype) if packing is None else computation(packing)
 
 
-def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:
+def load_model(
+    path: str, *, device: str = "cpu", dtype: str | torch.dtype | None = None
+) -> Network:
     """The network in eval mode on its device.
 
     Raises:
@@ -316,40 +323,20 @@ def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | Non
     """
     config, chosen = load_config(path), choose_dtype(device, dtype)
     try:
-        if is_gguf(path):
-            network = gguf_checkpoint.read_network(path, chosen)
-        else:
-            network = _read_safetensors(path, config, chosen)
-        network = network.to(device).eval().requires_grad_(False)
-        if (packing := packing_of(device, dtype)) is not None:
-            pack(network, packing)
-    except (OSError, ValueError, RuntimeError) as error:
+        weights = gguf_checkpoint.GgufWeights(path) if is_gguf(path) else Safetensors(path)
+        packing = packing_of(device, dtype)
+        network = fill(config, weights, dtype=chosen, device=device, packing=packing)
+    except (OSError, ValueError, RuntimeError, SafetensorError, ConfigError) as error:
         raise ConfigError(f"cannot load the model {path}: {first_line(error)}") from error
+    network.name_or_path = path
     return network
 
 
-def _read_safetensors(path: str, config: Any, dtype: torch.dtype) -> Any:
-    network, report = AutoModelForCausalLM.from_pretrained(
-        path,
-        config=config,
-        dtype=dtype,
-        attn_implementation="sdpa",
-        use_safetensors=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
-    for keys, problem in (
-        ("missing_keys", "lacks weights that its config describes; fetch it again"),
-        ("unexpected_keys", "has weights that its config does not describe; correct one of them"),
-    ):
-        if names := sorted(report[keys]):
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
-            raise ConfigError(f"{path} {problem}: {shown}")
-    return network
-
-
-def stop_token_ids(network: Any, tokenizer: Tokenizer) -> set[int]:
-    """End-of-turn ids: those of the generation config and of the tokenizer."""
-    eos = network.generation_config.eos_token_id
+def stop_token_ids(path: str, config: ModelConfig, tokenizer: Tokenizer) -> set[int]:
+    """End-of-turn ids: those of the generation config, or else the config, and the tokenizer."""
+    eos: Any = config.eos_token_id
+    if not is_gguf(path):
+        generation = read_object(checkpoint_folder(path, GENERATION) / GENERATION)
+        eos = generation.get("eos_token_id", eos)
     ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_id}
     return ids - {None}

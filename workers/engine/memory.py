@@ -5,16 +5,17 @@ Ray does not enforce shares of a GPU, so each worker caps its own process first 
 
 from __future__ import annotations
 
-import copy
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from orchestrator.errors import ConfigError
+from workers.model.config import ModelConfig
+from workers.model.families import head_size
+from workers.model.network import Network
 from workers.model.placement import CHUNK
 from workers.model.target import SPARE
 
@@ -32,13 +33,13 @@ class MemoryNeed:
         return self.weights + self.cache + self.passes
 
 
-def memory_need(config: Any, *, dtype: torch.dtype, slots: int, max_len: int) -> MemoryNeed:
+def memory_need(config: ModelConfig, *, dtype: torch.dtype, slots: int, max_len: int) -> MemoryNeed:
     """What a checkpoint takes with `slots` cached sequences of `max_len` tokens.
 
     A pass over `CHUNK` tokens is counted by its logits, once as they are and twice in full
     precision. The CUDA context (about half a GB) and a draft model come on top.
     """
-    weights = parameter_counts(config)[0] * dtype.itemsize
+    weights = parameter_counts(empty_network(config))[0] * dtype.itemsize
     per_token = token_bytes(config, dtype)
     passes = CHUNK * config.vocab_size * (dtype.itemsize + 8)
     return MemoryNeed(weights, slots * (max_len + SPARE) * per_token, passes)
@@ -49,10 +50,14 @@ def fitting_len(config: Any, *, dtype: torch.dtype, slots: int, size: int) -> in
     return max(0, size // (slots * token_bytes(config, dtype)) - SPARE)
 
 
-def parameter_counts(config: Any) -> tuple[int, int]:
+def empty_network(config: ModelConfig) -> Network:
+    """The network's shapes without memory: as quick for 70 billion parameters as for none."""
+    with torch.device("meta"):
+        return Network(config)
+
+
+def parameter_counts(network: Any) -> tuple[int, int]:
     """How many parameters a model has, and how many of them a quantized checkpoint packs."""
-    with torch.device("meta"):  # shapes alone: as quick for 70 billion parameters as for none
-        network = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.bfloat16)
     ends = [network.get_input_embeddings(), network.get_output_embeddings()]
     outside = {id(one) for end in ends if end is not None for one in end.parameters()}
     sizes = [(one.numel(), one.ndim > 1 and id(one) not in outside) for one in network.parameters()]
@@ -61,9 +66,7 @@ def parameter_counts(config: Any) -> tuple[int, int]:
 
 def token_bytes(config: Any, dtype: torch.dtype) -> int:
     """Bytes of the keys and values of one token, over all layers."""
-    head_size = getattr(config, "head_dim", None)
-    head_size = head_size or config.hidden_size // config.num_attention_heads
-    values = 2 * config.num_hidden_layers * config.num_key_value_heads * head_size
+    values = 2 * config.num_hidden_layers * config.num_key_value_heads * head_size(config)
     return int(values * dtype.itemsize)
 
 

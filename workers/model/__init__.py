@@ -2,11 +2,13 @@
 
 - `tree`: rows, token trees, and what of them is accepted.
 - `acceptance`: what was drafted and accepted, by position.
-- `target`: a transformers model with a cache: passes over trees, and prefill.
+- `target`: a model with a cache: passes over trees, and prefill.
 - `placement`: positions, and which cached tokens each token of a pass sees.
 - `cache`: the preallocated key/value cache and its slots.
 - `transfer`: host values on the device.
 - `families`: which families are computed, and what each does beyond Llama's layer.
+- `config`: what a config.json says and leaves out.
+- `network`: the weights, by transformers' names.
 - `layer`: the decoder layer of Llama and Qwen in few operations.
 - `linear`: how a weight lies in memory and is multiplied.
 - `packed`: weights in 16, 8 or 4 bits for CPUs.

@@ -7,12 +7,13 @@ with transformers' classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
-from workers.model.families import DEFAULTS, FAMILIES, FULL, SLIDING
+from workers.model.families import DEFAULTS, EVERYWHERE, FAMILIES, FULL, SLIDING
 
 _PRETRAINED = ("llama3", "yarn", "longrope")
 """Ropes that need the length of pretraining; without it, it is the longest text."""
@@ -24,7 +25,7 @@ class ModelConfig(BaseModel):
     `rope_parameters` holds one rope, or one for each type of layer if the family has several.
     """
 
-    model_config = ConfigDict(frozen=True, protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
 
     model_type: str
     vocab_size: PositiveInt
@@ -60,7 +61,7 @@ class ModelConfig(BaseModel):
         """Complete the content of a config.json that passed `check_family`.
 
         Raises:
-            ValidationError: a value is missing or of another type.
+            ValueError: a value is missing or of another type.
         """
         family = FAMILIES[written["model_type"]]
         said = {**DEFAULTS[family.kind], **written}
@@ -71,8 +72,22 @@ class ModelConfig(BaseModel):
         if said.get("head_dim") is None and type(heads) is type(width) is int and heads > 0:
             said["head_dim"] = width // heads
         said["rope_parameters"] = _ropes(said) if family.ropes_by_type else _rope(said)
-        config = cls.model_validate(said)
+        try:
+            config = cls.model_validate(said)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{place}: {first['msg']}, not {first['input']!r:.60}") from error
         return config.model_copy(update=config._by_layer())
+
+    def written(self) -> dict[str, Any]:
+        """The config.json of it, with the keys that its family follows."""
+        family = FAMILIES[self.model_type]
+        keys = {"model_type", "eos_token_id"} | EVERYWHERE | family.follows
+        said = {key: value for key, value in self.model_dump().items() if key in keys}
+        if "hidden_activation" in family.follows:
+            said["hidden_activation"] = self.hidden_act
+        return {**said, "architectures": [family.architecture]}
 
     def _by_layer(self) -> dict[str, Any]:
         """What layers differ in, as the families' authors say it in short."""
@@ -98,7 +113,7 @@ class ModelConfig(BaseModel):
         """What products of queries and keys are multiplied by."""
         if self.attention_multiplier is not None:
             return self.attention_multiplier
-        return float(self.query_pre_attn_scalar or self.head_dim) ** -0.5
+        return 1 / math.sqrt(self.query_pre_attn_scalar or self.head_dim)
 
 
 def _rope(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from workers.model.cache import KVCache
-from workers.model.families import AttentionKind, Computation
+from workers.model.families import AttentionKind, Computation, head_size
 from workers.model.layer import Attention, FeedForward, Heads, Residual, RMSNorm
 from workers.model.linear import FusedLinear
 from workers.model.placement import View
@@ -43,7 +43,7 @@ class AdapterShape:
 
     @classmethod
     def of(cls, config: Any, exit_layer: int, feed_forward: int = 0) -> AdapterShape:
-        """The shape for a transformers configuration; ValueError if an adapter cannot serve it."""
+        """The shape for a model of that config; ValueError if an adapter cannot serve it."""
         Computation.of(config).check_plain("an early exit")
         layers = config.num_hidden_layers
         if not 1 <= exit_layer < layers:
@@ -51,9 +51,8 @@ class AdapterShape:
         if type(feed_forward) is not int or feed_forward < 0:
             raise ValueError(f"feed_forward must be a width or 0, not {feed_forward!r}")
         heads = config.num_attention_heads
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        key_heads = config.num_key_value_heads
-        return cls(exit_layer, config.hidden_size, heads, key_heads, head_size, feed_forward)
+        key_heads, size = config.num_key_value_heads, head_size(config)
+        return cls(exit_layer, config.hidden_size, heads, key_heads, size, feed_forward)
 
 
 class Adapter(nn.Module):
@@ -81,7 +80,7 @@ class Adapter(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, model: Any, exit_layer: int | None = None) -> Self:
-        """The folder's adapter for a transformers model, in its type and on its device.
+        """The folder's adapter for a model, in its type and on its device.
 
         Raises:
             ValueError: there is none, it cannot be read, or it fits another model or layer.
@@ -108,7 +107,8 @@ class Adapter(nn.Module):
             adapter.load_state_dict(state)
         except RuntimeError as error:
             raise ValueError(f"cannot read {what}: {error}") from error
-        return adapter.to(model.device, model.dtype).eval().requires_grad_(False)
+        weight = model.model.embed_tokens.weight
+        return adapter.to(weight.device, weight.dtype).eval().requires_grad_(False)
 
 
 class EarlyExitHead:

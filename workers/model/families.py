@@ -240,6 +240,14 @@ class Computation:
             )
 
 
+def head_size(config: Any) -> int:
+    """The size of an attention head."""
+    size: int = (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+    return size
+
+
 def rope_limit(config: Any) -> int | None:
     """How many positions the config's rotary tables are fixed for; None: all there are.
 

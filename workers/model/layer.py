@@ -23,7 +23,8 @@ from workers.model.placement import Rotary, View
 
 
 class Layer:
-    """One layer; `stock` is transformers' module. A pass has a view for each `kind` of attention.
+    """One layer; `stock` is a `DecoderLayer` or transformers'. A pass has a view for each `kind` of
+    attention.
 
     In half precision results differ from transformers': fused operations round less often.
     """

@@ -5,12 +5,14 @@ They hold weights and sizes and compute nothing, so reading them takes no import
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
 from workers.model.config import ModelConfig
 from workers.model.families import FAMILIES
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "silu": nn.SiLU,
     "swish": nn.SiLU,
     "gelu": nn.GELU,
@@ -19,8 +21,24 @@ ACTIVATIONS = {
 }
 
 
+class Linear(nn.Linear):
+    """Without random weights, whose making imports a compiler (torch 2.13)."""
+
+    def reset_parameters(self) -> None:
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class Embedding(nn.Embedding):
+    """As `Linear`."""
+
+    def reset_parameters(self) -> None: ...
+
+
 class Network(nn.Module):
-    """A causal model; `head` reads from the embedding if weights are tied.
+    """A causal model; its head has the embedding's weights if they are tied.
+
+    `name_or_path` says where it came from; drafters may lie beside it.
 
     Raises:
         ValueError: the config's activation is not one of `ACTIVATIONS`.
@@ -28,11 +46,17 @@ class Network(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.name_or_path = config, ""
         self.model = Body(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
 
 
 class Body(nn.Module):
@@ -40,12 +64,14 @@ class Body(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, i) for i in range(config.num_hidden_layers)
+        )
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class Block(nn.Module):
+class DecoderLayer(nn.Module):
     """The weights of one layer."""
 
     def __init__(self, config: ModelConfig, index: int) -> None:
@@ -73,10 +99,10 @@ class SelfAttention(nn.Module):
             for heads in (config.num_attention_heads, config.num_key_value_heads)
         )
         bias = config.attention_bias or family.qkv_biases
-        self.q_proj = nn.Linear(config.hidden_size, inner, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, outer, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, outer, bias=bias)
-        self.o_proj = nn.Linear(inner, config.hidden_size, bias=config.attention_bias)
+        self.q_proj = Linear(config.hidden_size, inner, bias=bias)
+        self.k_proj = Linear(config.hidden_size, outer, bias=bias)
+        self.v_proj = Linear(config.hidden_size, outer, bias=bias)
+        self.o_proj = Linear(inner, config.hidden_size, bias=config.attention_bias)
         if family.head_norms:
             self.q_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
@@ -91,7 +117,7 @@ class Mlp(nn.Module):
             known = ", ".join(ACTIVATIONS)
             raise ValueError(f"hidden_act must be one of {known}, not {config.hidden_act}")
         width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(width, inner, bias=bias)
-        self.up_proj = nn.Linear(width, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, width, bias=bias)
+        self.gate_proj = Linear(width, inner, bias=bias)
+        self.up_proj = Linear(width, inner, bias=bias)
+        self.down_proj = Linear(inner, width, bias=bias)
         self.act_fn = ACTIVATIONS[config.hidden_act]()

@@ -127,12 +127,12 @@ def whole_of(part: nn.Module) -> PackedLinear | None:
 
 
 def pack(network: Any, packing: Packing) -> None:
-    """Pack the linear layers of a transformers model on the CPU, in place.
+    """Pack the linear layers of a model, or of one of its layers, on the CPU, in place.
 
     Norms are of the computation's type. The embedding stays as it is, and a head beside 4 bits has
     8. Layers of the same input are packed as one. Each weight is given up as soon as it is packed.
     """
-    head = network.get_output_embeddings()
+    head = getattr(network, "lm_head", None)
     for module in [*network.modules()]:
         linear = {
             name: child for name, child in module.named_children() if isinstance(child, nn.Linear)

@@ -8,13 +8,14 @@ layer with a sliding window sees of these what is near enough by *position*.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from workers.model.families import FAMILIES, FULL, AttentionKind, rope_limit
+from workers.model.families import FAMILIES, FULL, AttentionKind, head_size, rope_limit
 from workers.model.transfer import on_device
 from workers.model.tree import Tree
 
@@ -32,19 +33,19 @@ that of n > 1 tokens is repeated for each of them, once a pass and not in every 
 class Placement:
     """Rotary tables and masks for a model's kinds of attention.
 
-    `capacity`: cache entries of a slot; `groups`: query heads of a key.
+    `config`: for its ropes; `capacity`: cache entries of a slot; `groups`: query heads of a key.
     """
 
     def __init__(
         self,
-        rotary_emb: Any,
+        config: Any,
         capacity: int,
         device: torch.device,
         dtype: torch.dtype,
         groups: int,
         kinds: Iterable[AttentionKind],
     ) -> None:
-        self.rotary_emb, self.capacity, self.groups = rotary_emb, capacity, groups
+        self.config, self.capacity, self.groups = config, capacity, groups
         self.device, self.dtype = device, dtype
         self._columns = torch.arange(capacity, device=device)
         self._kinds = tuple(dict.fromkeys(kinds))
@@ -56,9 +57,9 @@ class Placement:
     def _prepare(self, kind: AttentionKind) -> None:
         if kind.rope is not None and kind.rope not in self._tables:
             # No text goes beyond the limit, where such a table would change as a whole.
-            limit = rope_limit(self.rotary_emb.config) or self.capacity
+            limit = rope_limit(self.config) or self.capacity
             places = self._columns.clamp(max=limit - 1)[None]
-            self._tables[kind.rope] = rotary_table(self.rotary_emb, places, self.dtype, kind.rope)
+            self._tables[kind.rope] = rotary_table(self.config, places, self.dtype, kind.rope)
         if kind.window not in self._causal:
             # Row i is the causal mask of the i-th of n new tokens; a window that begins further
             # left has a longer prefix, so a chain's mask is a view of this one.
@@ -168,11 +169,33 @@ def _depths_and_ancestors(
     return depths, torch.from_numpy(np.unpackbits(rows, axis=-1, bitorder="little"))
 
 
-def rotary_table(rotary_emb: Any, places: Tensor, dtype: torch.dtype, rope: str = FULL) -> Rotary:
-    """The table of transformers' module for positions [rows, n]; `rope` names one of several."""
-    probe = torch.zeros(1, device=places.device, dtype=dtype)
-    family = FAMILIES[rotary_emb.config.model_type]
-    named = {"layer_type": rope} if family.ropes_by_type else {}
-    cosines, sines = rotary_emb(probe, places, **named)
-    left, right = sines.chunk(2, -1)
-    return cosines.unsqueeze(1), torch.cat((-left, right), -1).unsqueeze(1)
+def rotary_table(config: Any, places: Tensor, dtype: torch.dtype, rope: str = FULL) -> Rotary:
+    """The table for positions [rows, n]; `rope` names one of several."""
+    steps, scale = frequencies(config, rope)
+    angles = places[..., None].float() * steps.to(places.device)
+    cosines, sines = (
+        (scale * part).to(dtype).unsqueeze(1) for part in (angles.cos(), angles.sin())
+    )
+    return torch.cat((cosines, cosines), -1), torch.cat((-sines, sines), -1)
+
+
+def frequencies(config: Any, rope: str = FULL) -> tuple[Tensor, float]:
+    """Radians a position of each pair [head size / 2], and what cosines and sines are scaled by."""
+    by_type = FAMILIES[config.model_type].ropes_by_type
+    parameters = config.rope_parameters[rope] if by_type else config.rope_parameters
+    size = head_size(config)
+    if parameters["rope_type"] == "default":
+        exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
+        return 1 / parameters["rope_theta"] ** exponents, 1.0
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # slow, and few need it
+
+    described = SimpleNamespace(
+        rope_parameters=dict(parameters),
+        standardize_rope_params=lambda: None,
+        head_dim=size,
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        max_position_embeddings=config.max_position_embeddings,
+    )
+    steps, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](described, torch.device("cpu"))
+    return steps, float(scale)

@@ -1,8 +1,8 @@
-"""A transformers model with a tree mask and a preallocated cache.
+"""A model with a tree mask and a preallocated cache.
 
-A pass runs the model's decoder layers with operations of our own (`layer.py`) on its weights: what
-transformers' modules and `forward` add around the arithmetic (building masks, cache wrappers,
-output classes, launches) costs more than the arithmetic of a small model.
+A pass runs decoder layers of our own (`layer.py`) on a checkpoint's weights: what transformers'
+modules add around the arithmetic (masks, cache wrappers, output classes, launches) costs more than
+the arithmetic of a small model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.functional import embedding
 
 from workers.model.cache import KVCache
 from workers.model.early_exit import Adapter, EarlyExitHead
-from workers.model.families import AttentionKind, Computation
+from workers.model.families import AttentionKind, Computation, head_size
 from workers.model.layer import Layer, Ragged, RMSNorm
 from workers.model.linear import FusedLinear
 from workers.model.packed import grows_with_tokens
@@ -57,7 +57,7 @@ class Target:
     """The model that scores drafts. A draft model is another `Target`, with another cache.
 
     Args:
-        model: transformers' causal model of one of `FAMILIES`, on its device.
+        model: a `Network`, or transformers' causal model of one of `FAMILIES`, on its device.
         max_len: longest sequence, at most `rope_limit` of the model's config.
         vocabulary: size of the tokenizer; logits of padded rows of the head are cut off.
         encode: from a text to ids, for a method that adds a prompt.
@@ -89,8 +89,6 @@ class Target:
         by_token = grows_with_tokens(base.layers[0].mlp.down_proj)
         self._free_padding = FREE_BY_TOKEN if by_token else FREE
         self.early_exit: EarlyExitHead | None = None
-        head_size = getattr(config, "head_dim", None)
-        head_size = head_size or config.hidden_size // config.num_attention_heads
         with torch.no_grad():
             self.layers = [Layer(layer) for layer in base.layers]
             capacity = max_len + SPARE
@@ -99,15 +97,13 @@ class Target:
                 slots,
                 config.num_key_value_heads,
                 capacity,
-                head_size,
+                head_size(config),
                 device=self.device,
                 dtype=self.dtype,
             )
             groups = config.num_attention_heads // config.num_key_value_heads
             kinds = [layer.kind for layer in self.layers]
-            self.placement = Placement(
-                base.rotary_emb, capacity, self.device, self.dtype, groups, kinds
-            )
+            self.placement = Placement(config, capacity, self.device, self.dtype, groups, kinds)
 
     def add_early_exit(self, adapter: Adapter) -> None:
         """Let passes end at the adapter's layer; before anything is cached.

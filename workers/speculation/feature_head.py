@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from copy import deepcopy
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -57,12 +57,12 @@ class FeatureHead(nn.Module):
     def __init__(self, model: Any, variant: Variant) -> None:
         super().__init__()
         Computation.of(model.config).check_plain("a feature head")
-        config = deepcopy(model.config)
+        config = model.config
         width, layer, norm = config.hidden_size, type(model.model.layers[0]), type(model.model.norm)
         self.variant, self.width, self.vocabulary = variant, width, config.vocab_size
         if variant == "eagle2":
+            config = copy(config)
             config.intermediate_size += round((3 * SAMPLER + 2) * width / 3)
-        config._attn_implementation = "sdpa"
         self.fuse = nn.Linear(2 * width, width, bias=False)
         self.layer = layer(config, 0)
         self.norm = norm(width, eps=config.rms_norm_eps)
@@ -149,7 +149,6 @@ class FeatureDrafter(Target):
             embed_tokens=SimpleNamespace(weight=target.embedding),
             norm=head.norm,
             layers=[head.layer],
-            rotary_emb=target.model.model.rotary_emb,
         )
         model = SimpleNamespace(
             model=ours,

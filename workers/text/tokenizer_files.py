@@ -89,16 +89,16 @@ def _load(folder: Path, model: str | Path, thinking: ThinkingFormat | str) -> To
         raise ConfigError(f"the tokenizer of {model}: {first_line(error)}") from error
 
 
-def checkpoint_folder(model: str | Path) -> Path:
-    """Return the folder of a checkpoint's `FILES`; download those of a Hugging Face id, or raise
-    ConfigError."""
+def checkpoint_folder(model: str | Path, *files: str) -> Path:
+    """Return the folder of a checkpoint; download these files of a Hugging Face id, or `FILES`; or
+    raise ConfigError."""
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download
 
     name = str(model)
     try:
-        return Path(snapshot_download(name, allow_patterns=[*FILES, *SENTENCEPIECE]))
+        return Path(snapshot_download(name, allow_patterns=[*(files or (*FILES, *SENTENCEPIECE))]))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{name} is neither a folder nor a model of the Hugging Face hub that can be read "

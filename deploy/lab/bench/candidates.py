@@ -10,20 +10,18 @@ from time import perf_counter
 from typing import Any, Final, TypeAlias
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from deploy.lab.pair.generation import generate
+from deploy.lab.stock import stock
 from orchestrator.errors import BatonError
 from orchestrator.types import Sampling
 from workers.embedded.checkpoints import resolve
-from workers.engine.gguf_checkpoint import read_network
 from workers.engine.loading import LoadedTarget, choose_dtype
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder
 from workers.speculation.method import Method
-from workers.text.gguf_tokenizer import is_gguf
 
 BASELINE: Final = "vanilla"
 PEERS: Final = ("hf-generate", "hf-assisted")
@@ -219,18 +217,6 @@ def _now(device: torch.device) -> float:
     return perf_counter()
 
 
-def stock(model: str, dtype: torch.dtype, device: str) -> Any:
-    """The network as transformers loads it, unchanged."""
-    path = str(resolve(model))
-    if is_gguf(path):
-        loaded = read_network(path, dtype)
-    else:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation="sdpa", use_safetensors=True
-        )
-    return loaded.to(device).eval()
-
-
 def entries(requested: Sequence[CandidateSpec] | None) -> Iterator[CandidateSpec]:
     """What to measure, the baseline first; a name alone means all of its parameter sets."""
     yield CandidateSpec(BASELINE)
@@ -281,5 +267,5 @@ class Field:
     def _stock(self, which: str) -> Any:
         if which not in self._stocks:
             dtype = choose_dtype(self._device, self.loaded.dtype)  # the peers know no 8 bits
-            self._stocks[which] = stock(str(self._names[which]), dtype, self._device)
+            self._stocks[which] = stock(resolve(str(self._names[which])), dtype).to(self._device)
         return self._stocks[which]

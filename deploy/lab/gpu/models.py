@@ -91,21 +91,25 @@ def vllm_worker(shape: str, root: Path, device: str, **options: Any) -> Any:
 def builtin_worker(shape: str, root: Path, device: str, rows: int) -> Any:
     """A worker over our engine, in bfloat16 on a GPU."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     from workers.engine import loading
+    from workers.model.network import Network
 
-    def random_weights(path: str, config: Any, dtype: torch.dtype) -> Any:
+    def random_weights(path: str, **_: Any) -> Network:
         with torch.device(device):
-            return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+            network = Network(loading.load_config(path)).to(torch.bfloat16)
+        for one in network.parameters():
+            if one.dim() > 1:
+                torch.nn.init.normal_(one, std=0.02)
+        return network.eval().requires_grad_(False)
 
-    stock, loading._read_safetensors = loading._read_safetensors, random_weights
+    stock, loading.load_model = loading.load_model, random_weights
     try:
         return loading.load(
             checkpoint(shape, root), device=device, rows=rows, slots=rows, max_len=2048
         )
     finally:
-        loading._read_safetensors = stock
+        loading.load_model = stock
 
 
 @cache

@@ -22,7 +22,7 @@ from torch.nn import functional
 from deploy.lab.pair.batches import Batch
 from deploy.lab.pair.chains import in_turn
 from deploy.lab.pair.training import Schedule, fit
-from workers.engine.loading import load_model
+from deploy.lab.stock import stock
 from workers.speculation.feature_head import FeatureHead, Variant
 
 SCHEDULE = Schedule(tokens=3_000_000, seed=1)
@@ -40,7 +40,7 @@ def train_head(
     log: Callable[[str], None] = print,
 ) -> None:
     """Train a head for the model in `large` into the folder `out`."""
-    model = load_model(str(large), device="cpu", dtype="float32")
+    model = stock(large)
     torch.manual_seed(schedule.seed)
     head = FeatureHead(model, variant)
     matrices: list[Tensor] = [one for one in head.parameters() if one.dim() == 2]

@@ -22,7 +22,7 @@ from torch.nn.functional import silu
 from deploy.lab.pair.batches import Batch
 from deploy.lab.pair.chains import in_turn
 from deploy.lab.pair.training import Schedule, fit
-from workers.engine.loading import load_model
+from deploy.lab.stock import stock
 from workers.model.early_exit import CONFIG, WEIGHTS, Adapter, AdapterShape
 from workers.model.layer import attend, rotate
 from workers.model.placement import Rotary, rotary_table
@@ -83,7 +83,7 @@ class Distillation:
             out = self.model.model(batch.tokens, output_hidden_states=True, use_cache=False)
             states = out.hidden_states[self.exit_layer]
             places = torch.arange(batch.tokens.shape[1])[None]
-            rotary = rotary_table(self.model.model.rotary_emb, places, states.dtype)
+            rotary = rotary_table(self.model.config, places, states.dtype)
             target = self.model.lm_head(out.last_hidden_state.flatten(0, 1)[batch.at]).softmax(-1)
         draft = self.model.lm_head(self.adapter(states, rotary).flatten(0, 1)[batch.at])
         mean: Tensor = -(target * draft.log_softmax(-1)).sum(-1).mean()
@@ -98,7 +98,7 @@ def train_adapter(
     log: Callable[[str], None] = print,
 ) -> None:
     """Train an adapter for the model in `large` into the folder `out`."""
-    model = load_model(str(large), device="cpu", dtype=torch.float32)
+    model = stock(large)
     distillation = Distillation(model, seed=schedule.seed)
     adapter, documents = distillation.adapter, in_turn(chains, schedule.seed)
     fit(adapter, [], documents, distillation.loss, schedule, log)

@@ -19,10 +19,10 @@ from deploy.lab.pair.harvest import Author
 from deploy.lab.pair.kangaroo import Distillation, belongs
 from deploy.lab.pair.training import Schedule
 from deploy.lab.pair.vocabulary import ASSISTANT, CLOSE, END, THINK, USER
+from deploy.lab.stock import stock
 from orchestrator.errors import ConfigError
 from tests.workers.conftest import make_model, make_tokenizer, save
 from workers.embedded.checkpoints import MODELS
-from workers.engine.loading import load_model
 from workers.model.early_exit import Adapter
 from workers.speculation.feature_head import VARIANTS, FeatureHead, Variant
 from workers.speculation.kangaroo import FOLDER
@@ -102,7 +102,7 @@ def test_a_head_learns_and_is_saved(
     variant: Variant, large: Path, chains: tuple[Path, ...], tmp_path: Path
 ) -> None:
     train_head(variant, large, chains, tmp_path, SHORT, log=quiet)
-    model, source = load_model(str(large)), in_turn(chains, 0)
+    model, source = stock(large), in_turn(chains, 0)
     batch = collate([next(source) for _ in range(16)], 32)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -143,7 +143,7 @@ def test_drafters_of_the_published_model(tmp_path: Path, monkeypatch: pytest.Mon
     for stage in ("kangaroo", "fspad"):
         monkeypatch.setitem(recipe.SCHEDULES, stage, SHORT)
         recipe.run(stage, tmp_path, tokens=15_000, log=quiet)
-    model = load_model(str(LARGE))
+    model = stock(LARGE)
     FeatureHead.load(model, "fspad", tmp_path / "fspad")
     untrained, trained = Distillation(model), Distillation(model)
     adapter = Adapter.load(tmp_path / "kangaroo", model, exit_layer=3)

@@ -20,6 +20,7 @@ from workers.engine.memory import (
     reserve,
     shortage,
 )
+from workers.model.config import ModelConfig
 
 
 def saved(folder: Path, family: str = "llama", **shape: Any) -> None:
@@ -54,8 +55,10 @@ def test_qwen3_as_the_operations_guide_counts_it(
     width: int, inner: int, layers: int, heads: int, tied: bool, weights: float, kib: int
 ) -> None:
     """Gigabytes of the parameters, and KiB of a cached token."""
-    config = FAMILIES["qwen3"][0](
-        vocab_size=151_936, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
+    config = ModelConfig(
+        model_type="qwen3", max_position_embeddings=40_960, rms_norm_eps=1e-6, hidden_act="silu",
+        rope_parameters={}, vocab_size=151_936, hidden_size=width, intermediate_size=inner,
+        num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=8, head_dim=128, tie_word_embeddings=tied,
     )  # fmt: skip
     need = memory_need(config, dtype=torch.bfloat16, slots=1, max_len=1024 - 128)

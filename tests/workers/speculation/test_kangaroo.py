@@ -97,7 +97,7 @@ def alone(model: Any, adapter: Any, ids: list[int]) -> Tensor:
     with torch.inference_mode():
         out = model.model(torch.tensor([ids]), output_hidden_states=True)
         states = out.hidden_states[adapter.shape.exit_layer]
-        rotary = rotary_table(model.model.rotary_emb, torch.arange(len(ids))[None], states.dtype)
+        rotary = rotary_table(model.config, torch.arange(len(ids))[None], states.dtype)
         read = TrainableAdapter.forward(adapter, states, rotary)  # of what is served, too
         return model.lm_head(read)[0, -1].softmax(-1)  # type: ignore[no-any-return]
 
