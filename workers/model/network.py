@@ -47,7 +47,7 @@ class Network(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config, self.name_or_path = config, ""
-        self.model = Body(config)
+        self.model = Trunk(config)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
@@ -59,7 +59,7 @@ class Network(nn.Module):
         return self.lm_head
 
 
-class Body(nn.Module):
+class Trunk(nn.Module):
     """Embedding, layers and the last norm."""
 
     def __init__(self, config: ModelConfig) -> None:
