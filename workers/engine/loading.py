@@ -256,21 +256,24 @@ def load_config(path: str) -> ModelConfig:
     Raises:
         ConfigError: there is none, or it asks for a computation that is not ours (`families`).
     """
-    if is_gguf(path):
-        config = gguf_checkpoint.read_config(path)
-    else:
-        folder = checkpoint_folder(path, CONFIG)
-        try:
-            written = read_object(folder / CONFIG)
-            check_family(written, path)
-            config = ModelConfig.read(written)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read the config of {path}: {first_line(error)}") from error
+    try:
+        config = gguf_checkpoint.read_config(path) if is_gguf(path) else _read_config(path)
+    except (OSError, ValueError, ArithmeticError) as error:
+        raise ConfigError(f"cannot read the config of {path}: {first_line(error)}") from error
     try:
         Computation.of(config)
     except ConfigError as error:
         raise ConfigError(f"the config of {path} contradicts itself: {error}") from error
     return config
+
+
+def _read_config(path: str) -> ModelConfig:
+    file = checkpoint_folder(path, CONFIG) / CONFIG
+    if not file.is_file():
+        raise ConfigError(f"{path} has no {CONFIG} that can be read from here")
+    written = read_object(file)
+    check_family(written, path)
+    return ModelConfig.read(written)
 
 
 def choose_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
@@ -337,6 +340,6 @@ def stop_token_ids(path: str, config: ModelConfig, tokenizer: Tokenizer) -> set[
     eos: Any = config.eos_token_id
     if not is_gguf(path):
         generation = read_object(checkpoint_folder(path, GENERATION) / GENERATION)
-        eos = generation.get("eos_token_id", eos)
+        eos = generation.get("eos_token_id") if generation else eos
     ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_id}
     return ids - {None}

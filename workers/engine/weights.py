@@ -20,6 +20,7 @@ from workers.model.packed import Packing, pack
 from workers.text.tokenizer_files import checkpoint_folder, read_object
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _COMPUTED = "rotary_emb.inv_freq"  # that old checkpoints store
 
 
@@ -47,15 +48,20 @@ def fill(
     """
     network = empty_network(config)
     shapes = {name: one.shape for name, one in network.state_dict().items()}
-    if config.tie_word_embeddings:
-        del shapes["lm_head.weight"]
-    names = {name for name in weights.names if not name.endswith(_COMPUTED)}
-    unexpected = names - shapes.keys()
-    if config.tie_word_embeddings:
-        unexpected -= {"lm_head.weight"}
+    stored = _stored_names(weights.names, tied=config.tie_word_embeddings)
+    own_head = HEAD in stored and (
+        not config.tie_word_embeddings
+        or not torch.equal(weights.read(stored[HEAD]), weights.read(stored[EMBEDDING]))
+    )  # as in transformers, what is stored counts
+    if not own_head and config.tie_word_embeddings:
+        del shapes[HEAD]
+        stored.pop(HEAD, None)
     for different, problem in (
-        (shapes.keys() - names, "lacks weights that its config describes; fetch it again"),
-        (unexpected, "has weights that its config does not describe; correct one of them"),
+        (shapes.keys() - stored.keys(), "lacks weights that its config describes; fetch it again"),
+        (
+            {stored[name] for name in stored.keys() - shapes.keys()},
+            "has weights that its config does not describe; correct one of them",
+        ),
     ):
         if different:
             first = sorted(different)[:3]
@@ -67,7 +73,7 @@ def fill(
         for name in part.state_dict():
             if prefix + name not in shapes:
                 continue
-            tensor = weights.read(prefix + name)
+            tensor = weights.read(stored[prefix + name])
             if tensor.shape != shapes[prefix + name]:
                 expected = tuple(shapes[prefix + name])
                 raise ConfigError(f"{prefix}{name} is {tuple(tensor.shape)}, expected {expected}")
@@ -75,12 +81,28 @@ def fill(
         part.load_state_dict(state, assign=True, strict=False)
         if packing is not None:
             pack(part, packing)
-    if config.tie_word_embeddings:
+    if not own_head:
         network.lm_head.weight = network.model.embed_tokens.weight
     network.eval().requires_grad_(False)
     if packing is not None:
         pack(network, packing)
     return network
+
+
+def _stored_names(names: Set[str], *, tied: bool) -> dict[str, str]:
+    """The names that a checkpoint's tensors have there, by ours.
+
+    A base model is saved without the first part of its names; of tied weights either may be saved.
+    """
+    first = "" if any(name.startswith("model.") for name in names) else "model."
+    stored = {
+        name if name == HEAD else first + name: name
+        for name in names
+        if not name.endswith(_COMPUTED)
+    }
+    if tied and EMBEDDING not in stored and HEAD in stored:
+        stored[EMBEDDING] = stored[HEAD]
+    return stored
 
 
 def _parts(network: Network) -> Iterator[tuple[str, nn.Module]]:
@@ -99,12 +121,14 @@ class Safetensors:
     """
 
     def __init__(self, model: str) -> None:
-        folder = checkpoint_folder(model, INDEX)
-        index: dict[str, Any] = read_object(folder / INDEX).get("weight_map", {})
-        files = sorted(set(index.values())) or [SINGLE]
-        folder = checkpoint_folder(model, *files)
+        folder, files = checkpoint_folder(model, SINGLE, INDEX), [SINGLE]
+        if not (folder / SINGLE).is_file() and (folder / INDEX).is_file():
+            files = sorted(set(read_object(folder / INDEX).get("weight_map", {}).values()))
+            folder = checkpoint_folder(model, *files)
         if absent := [name for name in files if not (folder / name).is_file()]:
-            raise ConfigError(f"it has no {absent[0]}: weights are read from safetensors files")
+            raise ConfigError(
+                f"{folder} lacks {absent[0]}; weights are read from {SINGLE} or its index"
+            )
         self._by_name: dict[str, Any] = {}
         for name in files:
             file: Any = safe_open(folder / name, "pt")

@@ -7,7 +7,6 @@ with transformers' classes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, Validati
 
 from workers.model.families import DEFAULTS, EVERYWHERE, FAMILIES, FULL, SLIDING
 
+_OF_ALL = {"model_type", "eos_token_id"}  # beside what families follow
 _PRETRAINED = ("llama3", "yarn", "longrope")
 """Ropes that need the length of pretraining; without it, it is the longest text."""
 
@@ -64,7 +64,9 @@ class ModelConfig(BaseModel):
             ValueError: a value is missing or of another type.
         """
         family = FAMILIES[written["model_type"]]
-        said = {**DEFAULTS[family.kind], **written}
+        defaults = DEFAULTS[family.kind]
+        keys = _OF_ALL | EVERYWHERE | family.follows | defaults.keys()
+        said = {**defaults, **{key: value for key, value in written.items() if key in keys}}
         said["hidden_act"] = said.get("hidden_activation") or said["hidden_act"]
         heads, width = said.get("num_attention_heads"), said.get("hidden_size")
         if said.get("num_key_value_heads") is None:
@@ -83,7 +85,7 @@ class ModelConfig(BaseModel):
     def written(self) -> dict[str, Any]:
         """The config.json of it, with the keys that its family follows."""
         family = FAMILIES[self.model_type]
-        keys = {"model_type", "eos_token_id"} | EVERYWHERE | family.follows
+        keys = _OF_ALL | EVERYWHERE | family.follows
         said = {key: value for key, value in self.model_dump().items() if key in keys}
         if "hidden_activation" in family.follows:
             said["hidden_activation"] = self.hidden_act
@@ -113,7 +115,8 @@ class ModelConfig(BaseModel):
         """What products of queries and keys are multiplied by."""
         if self.attention_multiplier is not None:
             return self.attention_multiplier
-        return 1 / math.sqrt(self.query_pre_attn_scalar or self.head_dim)
+        scale: float = (self.query_pre_attn_scalar or self.head_dim) ** -0.5
+        return scale
 
 
 def _rope(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ WITHOUT_EFFECT = frozenset(chain.from_iterable(_TABLES["without_effect"].values(
 """Keys of real checkpoints that no family's forward pass reads."""
 ROPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 _ROPE_KEYS = frozenset(_TABLES["rope_keys"])
+ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu")
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -118,6 +119,9 @@ def _problem(family: Family, key: str, value: Any) -> str | None:
         return None if value in (None, 1) else f"must be 1, not {_shown(value)}"
     if key == "quantization_config":
         return "must be absent: quantized weights are not read" if value else None
+    if key in ("hidden_act", "hidden_activation") and key in family.follows:
+        known = value is None or value in ACTIVATIONS
+        return None if known else f"must be one of {', '.join(ACTIVATIONS)}, not {_shown(value)}"
     if key == "auto_map":
         code = value.get("AutoModelForCausalLM") if isinstance(value, dict) else value
         return f"names code of the checkpoint's own ({_shown(code)}), never run" if code else None

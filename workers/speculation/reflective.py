@@ -125,7 +125,9 @@ def _ids(prompt: Any, target: Target) -> list[int]:
             raise ValueError("prompt must be token ids where there is no tokenizer")
         ids = target.encode(prompt)
     known = range(target.vocabulary)
-    if not isinstance(ids, list | tuple) or not all(token in known for token in ids):
+    if not isinstance(ids, list | tuple) or not all(
+        type(token) is int and token in known for token in ids
+    ):
         raise ValueError(f"prompt must be a text or token ids below {target.vocabulary}")
     if not ids:
         raise ValueError("prompt must not be empty")

@@ -254,6 +254,7 @@ def test_llama3_positions_come_from_their_factors(tmp_path: Path) -> None:
         ({"set_keys": {"tokenizer.ggml.pre": "deepseek-v3"}}, "not deepseek-v3"),
         ({"set_keys": {"tokenizer.ggml.model": "bert"}}, "tokenizer .*bert"),
         ({"drop": "qwen3.block_count"}, "does not set qwen3.block_count"),
+        ({"set_keys": {"qwen3.block_count": 0}}, "cannot read the config .*num_hidden_layers"),
         ({"drop": "blk.1.ffn_up.weight"}, "lacks weights .*: model.layers.1.mlp.up_proj.weight"),
         (
             {"tensors": {"blk.0.attn_sinks.weight": np.ones(4, np.float32)}},

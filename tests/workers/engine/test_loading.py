@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from orchestrator.errors import (
@@ -23,8 +24,9 @@ from tests.workers.conftest import CONTROLS, TEMPLATE, make_model, make_tokenize
 from tests.workers.engine.local import ask, run
 from tests.workers.model.families import network
 from workers.engine import loading
-from workers.engine.loading import WHOLE_NUMBERS, load, load_model, load_tokenizer
+from workers.engine.loading import WHOLE_NUMBERS, load, load_config, load_model, load_tokenizer
 from workers.model.packed import PackedLinear, parameter_count
+from workers.model.target import Target
 from workers.speculation.drafter import DrafterMethod
 from workers.text import tokenizer_files
 
@@ -105,6 +107,75 @@ async def test_a_stored_model_answers_as_in_transformers(case: str, tmp_path: Pa
         whole = stock(torch.tensor([[*prompt[0].tolist(), *made]])).logits[0]
     assert len(made) == 20
     assert whole[prompt.shape[1] - 1 : -1].argmax(-1).tolist() == list(made)
+
+
+def stored(folder: Path) -> Path:
+    """The folder of a tied model."""
+    tokenizer = make_tokenizer()
+    model = make_model("llama", vocabulary=len(tokenizer))
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    save(folder, tokenizer, model)
+    return folder
+
+
+def logits(model: Any) -> torch.Tensor:
+    """Of a few tokens, as our own layers compute them."""
+    target = Target(model, slots=1, max_len=32)
+    with torch.inference_mode():
+        return target.extend(0, [5, 9, 33, 2], num_logits=4).logits
+
+
+@pytest.mark.parametrize("form", ["its own head", "the head alone", "no first part", "in parts"])
+def test_a_checkpoint_is_read_in_every_form_that_transformers_reads(
+    form: str, tmp_path: Path
+) -> None:
+    folder = stored(tmp_path)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    embedding = tensors["model.embed_tokens.weight"]
+    if form == "its own head":  # of a tied model; what is stored counts
+        tensors["lm_head.weight"] = 2 * embedding + 1
+    elif form == "the head alone":
+        tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    elif form == "no first part":
+        tensors = {name.removeprefix("model."): one for name, one in tensors.items()}
+    parts = {"model.safetensors": tensors}
+    if form == "in parts":
+        file.unlink()
+        names = sorted(tensors)
+        parts = {
+            f"part-{i}.safetensors": {name: tensors[name] for name in names[i::2]} for i in (0, 1)
+        }
+        placed = {name: part for part, held in parts.items() for name in held}
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": placed})
+        )
+    for name, held in parts.items():
+        save_file(held, folder / name, metadata={"format": "pt"})
+    ours = load_model(str(folder))
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    torch.testing.assert_close(logits(ours), logits(theirs))
+    assert (ours.lm_head.weight is ours.model.embed_tokens.weight) is (form != "its own head")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hidden_act": "swiglu"}, "hidden_act must be one of silu, .*, not 'swiglu'"),
+        ({"num_attention_heads": 0}, "cannot read the config of .*num_attention_heads"),
+        ({"max_window_layers": None, "use_sliding_window": None, "attention_multiplier": 0}, ""),
+    ],
+)
+def test_keys_of_a_config(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    folder = stored(tmp_path)
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | change))
+    if reason:
+        with pytest.raises(ConfigError, match=reason):
+            load_model(str(folder))
+    else:  # of other families, and switched off
+        assert load_config(str(folder)).attention_scale == (32 // 4) ** -0.5
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model"])
