@@ -36,7 +36,10 @@ _Input = tuple[Experiment, ExperimentState, int, str]
 
 
 class Experimenter(Background):
-    """The experiments of one replica, which calls `refresh` after a change."""
+    """The experiments of one replica, which calls `refresh` after a change.
+
+    `contents` names the store's contents: what was read of others is forgotten.
+    """
 
     def __init__(
         self,
@@ -45,9 +48,11 @@ class Experimenter(Background):
         current: Callable[[], Sequence[Run]],
         refresh: Callable[[], Awaitable[None]],
         registry: CollectorRegistry,
+        contents: Callable[[], str] = lambda: "",
     ) -> None:
         self._store, self.runs = store, runs
         self._current, self._refresh = current, refresh
+        self._contents, self._read_from = contents, ""
         self._readers: dict[RunKey, LogReader] = {}
         self._ended: LRUCache[RunKey, LogReader] = LRUCache(REPORTS)
         self._reports: LRUCache[RunKey, tuple[_Input, ExperimentReport]] = LRUCache(REPORTS)
@@ -66,6 +71,7 @@ class Experimenter(Background):
             UnknownPolicy: no experiment of this name. StoreError: the store is down.
         """
         run = await self.runs.find(name)
+        self._forget_other_contents()
         reader = self._readers.get(run.key) or self._ended.setdefault(run.key, LogReader(run))
         await reader.read(self._store)
         async with self._reporting:  # calls share one report until there are new events
@@ -79,12 +85,19 @@ class Experimenter(Background):
                 self._reports[run.key] = seen, made
         return run, made
 
+    def _forget_other_contents(self) -> None:
+        if (contents := self._contents()) != self._read_from:
+            self._read_from = contents
+            for known in (self._readers, self._ended, self._reports):
+                known.clear()
+
     async def update(self) -> None:
         """Read new events; then stop arms and take the ramp's next step, if due.
 
         Raises:
             StoreError: the store is down.
         """
+        self._forget_other_contents()
         running = {run.key: run for run in self._current() if run.live}
         for key in self._readers.keys() - running.keys():
             del self._readers[key]

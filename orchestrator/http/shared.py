@@ -45,7 +45,12 @@ class Shared:
         self.shadows = ShadowRunner(solve_shadow, quiet, self.outbox, registry)
         self.recorder = EventRecorder(self.outbox, self.shadows, registry)
         self.experimenter = Experimenter(
-            store, runs, lambda: self.watcher.current.experiments, self.watcher.refresh, registry
+            store,
+            runs,
+            lambda: self.watcher.current.experiments,
+            self.watcher.refresh,
+            registry,
+            lambda: self.watcher.current.identity,
         )
 
     async def start(self) -> None:
