@@ -25,7 +25,8 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any
+from time import monotonic
+from typing import Any, Final
 
 from orchestrator.errors import Overloaded, Unsupported, WorkerError, WorkerUnavailable
 from orchestrator.grammar import holds, is_free
@@ -51,6 +52,9 @@ from workers.text.verification import Scores
 from workers.top_logprobs import Known, estimate, negligible
 
 log = logging.getLogger(__name__)
+GAP_S: Final = 60.0
+"""For how long a server is not asked for what one of its streams lacked: one of its replicas may
+have been the cause."""
 
 
 class RemoteBackend:
@@ -74,6 +78,7 @@ class RemoteBackend:
         self.ends = tokenizer.ends | (set() if eos is None else {eos})
         self._capabilities: ServerCapabilities | None = None
         self._missing: Missing = None  # what streams lacked although the probe saw it
+        self._asked_again = 0.0  # when it is asked for again, by the monotonic clock
         self._probing: asyncio.Task[ServerCapabilities] | None = None
 
     async def ready(self) -> None:
@@ -167,6 +172,8 @@ class RemoteBackend:
             Unsupported: the generation needs more than these.
         """
         able, criteria = (await self.capabilities()).lacking(gap), wanted.text.criteria
+        if monotonic() > self._asked_again:
+            self._missing = None
         if not (criteria.min_confidence or criteria.min_tokens):
             able = able.lacking(self._missing)  # this call needs neither ids nor log-probabilities
         if criteria.min_confidence > 0 and not able.reads_logprobs:
@@ -319,12 +326,13 @@ class RemoteBackend:
     def _record_gap(self, missing: Missing) -> None:
         """Read further texts without what a stream lacked of what the probe saw."""
         if self._missing in (None, "logprobs") and missing != self._missing:
-            self._missing = missing
+            self._missing, self._asked_again = missing, monotonic() + GAP_S
             log.warning(
-                "%s leaves out %s of some tokens in its streams, which the probe saw: from now on "
+                "%s leaves out %s of some tokens in its streams, which the probe saw: for %g s "
                 "texts are encoded again",
                 self.server.name,
                 "ids" if missing == "ids" else "log-probabilities",
+                GAP_S,
             )
 
     async def is_available(self, timeout_s: float = 2.0) -> bool:
