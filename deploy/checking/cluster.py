@@ -47,6 +47,10 @@ def check(service: Document) -> list[Finding]:
     if options.get("mode", "token" if options else "disabled") != "token":
         message = "must be token: Ray runs whatever is sent to its ports"
         findings.append(service.finding((*_CLUSTER, "authOptions", "mode"), message))
+    number = (*_HEAD, "rayStartParams", "num-cpus")
+    if groups(service.data) and service.at(number) != "0":
+        message = 'must be "0": replicas on the head could take the control plane down with them'
+        findings.append(service.finding(number, message))
     place = service.finding(_SERVED, "is missing or empty: nothing would be served")
     try:
         documents = read(service.at(_SERVED, ""), service.file, place.line + 1)  # after the key
@@ -73,7 +77,9 @@ def groups(manifest: Any) -> list[tuple[Path, Any]]:
 
 def _versions(service: Document) -> Iterator[Finding]:
     path: Path = (*_CLUSTER, "rayVersion")
-    ray = str(service.at(path, "none"))
+    if (ray := service.at(path)) is None:
+        yield service.finding(path, "is missing")
+        return
     if ray != installed("ray"):
         yield service.finding(path, f"{ray}: the image is built with Ray {installed('ray')}")
     for where, _, container in _containers(service):

@@ -161,7 +161,7 @@ def _serve_options(document: Document, serve: ServeDeploySchema, args: Args) -> 
 
 def _runtime_env(document: Document, path: Path, given: dict[str, Any] | None) -> Iterator[Finding]:
     """Find what Ray would refuse in an environment when it starts the first process in it."""
-    for key in (given or {}).keys() - RuntimeEnv.known_fields:
+    for key in sorted((given or {}).keys() - RuntimeEnv.known_fields):
         message = unknown("field", str(key), sorted(RuntimeEnv.known_fields))
         yield document.finding((*path, key), message, "note")  # Ray's plugins have fields too
     try:
@@ -182,7 +182,7 @@ def _overrides(document: Document, serve: ServeDeploySchema, args: Args) -> Iter
             message = f"no deployment {override.name!r}; there are {', '.join(NAMES)}"
             yield document.finding((*path, "name"), message)
             continue
-        for key in override.model_fields_set & _OURS.keys():
+        for key in sorted(override.model_fields_set & _OURS.keys()):
             message = f"would replace a setting: write args.{NAMES[override.name]}.{_OURS[key]}"
             yield document.finding((*path, key), message)
         gpus = spread.get(NAMES[override.name])

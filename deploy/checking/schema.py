@@ -68,7 +68,7 @@ def check(manifest: Document, ray: Any) -> Iterator[Finding]:
         path = tuple(error.absolute_path)
         if error.validator == "additionalProperties" and isinstance(error.instance, dict):
             known = list(error.schema.get("properties", ()))
-            for key in error.instance.keys() - set(known):
+            for key in (key for key in error.instance if key not in known):
                 yield manifest.finding((*path, key), unknown("field", str(key), known))
         elif error.validator == "required":
             for name in error.validator_value:  # all at each error; `files.check` drops duplicates
