@@ -32,7 +32,7 @@ def format_form(kind: FormatType, schema: dict[str, Any] | None, place: str) -> 
 
 def json_form(schema: dict[str, Any] | None) -> Constraint:
     """Return the form of JSON that matches a schema; None: of any object."""
-    return Constraint("json_schema", json.dumps(schema or {"type": "object"}))
+    return Constraint("json_schema", json.dumps({"type": "object"} if schema is None else schema))
 
 
 class NamedSchema(Given):

@@ -40,6 +40,10 @@ GOOD: list[tuple[dict[str, Any], Constraint | None]] = [
     (openai("text"), None),
     (openai("json_object"), OBJECT),
     ({"response_format": NAMED}, HELD),
+    (
+        openai("json_schema", json_schema={"name": "a", "schema": {}}),
+        Constraint("json_schema", "{}"),
+    ),
     (vllm(json=json.dumps(SCHEMA)), HELD),
     (vllm(json=SCHEMA), HELD),
     (vllm(json_object=True), OBJECT),
