@@ -1,6 +1,6 @@
 """Gathers a request's body in the proxy, and bounds the memory for large ones.
 
-Their API keys no one has checked yet, so any client that can reach the port could fill that memory.
+The proxy does not check keys, so any client that can reach the port could fill that memory.
 If no room is left, the body that has been arriving longest is refused: a user's is seldom slow, an
 attacker's often.
 """

@@ -40,7 +40,7 @@ from deploy.service.bodies import LARGE_BYTES, Body, BodyRoom
 from deploy.service.recent_refusals import RecentRefusals
 from deploy.service.starting import SERVES_OWN, is_starting, starting_app
 from orchestrator.errors import InvalidRequest, describe
-from orchestrator.http.api import error_form, error_response
+from orchestrator.http.api import credentials, error_form, error_response
 from orchestrator.http.auth import READ_METHODS, USER_PATHS
 from orchestrator.http.errors import EXPOSED, HttpError, http_error
 
@@ -58,6 +58,7 @@ READABLE: Final = {
     "access-control-allow-origin": "*",
     "access-control-expose-headers": ", ".join(EXPOSED),
 }
+"""For requests with a key: a browser sends one only if the application allows the page's origin."""
 LOST: Final = HttpError(
     503,
     "the answer was lost with the replica that made it; try again shortly",
@@ -213,8 +214,9 @@ class _Attempt:
 
 
 async def _refuse(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
-    readable = replace(error, headers={**error.headers, **READABLE})
-    await error_response(readable, scope)(scope, receive, send)
+    if credentials(Headers(scope=scope)):
+        error = replace(error, headers={**error.headers, **READABLE})
+    await error_response(error, scope)(scope, receive, send)
 
 
 def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:

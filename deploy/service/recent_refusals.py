@@ -70,6 +70,7 @@ class RecentRefusals:
         self._salt, self._clock = secrets.token_bytes(16), clock
         self._chance = chance or random.Random()
         self._lines: LRUCache[bytes, _Line] = LRUCache(KEYS)
+        self._unchecked: LRUCache[bytes, _Line] = LRUCache(KEYS)  # of keys that may be invented
 
     def note(self, scope: Scope, body: Body, status: int, answered: Headers) -> int | None:
         """Remember an answer if it is a refusal for want of a place.
@@ -102,7 +103,11 @@ class RecentRefusals:
 
     def to_turn_s(self, scope: Scope) -> int:
         """Return the seconds until the turn of a request that Serve itself refused."""
-        return self._turn(self._line(scope), RETRY_AFTER_S) if _asks(scope) else RETRY_AFTER_S
+        if not _asks(scope):
+            return RETRY_AFTER_S
+        key = self._key(scope)
+        line = self._lines.get(key) or self._unchecked.setdefault(key, _Line())
+        return self._turn(line, RETRY_AFTER_S)
 
     def _turn(self, line: _Line, after_s: int) -> int:
         """Return the seconds until the next free turn."""
