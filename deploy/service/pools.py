@@ -72,7 +72,8 @@ class WorkerViews:
         return dict(zip(self._views, answers, strict=True))
 
     async def facts(self, names: Collection[WorkerName]) -> dict[WorkerName, ModelFacts | None]:
-        return {name: await self._views[name].facts() for name in names}
+        found = await asyncio.gather(*(self._views[name].facts() for name in names))
+        return dict(zip(names, found, strict=True))
 
 
 def _facts(of: ReplicaStatus | ModelWorker[RemoteBackend]) -> ModelFacts:

@@ -12,6 +12,7 @@ from orchestrator.efforts import TemplateEfforts, thought_cap
 from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy
 from orchestrator.experiments.assignment import AssignmentFacts, enroll
 from orchestrator.http.ask import MAX_SEED, Ask, AskedPolicy, Incoming, RequestPlan
+from orchestrator.http.errors import still_loading
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.policy import Policy
 from orchestrator.state.versions import PolicyVersions, PublishedPolicy, build
@@ -153,7 +154,8 @@ class Planner:
         decoding = self.catalog.speculation
         if plan.speculation is not None:
             decoding = {**decoding, "large": self.catalog.methods[plan.speculation]}
-        return replace(plan, policy=policy, sampling=await self._sampling(ask), decoding=decoding)
+        sampling = await self._sampling(ask, needed=LARGE[0] in policy.called)
+        return replace(plan, policy=policy, sampling=sampling, decoding=decoding)
 
     async def _thought_cap(self, ask: Ask, policy: Policy) -> int | None:
         """Return the request's cap on a thought. An effort is one if no model of the policy has
@@ -167,12 +169,17 @@ class Planner:
         share = thought_cap(effort, ask.limits.max_tokens)
         return min((one for one in (cap, share) if one is not None), default=None)
 
-    async def _sampling(self, ask: Ask) -> Sampling:
+    async def _sampling(self, ask: Ask, *, needed: bool) -> Sampling:
+        """Return the sampling, completed by the large model's own.
+
+        Raises:
+            HttpError: 503, that model is `needed`, and has not reported its own yet.
+        """
         asked, own, default = ask.sampling, self._pools.sampling, GREEDY
         if asked.temperature != 0 and not asked.is_complete:
-            # A large model that still loads has not reported its own; a policy that calls it is
-            # refused until then.
             known = None if own.is_complete else (await self._pools.facts(LARGE))["large"]
+            if known is None and not own.is_complete and needed:
+                raise still_loading(LARGE)
             default = own.over(GREEDY if known is None else known.sampling)
         seed = None if ask.seed is None else ask.seed & MAX_SEED
         return replace(asked.over(default), seed=seed)
