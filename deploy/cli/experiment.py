@@ -199,4 +199,4 @@ def _number(value: float | None) -> str:
 
 
 def _begun(reply: Reply) -> str:
-    return f"{reply['id']} runs, as its run {reply['run']}"
+    return f"{reply['id']} has started (run {reply['run']})"

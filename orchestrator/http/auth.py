@@ -27,7 +27,7 @@ USER_PATHS: Final = frozenset({"/v1/feedback", *(path for api in APIS for path i
 """What an API key may post to; every other change needs the admin key."""
 _ANSWER_NOW: Final = re.compile(r"/v1/requests/[^/]+/answer")  # a key finds its own requests there
 # What an API key may read, of the traces only its own. The rest shows what others do: policies,
-# experiments with their salts, the audit log.
+# experiments with their secrets, the audit log.
 USER_READS: Final = ("/v1/models", "/v1/traces")
 READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _KEY: Final = re.compile(r"[!-~]+")

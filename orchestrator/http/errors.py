@@ -37,7 +37,7 @@ from orchestrator.errors import (
 
 MOST_RETRY_AFTER_S: Final = 59  # some of OpenAI's clients ignore one of a minute or more
 RETRY_AFTER_S: Final = 1  # about the time of a step
-NO_PLACE: Final = ("x-ratelimit-remaining-requests", "0")  # the key's next request fails as well
+NO_PLACE: Final = ("x-ratelimit-remaining-requests", "0")  # a header: no place is left for the key
 RESET: Final = "x-ratelimit-reset-requests"  # how long that holds, in OpenAI's form: "612ms"
 LIMIT: Final = "x-ratelimit-limit-requests"  # the key's requests in a minute, at this pace
 EXPOSED: Final = ("x-request-id", "retry-after", "x-should-retry", NO_PLACE[0], RESET, LIMIT)

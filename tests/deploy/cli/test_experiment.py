@@ -47,7 +47,7 @@ def test_an_experiment_from_start_to_stop(baton: Any, url: str, tmp_path: Path) 
     file, to = tmp_path / "thresholds.yaml", ("--url", url)
     file.write_text(DOCUMENT)
     ran = baton("experiment", "start", str(file), *to)
-    assert (ran.status, ran.out) == (0, "thresholds runs, as its run 1\n")
+    assert (ran.status, ran.out) == (0, "thresholds has started (run 1)\n")
     listed = baton("experiment", "list", *to).out
     assert "five 50%, seven 50%" in listed
     assert "running" in listed
@@ -71,7 +71,7 @@ def test_an_experiment_from_start_to_stop(baton: Any, url: str, tmp_path: Path) 
     assert (ran.status, ran.out) == (0, "thresholds is stopped\n")
     assert "stopped" in baton("experiment", "list", *to).out
     again = baton("experiment", "start", str(file), *to)
-    assert again.out == "thresholds runs, as its run 2\n"
+    assert again.out == "thresholds has started (run 2)\n"
 
 
 def test_an_evaluation_tells_the_experiment_what_its_answers_were_worth(

@@ -274,11 +274,10 @@ RIGHTS = "~baton:* &baton:* +@read +@write +@pubsub +@transaction +@connection +
 
 
 async def test_a_user_with_rights_for_the_prefix_alone(redis: RedisServer) -> None:
-    redis.admin.acl_setuser(
-        "baton", enabled=True, passwords=["+s3cret"], reset=True, reset_keys=True
-    )
-    redis.admin.execute_command("ACL", "SETUSER", "baton", *RIGHTS.split())
-    redis.admin.config_set("requirepass", "other")
+    admin = redis.admin  # its connection outlasts the change of the password
+    admin.acl_setuser("baton", enabled=True, passwords=["+s3cret"], reset=True, reset_keys=True)
+    admin.execute_command("ACL", "SETUSER", "baton", *RIGHTS.split())
+    admin.config_set("requirepass", "other")
     url = f"redis://baton@127.0.0.1:{redis.port}/0"
     for password in (None, "wrong"):
         shut = RedisStore(url, password=password)
@@ -295,12 +294,12 @@ async def test_a_user_with_rights_for_the_prefix_alone(redis: RedisServer) -> No
     await store.append("s", [b"1"], keep=10)
     await store.put("v", b"x", ttl_s=9)
     assert await store.documents(["d"]) == [b"x"]
-    first, seconds, second = await store.time(), redis.admin.time(), await store.time()
+    first, seconds, second = await store.time(), admin.time(), await store.time()
     assert isinstance(seconds, tuple)
     assert first - 0.001 <= seconds[0] + seconds[1] / 1e6 <= second + 1.0
     ((entry,), third) = await store.newest("s", 1), await store.time()
     assert (entry.event, entry.time <= first, first <= third) == (b"1", True, True)
-    assert redis.admin.xlen("baton:stream:clock") == 1
+    assert admin.xlen("baton:stream:clock") == 1
     assert await store.get("v") == b"x"
     await store.aclose()
     elsewhere = RedisStore(url, password="s3cret", prefix="others:", timeout_s=60)
