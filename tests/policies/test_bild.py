@@ -369,7 +369,7 @@ async def test_the_kept_part_of_a_draft_has_its_share_of_the_time(pair: Pair) ->
     assert all(step.ms > 0 for step in parts)
 
 
-@pytest.mark.parametrize("budget", [2, 7])
+@pytest.mark.parametrize("budget", [1, 2, 7])
 async def test_a_budget_is_kept_to_the_token(pair: Pair, budget: int) -> None:
     ended, _ = await run(BiLD(budget=budget, window=4), pair, QUESTIONS[0])
     transcript = ended.transcript

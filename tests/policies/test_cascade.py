@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import ContextLengthExceeded
+from orchestrator.errors import ContextLengthExceeded, Unsupported
 from orchestrator.loop.actions import Accept, Classify, Reject, Verify, Write
 from orchestrator.types import Generation, Verification
 from policies.cascade import Cascade
@@ -52,6 +52,13 @@ def test_what_lies_between_is_the_large_models_to_judge(score: int, kept: bool) 
     assert (question.worker, question.transcript) == ("large", TRACE.extend(doubtful.segment))
     expected = Accept(TRACE, doubtful.segment, 7.0) if kept else Reject(doubtful.segment, 6.0)
     assert play(digit(score)) == expected
+
+
+def test_a_pair_that_cannot_judge_so_is_told() -> None:
+    play = Play(Cascade())
+    play(sure(0.5))
+    with pytest.raises(Unsupported):
+        play(Unsupported("another vocabulary"))
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,14 @@ def test_rule_2_looks_at_what_was_kept_not_at_the_probe() -> None:
     assert play(after) == Write("small", after, PARAGRAPH)
 
 
+def test_rule_3_can_be_off() -> None:
+    play = Play(patience=None)
+    transcript = AFTER_ONE
+    for _ in range(40):
+        transcript, question = reflect(play, transcript)
+        assert isinstance(question, Generate)
+
+
 def test_only_kept_reflections_count() -> None:
     play = Play(patience=1)
     play(draft("Wait, 2"))
@@ -312,6 +320,13 @@ def test_a_takeover_that_ends_the_thought_is_the_last() -> None:
     play(None)
     closed = replace(more(AFTER_ONE, "large", "Check: 4."), closed=True)
     assert play(closed) == Write("large", closed, REST)  # the answer, not 125 tokens of it
+
+
+def test_the_papers_values_are_the_defaults() -> None:
+    policy = SpeculativeThinking()
+    assert (policy.n1, policy.n2, policy.n3, policy.patience) == (20, 125, 125, 15)
+    assert (policy.n3_growth, policy.n3_max) == (25, 200)
+    assert (policy.patience_growth, policy.patience_max) == (5, 30)
 
 
 # --- in the step loop ----------------------------------------------------------------------------

@@ -492,6 +492,25 @@ async def test_a_thought_goes_on_behind_a_forced_close_and_is_answered(naming: S
         assert whole.usage.prompt == before.usage.prompt + 2
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", -1.0), ("top_p", 0.0), ("top_k", -2), ("speculation", "magic")],
+)
+async def test_what_a_call_may_not_ask_for_is_refused_by_name(
+    name: str, value: Any, naming: Subject
+) -> None:
+    asked, sampling = call(), GREEDY
+    if name == "speculation":
+        asked = replace(asked, speculation=value)
+    else:
+        sampling = replace(GREEDY, **{name: value})
+    with pytest.raises(InvalidRequest) as caught:
+        async for _ in naming.worker.generate(asked, StopCriteria(4), sampling):
+            pass
+    assert caught.value.param == name
+    assert naming.live() == 0
+
+
 async def test_closing_a_stream_frees_its_row(subject: Subject) -> None:
     needs(subject, "slow")  # enough for its work to be seen
     stream: AsyncIterator[Any] = subject.worker.generate(call(), StopCriteria(300), GREEDY)

@@ -256,6 +256,14 @@ async def test_silence_counts_as_a_loss() -> None:
         assert not await worker.backend.is_available(timeout_s=0.1)
 
 
+async def test_nobody_listens() -> None:
+    worker = ModelWorker(RemoteBackend(Server("http://127.0.0.1:9", retries=1), "m", TOKENIZER))
+    with pytest.raises(WorkerUnavailable, match=r"127.0.0.1:9"):
+        await write(worker)
+    assert not await worker.backend.is_available()
+    await worker.backend.aclose()
+
+
 async def test_a_redirect_is_not_followed() -> None:
     async with odd(well) as (target, _):
         away = f"location: http://127.0.0.1:{target.port}/v1/completions"

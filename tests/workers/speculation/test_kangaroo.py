@@ -182,6 +182,14 @@ def test_the_adapter_reads_through_the_cache_what_it_reads_at_once(
         assert torch.allclose(tree.probs[0], law, atol=1e-4)
 
 
+def test_a_copied_prefix_has_the_exit_layers_too() -> None:
+    loop = kangaroo(gamma=3, threshold=0)
+    generate(loop, PROMPTS[:1], 12)
+    cache = loop.target.cache
+    cache.copy(0, 4, length := cache.lengths[0])
+    assert torch.equal(cache.data[:, 4, :, :length], cache.data[:, 0, :, :length])
+
+
 def test_passes_that_end_early_are_no_passes_of_the_target() -> None:
     target = Target(make_model(layers=3), slots=1, max_len=64)
     assert target.exit_layer == -1

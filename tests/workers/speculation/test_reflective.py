@@ -16,6 +16,7 @@ from tests.workers.engine.local import ask, run
 from tests.workers.speculation.loops import DRAFTS, begin, check_caches, decoder, finish, tiny
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load, load_model
+from workers.model.sampling import warp
 from workers.model.target import Target
 from workers.model.tree import Plan, Row, Tree
 from workers.speculation import build
@@ -160,6 +161,53 @@ def test_a_copy_leaves_no_trace_in_the_cache(base: dict[str, Any], temperature: 
     for _ in range(3):
         loop.step(loop.rows)
         check_caches(loop)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+def test_greedy_tokens_are_those_of_a_loop_in_ten_lines(family: str, alpha: float) -> None:
+    target, draft = tiny(family), tiny(family, **DRAFTS["other"])
+    outputs = []
+    for prompt in PROMPTS:
+        ids = [*prompt, int(flat(target, prompt)[-1].argmax())]
+        while len(ids) < len(prompt) + 15:
+            depth = min(3, len(prompt) + 15 - len(ids) - 1)
+            drafted = list(ids)
+            for _ in range(depth):
+                drafted.append(int(flat(draft, drafted)[-1].argmax()))
+            tree = Tree.chain(drafted[len(ids) - 1 :])
+            laws = expected(target, ids, tree, alpha)
+            for node in range(depth + 1):
+                ids.append(int(laws[node].argmax()))
+                if node == depth or tree.tokens[node + 1] != ids[-1]:
+                    break
+        outputs.append(ids[len(prompt) :])
+    options = {**CHAIN, "prompt": REFLECTION, "alpha": alpha}
+    assert generate(decoder("reflective", options, family=family), PROMPTS, 15) == outputs
+    # The dial does something: these models do not say what they say at alpha 0.
+    usual = generate(decoder("reflective", {**options, "alpha": 0}, family=family), PROMPTS, 15)
+    assert usual != outputs
+
+
+def test_log_probabilities_are_those_of_the_fused_law() -> None:
+    loop, warm = over(CHAIN, 0.4), Sampling(0.8)
+    for slot, prompt in enumerate(PROMPTS):
+        begin(loop, slot, prompt, warm)
+    before = [list(row.ids) for row in loop.rows]
+    drafts: list[Plan] = []
+    draft = loop.method.draft
+
+    def watched(rows: Any) -> Plan:
+        drafts.append(draft(rows))
+        return drafts[-1]
+
+    loop.method.draft = watched  # type: ignore[method-assign]
+    accepted = loop.step(loop.rows)
+    for ids, tree, (_, one) in zip(before, drafts[0].trees, accepted, strict=True):
+        laws = expected(loop.target.model, ids, tree, 0.4)
+        for node, token, logprob in zip(one.path, one.tokens, one.logprobs, strict=True):
+            law = warp(laws[node][None, None], [warm])[0, 0]
+            assert logprob == pytest.approx(float(law[token].log()), abs=1e-3)
 
 
 # Thoughts alone --------------------------------------------------------------------------
