@@ -62,16 +62,14 @@ class GgufWeights:
         ConfigError: as `read_config`.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        reader = _open(path)
-        self._path, self._config = path, _config(reader, path)
-        kind, layers = self._config.model_type, self._config.num_hidden_layers
-        table = get_tensor_name_map(MODEL_ARCH[kind.upper()], layers)
+    def __init__(self, path: str | Path, config: ModelConfig) -> None:
+        self._path, self._config = path, config
+        table = get_tensor_name_map(MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
         ours = {
             table.get_name(name, (".weight", ".bias")): name
-            for name in empty_network(self._config).state_dict()
+            for name in empty_network(config).state_dict()
         }
-        tensors = {one.name: one for one in reader.tensors if one.name != _ROPE_FACTORS}
+        tensors = {one.name: one for one in _open(path).tensors if one.name != _ROPE_FACTORS}
         self._tensors = {ours.get(name, name): one for name, one in tensors.items()}
 
     @property

@@ -326,7 +326,8 @@ def load_model(
     """
     config, chosen = load_config(path), choose_dtype(device, dtype)
     try:
-        weights = gguf_checkpoint.GgufWeights(path) if is_gguf(path) else Safetensors(path)
+        gguf = is_gguf(path)
+        weights = gguf_checkpoint.GgufWeights(path, config) if gguf else Safetensors(path)
         packing = packing_of(device, dtype)
         network = fill(config, weights, dtype=chosen, device=device, packing=packing)
     except (OSError, ValueError, RuntimeError, SafetensorError, ConfigError) as error:
