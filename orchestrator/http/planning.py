@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -137,6 +137,7 @@ class Planner:
                 value; its speculation method is not offered; or a parameter needs a policy of one
                 model.
             StoreError: a pinned version cannot be read.
+            HttpError: 503, a model that the policy calls is still loading.
         """
         check_method(ask.policy.speculation, self.catalog.methods)
         plan = self._enrolled(ask, incoming) or await self._requested(ask.policy)
@@ -148,41 +149,23 @@ class Planner:
                 param=alone,
                 code="unsupported_parameter",
             )
-        cap = await self._thought_cap(ask, policy)
+        own = self._pools.sampling
+        open_sampling = ask.sampling.temperature != 0 and not ask.sampling.is_complete
+        completing = LARGE if open_sampling and not own.is_complete else ()
+        facts = await self._pools.facts(sorted({*policy.called, *completing}))
+        if loading := [name for name in sorted(policy.called) if facts[name] is None]:
+            raise still_loading(loading)
+        cap = _thought_cap(ask, [facts[name] for name in policy.called])
         if cap is not None and (policy.budget is None or policy.budget > cap):
             policy = policy.model_copy(update={"budget": cap})
         decoding = self.catalog.speculation
         if plan.speculation is not None:
             decoding = {**decoding, "large": self.catalog.methods[plan.speculation]}
-        sampling = await self._sampling(ask, needed=LARGE[0] in policy.called)
-        return replace(plan, policy=policy, sampling=sampling, decoding=decoding)
-
-    async def _thought_cap(self, ask: Ask, policy: Policy) -> int | None:
-        """Return the request's cap on a thought. An effort is one if no model of the policy has
-        levels that stand for it."""
-        cap, effort = ask.policy.thought_cap, ask.limits.effort
-        if not effort:
-            return cap
-        for known in (await self._pools.facts(policy.called)).values():
-            if known is not None and known.efforts is not None and known.efforts.nearest(effort):
-                return cap
-        share = thought_cap(effort, ask.limits.max_tokens)
-        return min((one for one in (cap, share) if one is not None), default=None)
-
-    async def _sampling(self, ask: Ask, *, needed: bool) -> Sampling:
-        """Return the sampling, completed by the large model's own.
-
-        Raises:
-            HttpError: 503, that model is `needed`, and has not reported its own yet.
-        """
-        asked, own, default = ask.sampling, self._pools.sampling, GREEDY
-        if asked.temperature != 0 and not asked.is_complete:
-            known = None if own.is_complete else (await self._pools.facts(LARGE))["large"]
-            if known is None and not own.is_complete and needed:
-                raise still_loading(LARGE)
-            default = own.over(GREEDY if known is None else known.sampling)
+        known = facts["large"] if completing else None
+        default = own.over(GREEDY if known is None else known.sampling) if open_sampling else GREEDY
         seed = None if ask.seed is None else ask.seed & MAX_SEED
-        return replace(asked.over(default), seed=seed)
+        sampling = replace(ask.sampling.over(default), seed=seed)
+        return replace(plan, policy=policy, sampling=sampling, decoding=decoding)
 
     def _enrolled(self, ask: Ask, incoming: Incoming) -> RequestPlan | None:
         """Return the plan of a request that takes part in an experiment.
@@ -277,6 +260,19 @@ class Planner:
             return build(self.catalog.policies, name, {**params, **own})
         except ValidationError as error:
             raise invalid_request(error, "policy", self.catalog.policies[name]) from None
+
+
+def _thought_cap(ask: Ask, called: Iterable[ModelFacts | None]) -> int | None:
+    """Return the request's cap on a thought. An effort is one if no model of the policy has
+    levels that stand for it."""
+    cap, effort = ask.policy.thought_cap, ask.limits.effort
+    if not effort:
+        return cap
+    for known in called:
+        if known is not None and known.efforts is not None and known.efforts.nearest(effort):
+            return cap
+    share = thought_cap(effort, ask.limits.max_tokens)
+    return min((one for one in (cap, share) if one is not None), default=None)
 
 
 def no_model(name: str) -> UnknownPolicy:

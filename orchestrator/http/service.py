@@ -25,7 +25,7 @@ from orchestrator.http.admission import Admission, Place
 from orchestrator.http.api import credentials
 from orchestrator.http.ask import Ask, Choice, Incoming
 from orchestrator.http.auth import Access
-from orchestrator.http.errors import HttpError, shutting_down, still_loading
+from orchestrator.http.errors import HttpError, shutting_down
 from orchestrator.http.planning import Catalog, Planner, Pools
 from orchestrator.http.settings import HttpSettings, ServiceLimits
 from orchestrator.http.shared import Shared
@@ -179,9 +179,6 @@ class Service:
             raise shutting_down()
         self._check_may_force(incoming)
         plan = await self.planner.plan(ask, incoming)  # first: a wrong request must not get 429
-        facts = await self.pools.facts(sorted(plan.policy.called))
-        if loading := [name for name, known in facts.items() if known is None]:
-            raise still_loading(loading)
         async with self.live.place(ask, incoming) as (place, affinity):
             yield [Choice(ask, incoming, plan, affinity, i) for i in range(ask.choices)], place
 
