@@ -14,8 +14,7 @@ never ends a stream whose replica died. This middleware
 - repeats a 429 for a key that just got one, and gives each refused request another Retry-After
   (`recent_refusals`);
 - retries a request that only reads (/health) a few times if Serve has no room;
-- lets a page of any origin read its refusals, which hold nothing of the service: a browser sends
-  what needs a key only after the application has allowed the page's origin.
+- lets a page of any origin read its refusals of requests with a key.
 
 Ray calls `middlewares` by the name in RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
 (`deploy.launch.environment`).

@@ -182,10 +182,20 @@ def test_what_serve_refuses_is_told_in_openais_form(status: int, told: int, code
         reply = httpx.post(f"{url}{CHAT}", content=b"{}")
     assert (reply.status_code, reply.json()["error"]["code"], app.calls) == (told, code, 1)
     assert "retry-after" in reply.headers
-    assert reply.headers["access-control-allow-origin"] == "*"  # a page may read it
-    assert "retry-after" in reply.headers["access-control-expose-headers"]
     with serving(Serve(says(404))) as url:
         assert httpx.get(f"{url}/nowhere").json()["error"]["code"] == "not_found"
+
+
+def test_a_page_reads_a_refusal_only_of_a_request_with_a_key() -> None:
+    # A browser sends a key only if the application allows the page's origin; else any page could
+    # read the refusals of a service that has no keys.
+    with serving(Serve(says(503), says(503))) as url:
+        keyless = httpx.post(f"{url}{CHAT}", content=b"{}")
+        keyed = httpx.post(f"{url}{CHAT}", content=b"{}", headers={"authorization": "Bearer k"})
+    assert (keyless.status_code, keyed.status_code) == (503, 503)
+    assert "access-control-allow-origin" not in keyless.headers
+    assert keyed.headers["access-control-allow-origin"] == "*"
+    assert "retry-after" in keyed.headers["access-control-expose-headers"]
 
 
 def test_what_only_reads_is_asked_again_where_there_is_no_room(
