@@ -6,7 +6,7 @@ import json
 from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
@@ -68,10 +68,45 @@ class ToolUseBlock(Block):
     toolset_name: None = None
 
 
+class ServerToolBlock(Block):
+    """An earlier answer's question to an advisor, whose advice follows."""
+
+    type: Literal["server_tool_use"]
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    name: Literal["advisor"]
+    input: dict[str, Any] = Field(default_factory=dict)
+    caller: Any = None
+
+
+class Advice(Given):
+    """What an advisor of another service said, or why it said nothing. Only that service reads
+    `encrypted_content`."""
+
+    type: Literal["advisor_result", "advisor_redacted_result", "advisor_tool_result_error"]
+    text: str = ""
+    encrypted_content: str = ""
+    error_code: str = ""
+    stop_reason: Any = None
+
+
+class AdviceBlock(Block):
+    """An earlier answer's advice, which the models read as its thought."""
+
+    type: Literal["advisor_tool_result"]
+    tool_use_id: Annotated[str, Field(min_length=1, max_length=256)]
+    content: Advice
+
+
 def _check_block(given: object, *allowed: str) -> object:
-    """Refuse blocks of other types, and thoughts with another signature."""
+    """Refuse blocks of other types or server tools, and thoughts with another signature."""
     check_type(given, "blocks", allowed)
     block = given if isinstance(given, dict) else {}
+    if block.get("type") == "server_tool_use" and block.get("name") != "advisor":
+        raise PydanticCustomError(
+            UNSUPPORTED_ITEM,
+            "the only tool of a server that is supported here is advisor",
+            {"kind": "server_tool_use of another tool"},
+        )
     thought = block.get("thinking")
     if isinstance(thought, str) and block.get("signature", "") != signature(thought):
         raise PydanticCustomError(
@@ -102,17 +137,20 @@ class ToolResultBlock(Block):
     toolset_name: None = None
 
 
+BLOCKS: Final = (
+    "text", "thinking", "tool_use", "tool_result", "server_tool_use", "advisor_tool_result"
+)  # fmt: skip
 AnyBlock = Annotated[
     Annotated[
         Annotated[TextBlock, Tag("[text]")]
         | Annotated[ThinkingBlock, Tag("[thinking]")]
         | Annotated[ToolUseBlock, Tag("[tool_use]")]
-        | Annotated[ToolResultBlock, Tag("[tool_result]")],
+        | Annotated[ToolResultBlock, Tag("[tool_result]")]
+        | Annotated[ServerToolBlock, Tag("[server_tool_use]")]
+        | Annotated[AdviceBlock, Tag("[advisor_tool_result]")],
         by_type("invalid_value", "expected a block with a type"),
     ],
-    BeforeValidator(
-        lambda given: _check_block(given, "text", "thinking", "tool_use", "tool_result")
-    ),
+    BeforeValidator(lambda given: _check_block(given, *BLOCKS)),
 ]
 
 
@@ -136,6 +174,8 @@ def _text(blocks: Sequence[Block]) -> str:
 _OF_ROLE: dict[type[Block], str] = {
     ThinkingBlock: "assistant",
     ToolUseBlock: "assistant",
+    ServerToolBlock: "assistant",
+    AdviceBlock: "assistant",
     ToolResultBlock: "user",
 }
 
@@ -156,6 +196,8 @@ def read_turns(turns: Sequence[Turn]) -> tuple[Message, ...]:
                 raise contradiction(place, f"such a block belongs in the {role}'s turn")
             if isinstance(block, ThinkingBlock):
                 thoughts.append(block.thinking)
+            elif isinstance(block, AdviceBlock):
+                thoughts.append(block.content.text)
             elif isinstance(block, ToolUseBlock):
                 written = json.dumps(block.input, ensure_ascii=False)
                 calls.append(ToolCall(block.id, block.name, written))

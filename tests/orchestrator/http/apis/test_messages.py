@@ -464,6 +464,30 @@ def test_an_advisor_that_may_not_be_used_advises_nothing() -> None:
     assert [block.text for block in reply.content] == ["It is 9."]
 
 
+def advice(**content: Any) -> list[Any]:
+    """The two blocks of an advice, as Anthropic's service writes them."""
+    ask = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "advisor", "input": {}}
+    return [ask, {"type": "advisor_tool_result", "tool_use_id": "srvtoolu_1", "content": content}]
+
+
+SAID_BY_ADVISORS: dict[str, tuple[dict[str, Any], str]] = {
+    "read": ({"type": "advisor_result", "text": "Add.", "stop_reason": "end_turn"}, "Add."),
+    "redacted": ({"type": "advisor_redacted_result", "encrypted_content": "EqQB"}, ""),
+    "failed": ({"type": "advisor_tool_result_error", "error_code": "overloaded"}, ""),
+}
+
+
+@pytest.mark.parametrize(("content", "read"), SAID_BY_ADVISORS.values(), ids=SAID_BY_ADVISORS)
+def test_an_earlier_advice_is_read_as_a_thought(content: dict[str, Any], read: str) -> None:
+    large = scripted()
+    with serving(service(large=large)) as url:
+        text = {"type": "text", "text": ANSWER}
+        earlier = said(*advice(**content), text, role="assistant")
+        create(url, messages=[ASKED, earlier, {"role": "user", "content": "Sure?"}])
+    told = large.calls[-1].call.transcript.messages[1]
+    assert (told.content, told.reasoning, told.calls) == (ANSWER, read, ())
+
+
 LONG = "You are an interactive agent that helps users with software engineering tasks. " * 400
 SYSTEM = [
     {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.0;"},
@@ -546,6 +570,14 @@ SHAPES: dict[str, tuple[dict[str, Any], str | None]] = {
     "server-tool-use": (
         turns(RESULT, called=({"type": "server_tool_use", "id": "s", "name": "x", "input": {}},)),
         "messages[1].content[0]",
+    ),
+    "advice-in-a-users-turn": (
+        {"messages": [ASKED, said(*advice(type="advisor_result", text="Add."))]},
+        "messages[1].content[0]",
+    ),
+    "advice-of-another-kind": (
+        turns(called=(*advice(type="advisor_image"), REMINDER)),
+        "messages[1].content[1].content.type",
     ),
     "clear-tool-uses": (
         {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
