@@ -4,7 +4,8 @@
 pair behind a service of its own, by the official client, and prints a table. A task is solved where
 the last answer holds the right value and as many calls as it takes gave a result. The seed is
 fixed: every policy gets the same tasks, with the thresholds that were calibrated on the pair unless
-others are given. Each result is kept in a file as it comes, so a run that was broken off goes on.
+others are given. Each result is kept in a file as it comes, with the calls made and the texts
+said, so a run that was broken off goes on and each failure can be read.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ def tried(api: OpenAI, policy: str, params: dict[str, Any], task: Task) -> dict[
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": task.question},
     ]
-    called, made = 0, {"solved": False, "small_tokens": 0, "large_tokens": 0}
+    said: list[str] = []
+    called = 0
+    made = {"solved": False, "small_tokens": 0, "large_tokens": 0, "said": said}
     for _ in range(TURNS):
         answer = api.chat.completions.create(
             model=policy,
@@ -113,6 +116,8 @@ def tried(api: OpenAI, policy: str, params: dict[str, Any], task: Task) -> dict[
         for name in ("small_tokens", "large_tokens"):
             made[name] += metrics[name]
         message = answer.choices[0].message
+        if message.content:
+            said.append(message.content)
         if not message.tool_calls:
             text = (message.content or "").replace(",", "")
             made["solved"] = called >= task.calls and str(task.answer) in text
@@ -125,6 +130,7 @@ def tried(api: OpenAI, policy: str, params: dict[str, Any], task: Task) -> dict[
                 called += result != UNKNOWN
             except (TypeError, ValueError) as error:
                 result = f"error: {error}"
+            said.append(f"{call.function.name}({call.function.arguments}) -> {result}")
             messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
     return made
 
