@@ -11,19 +11,19 @@ slot's length: a pass reads past it only what its own round wrote, and later one
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import compress
 from math import prod
 from operator import ne
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from workers.model.transfer import on_device
 
 SLICE = 512  # tokens that are compared at once
-ALIGNED = 64  # bytes, as torch's own memory
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int], most: int) -> int:
@@ -37,13 +37,15 @@ def common_prefix(left: Sequence[int], right: Sequence[int], most: int) -> int:
 
 
 def zeros(shape: Sequence[int], device: torch.device | str, dtype: torch.dtype) -> Tensor:
-    """Zeros; on a CPU they take no memory before they are written (torch writes its own)."""
+    """Zeros; on a CPU they take no memory before they are written, and then page by page."""
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     size = prod(shape) * dtype.itemsize
-    memory = np.zeros(size + ALIGNED, np.uint8)
-    start = -memory.ctypes.data % ALIGNED
-    return torch.from_numpy(memory[start : start + size]).view(dtype).view(*shape)
+    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # elsewhere than on Linux, or without such pages
+        # With huge pages the first token of a slot takes, and zeroes, 2 MB of each layer.
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8, count=size).view(dtype).view(*shape)
 
 
 APART = 1 << 17  # bytes a row and layer, from which each row is read where it lies
