@@ -125,20 +125,20 @@ def chain(run: BenchRun) -> Iterator[Figure]:
 
 def transformers(run: BenchRun) -> Iterator[Figure]:
     """`transformers serve`."""
-    with _running(run, "transformers", servers.transformers(run.pair)) as server:
+    with _running(run, "transformers", servers.transformers(run.pair, run.folder)) as server:
         # It answers one after the other: on a large model 64 would wait for longer than clients do.
         yield from _streams(run, "transformers", server, STREAMS[:3] if run.real else STREAMS)
 
 
 def vllm(run: BenchRun) -> Iterator[Figure]:
     """vLLM's server, its build for CPUs."""
-    with _running(run, "vllm", servers.vllm(run.pair)) as server:
+    with _running(run, "vllm", servers.vllm(run.pair, run.folder)) as server:
         yield from _streams(run, "vLLM", server)
 
 
 def llama_cpp(run: BenchRun) -> Iterator[Figure]:
     """llama.cpp's server."""
-    with _running(run, "llama_cpp", servers.llama_cpp(run.pair)) as server:
+    with _running(run, "llama_cpp", servers.llama_cpp(run.pair, run.folder)) as server:
         yield from _streams(run, "llama.cpp", server)
 
 

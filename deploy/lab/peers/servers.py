@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -70,6 +72,20 @@ def baton_over(
     return baton(ROOT / "deploy" / "local.yaml", folder, edit)
 
 
+def _checkpoint(pair: PeerPair, folder: Path) -> str:
+    """The large checkpoint for a peer. The embedded one's template opens the thought there, as
+    Baton does, so that all servers answer the same prompts, with the same tokens."""
+    model = resolve(pair.large)
+    if pair is REAL:
+        return str(model)
+    copy = folder / "peer-model"
+    shutil.copytree(model, copy, dirs_exist_ok=True)
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    opened = config["chat_template"].replace("<|assistant|>'", "<|assistant|><think>'")
+    (copy / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": opened}))
+    return str(copy)
+
+
 def bare_serve() -> ServerCommand:
     """Run Ray Serve without Baton."""
     port = free_port()
@@ -77,21 +93,21 @@ def bare_serve() -> ServerCommand:
     return ServerCommand(command, port, ready="/ready")
 
 
-def transformers(pair: PeerPair) -> ServerCommand:
+def transformers(pair: PeerPair, folder: Path) -> ServerCommand:
     """Run `transformers serve`."""
-    port, model = free_port(), str(resolve(pair.large))
+    port, model = free_port(), _checkpoint(pair, folder)
     command = [sys.executable, "-c", TRANSFORMERS, "serve", model, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--device", "cpu", "--dtype", pair.dtype]
     env = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(pair.threads)}
     return ServerCommand(command, port, model, env=env)
 
 
-def vllm(pair: PeerPair) -> ServerCommand:
+def vllm(pair: PeerPair, folder: Path) -> ServerCommand:
     """Run vLLM's server, its build for CPUs."""
     python = ROOT / ".venv-vllm" / "bin" / "python"
     if not python.exists():
         raise FileNotFoundError("vLLM needs .venv-vllm: make test-vllm makes it")
-    port, model = free_port(), str(resolve(pair.large))
+    port, model = free_port(), _checkpoint(pair, folder)
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", pair.dtype]
     command += ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(4 * SLOTS)]
@@ -107,9 +123,9 @@ def vllm(pair: PeerPair) -> ServerCommand:
     return ServerCommand(command, port, model, env=env)
 
 
-def llama_cpp(pair: PeerPair) -> ServerCommand:
+def llama_cpp(pair: PeerPair, folder: Path) -> ServerCommand:
     """Run llama.cpp's server."""
     port = free_port()
-    model = pair.gguf or str(resolve(pair.large))
+    model = pair.gguf or _checkpoint(pair, folder)
     command = [sys.executable, "-m", "deploy.lab.peers.llama_cpp", model]
     return ServerCommand([*command, str(port), str(SLOTS), str(pair.threads)], port, "model")
