@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from time import perf_counter
 from typing import Any
@@ -26,7 +26,16 @@ from orchestrator.errors import (
     WorkerError,
     WorkerUnavailable,
 )
-from orchestrator.loop.actions import Action, Advise, Classify, Generate, Verify, WorkerName, Write
+from orchestrator.loop.actions import (
+    REST,
+    Action,
+    Advise,
+    Classify,
+    Generate,
+    Verify,
+    WorkerName,
+    Write,
+)
 from orchestrator.loop.answer_room import generated
 from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import ActionCompleted, PromptsRead, TextDelta
@@ -168,18 +177,10 @@ class Executor:
         stream = generated(self._budget.room, transcript, criteria, generate)
         ending = self._budget.ending
         watched = ending.watches(transcript)
-        shown, counted, ms = "", 0, 0.0
-        tokens: list[int] = []
-        logprobs: list[float] = []
+        heard = self._listen(name)
+        counted, ms = 0, 0.0
         answer: Any = None
         failure: WorkerError | None = None
-
-        def made() -> Generation:
-            known = tuple(logprobs) if len(logprobs) == len(tokens) else ()
-            before = self._drawn[name][0].last if name in self._drawn else None
-            tokenizer = "" if before is None else before.tokenizer
-            segment = Segment(name, shown, tuple(tokens), known, tokenizer)
-            return Generation(segment, Usage(generated=len(tokens)), ms)
 
         try:
             while answer is None:
@@ -193,31 +194,30 @@ class Executor:
                 if item is None:
                     raise WorkerUnavailable(f"the {name} worker's stream broke off")
                 if isinstance(item, Generation):
-                    text, answer = item.segment.text[len(shown) :], item
+                    text, answer = item.segment.text[len(heard.text) :], item
                     self._drawn[name] = transcript.extend(item.segment), seed
-                    tokens[:] = item.segment.tokens
+                    heard.tokens = [*item.segment.tokens]
+                    heard.text += text
                 else:
                     text = item.text
-                    tokens += item.tokens
-                    logprobs += item.logprobs
+                    heard.add(item)
                 if text:
-                    shown += text
-                    yield TextDelta(name, phase, text, len(tokens) - counted)
-                    counted = len(tokens)
+                    yield TextDelta(name, phase, text, len(heard.tokens) - counted)
+                    counted = len(heard.tokens)
                     if answer is None and (
                         self._stopped
                         or self._hurries(transcript)
-                        or (watched and ending.due(transcript.extend(Segment(name, shown))))
+                        or (watched and ending.due(heard.after(transcript)))
                     ):
-                        answer = made()
+                        answer = heard.generation(ms)
         except (WorkerError, InvalidRequest) as error:
-            if shown and isinstance(error, Contradiction):
+            if heard.text and isinstance(error, Contradiction):
                 raise  # the text that was shown may be wrong, so nothing follows it
             answer = error
-            if shown and isinstance(error, WorkerError | ContextLengthExceeded):
+            if heard.text and isinstance(error, WorkerError | ContextLengthExceeded):
                 log.warning("request %s: %s worker: %s", self._request.id, name, error)
-                answer = made()
-                if isinstance(error, WorkerError) and len(tokens) < criteria.max_tokens:
+                answer = heard.generation(ms)
+                if isinstance(error, WorkerError) and len(heard.tokens) < criteria.max_tokens:
                     failure = error
                 if phase == "answer":
                     self._broke_off = failure
@@ -272,13 +272,24 @@ class Executor:
             if isinstance(action, Verify):
                 return await worker.verify(call, action.segment, sampling)
             criteria = self._budget.clip(action.transcript, action.criteria, draft=True)
-            stream = worker.generate(call, criteria, sampling, stream=False)
+            ending, began = self._budget.ending, perf_counter()
+            # A draft of all that is left may loop, and then ends before its cap.
+            watched = action.criteria == REST and ending.watches(action.transcript)
+            heard = self._listen(action.worker)
+            stream = worker.generate(call, criteria, sampling, stream=watched)
             async with closing(stream):
                 async for item in stream:
                     if isinstance(item, Generation):
                         self._drawn[action.worker] = action.transcript.extend(item.segment), seed
                         return item
+                    heard.add(item)
+                    if item.text and watched and ending.due(heard.after(action.transcript)):
+                        return heard.generation((perf_counter() - began) * 1000)
             raise WorkerUnavailable(f"the {action.worker} worker's stream broke off")
+
+    def _listen(self, name: WorkerName) -> _Heard:
+        before = self._drawn[name][0].last if name in self._drawn else None
+        return _Heard(name, "" if before is None else before.tokenizer)
 
     def _call_for(self, name: WorkerName, transcript: Transcript) -> Call:
         request = self._request
@@ -307,6 +318,32 @@ class Executor:
         if temperature is not None:
             sampling = replace(sampling, temperature=temperature)
         return sampling if sampling.temperature <= 0 else replace(sampling, seed=seed)
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What a worker's stream has given so far."""
+
+    worker: WorkerName
+    tokenizer: str
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.tokens += delta.tokens
+        self.logprobs += delta.logprobs
+
+    def after(self, transcript: Transcript) -> Transcript:
+        """Return the transcript with the text so far."""
+        return transcript.extend(Segment(self.worker, self.text))
+
+    def generation(self, ms: float) -> Generation:
+        """Return what a call that ends here has generated."""
+        known = tuple(self.logprobs) if len(self.logprobs) == len(self.tokens) else ()
+        segment = Segment(self.worker, self.text, tuple(self.tokens), known, self.tokenizer)
+        return Generation(segment, Usage(generated=len(self.tokens)), ms)
 
 
 def deadline(

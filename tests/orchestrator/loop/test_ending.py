@@ -116,9 +116,7 @@ class Looping(Scripted):
         super().__init__(line, scores=lambda transcript: 9.0)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in POLICIES if name != "vote"]
-)  # drafts whole chains
+@pytest.mark.parametrize("name", POLICIES)
 async def test_forty_looping_chains_end_under_every_policy(name: str) -> None:
     policy = POLICIES[name]()
     for begun, unit in looping_chains(40):
