@@ -31,7 +31,6 @@ from workers.remote.dialects import ID_FIELDS, recognized, scoring
 from workers.remote.dialects.openai import OPENAI, OpenAI
 from workers.remote.dialects.sglang import PATH, SGLANG
 from workers.remote.dialects.transformers_serve import TRANSFORMERS_SERVE
-from workers.remote.dialects.vllm import VLLM
 from workers.remote.errors import Absent, Broke, Declined, Foreign, Gap
 from workers.remote.protocol import ROUNDING, Chunk, Vocabulary, checked_answer
 from workers.remote.request_builder import PromptKind, prompt_fields
@@ -157,7 +156,7 @@ class _Trial:
 
     async def run(self, answer: Fields, events: Sequence[Fields]) -> ServerCapabilities:
         """Find out the rest, beginning with what the `first` requests returned."""
-        if self.able.dialect is VLLM:
+        if self.able.dialect.restricts:
             self._found(min_tokens=await self._takes_min_tokens())
         self._read(events)
         greedy = await self._greedy()
@@ -315,7 +314,7 @@ class _Trial:
             shown = {} if answer is None else dialect.first_logprobs(answer, self.vocabulary)
             self._found(top=max(able.top, len(shown)))
         body = {**self.prompt, **ONE, **dialect.logprob_fields(1, chat=False)}
-        if dialect is VLLM:
+        if dialect.restricts:
             self._found(lookups=await self._looks_up(body, after))
         for way in scoring(dialect):
             if way is SGLANG:
@@ -332,7 +331,7 @@ class _Trial:
         # The likeliest of the three has at least a third of their sum, but far less among all.
         unlikely = [i for i in range(len(after) + 3) if i not in after][:3]
         answer = await self._tried({**body, "allowed_token_ids": unlikely})
-        shown = {} if answer is None else VLLM.first_logprobs(answer, self.vocabulary)
+        shown = {} if answer is None else self.able.dialect.first_logprobs(answer, self.vocabulary)
         drawn = [shown[i] for i in unlikely if i in shown]
         return bool(drawn) and exp(max(drawn)) < 0.25
 

@@ -1,11 +1,12 @@
 """Dialects of OpenAI's API, one file each: the fields of a request and how its answer is read.
 
-To add one, subclass `openai.OpenAI` in a separate file, and name it in `DIALECTS`. The probe
-recognizes a dialect by a server's answers, never by its name (`transformers_serve`: by how it
-samples). The prompt, and the fields that continue a chat's message, are the same in all
-(`request_builder`).
+To add one, subclass `openai.OpenAI` in a separate file, and name it in `DIALECTS`. The probe sends
+the `id_fields` of all dialects and takes the first one that finds ids in the answer, never a
+server's name. A server without ids speaks `openai`, or `transformers_serve` if it samples by that
+server's field. The prompt, and the fields that continue a chat's message, are the same in all
+(`workers/remote/request_builder.py`).
 
-- `openai`: OpenAI's API as it is.
+- `openai`: what all share; alone, for servers that return no ids.
 - `vllm`: vLLM, and proxies and routers before it.
 - `sglang`: vLLM's fields, and its `/generate`.
 - `llama_cpp`: llama.cpp's server.

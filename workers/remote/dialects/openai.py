@@ -1,4 +1,4 @@
-"""OpenAI's API without extensions: Ollama, mlx_lm.server, and others that return no ids."""
+"""What all dialects share, and the one of servers that return no ids: Ollama, mlx_lm.server."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ class OpenAI:
         token_a_chunk: whether a stream has a chunk for each token, and one for the reason to end.
         left_out: tokens at the end of a text that it may count and not send.
         names_stop: whether it says at which stop string it stopped.
+        restricts: whether it may read `min_tokens` and `allowed_token_ids`; the probe tries both.
     """
 
     name: ClassVar[str] = "OpenAI"
@@ -52,6 +53,7 @@ class OpenAI:
     token_a_chunk: ClassVar[bool] = False
     left_out: ClassVar[int] = 0
     names_stop: ClassVar[bool] = True
+    restricts: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         return self.name

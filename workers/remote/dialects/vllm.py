@@ -37,6 +37,7 @@ class Vllm(OpenAI):
     id_fields: ClassVar = {"return_token_ids": True, "return_tokens_as_token_ids": True}
     returns_ids = True
     salts = True
+    restricts = True
 
     def cuts(self, sampling: Sampling) -> dict[str, Any]:
         """Return every setting: vLLM takes missing ones from `generation_config.json`."""
