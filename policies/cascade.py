@@ -1,4 +1,4 @@
-"""ConfSpec (arXiv 2602.18447): the small model judges its own step, the large one if in doubt.
+"""ConfSpec (arXiv 2602.18447): the small model judges its own step, or leaves it to the large.
 
 Small models are well calibrated within their range, so the small model's verdict counts if it is
 confident; only other drafts go to the large model. The signal `logprob` comes with the draft and
@@ -19,7 +19,7 @@ from policies.steps import attempt, blank, logprobs_of, steps_written
 
 
 class Cascade(Judging):
-    """The small model judges its drafts; the large one, by `threshold`, those it is not sure of."""
+    """The small model judges its drafts; the large one judges those of which it is unsure."""
 
     signal: Literal["logprob", "digit"] = Field(
         default="logprob",

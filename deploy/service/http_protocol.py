@@ -24,7 +24,7 @@ class BoundedProtocol(HttpToolsProtocol):
     that were checked before. If they are larger than headers may be, the connection is closed.
     """
 
-    _head_bytes = 0  # of awaited headers; else those since the last piece of a body
+    _head_bytes = 0  # received for the headers that we wait for, or since the last piece of a body
     _deadline: asyncio.TimerHandle | None = None  # set while headers are awaited or arriving
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -177,8 +177,8 @@ class Budget:
     ) -> Transcript:
         """Return the transcript with its chain ended: the answer follows, if there is a thought.
 
-        It is done at once if no token is left for an answer. `finish` is "length" if `max_tokens`
-        or a context cut the thought, whether or not an answer follows.
+        It is done at once if no token is left for an answer. `finish` says why the thought ended:
+        "length" if `max_tokens` or a context cut it. A chain that is the answer ends by "length".
         """
         if transcript.done or (transcript.closed and transcript.thinking):
             return transcript

@@ -38,7 +38,7 @@ from orchestrator.state.store import (
     check_commit,
 )
 
-_REVISION: Final = b""  # a field that no pointer can be named
+_REVISION: Final = b""  # a field; no pointer can have this name
 _EVENT: Final = b"e"
 
 _COMMIT: Final = Path(__file__).with_name("commit.lua").read_text(encoding="utf-8")
@@ -81,7 +81,7 @@ class RedisStore:
         self._address = f"redis at {options.get('host', 'localhost')}:{options.get('port', 6379)}"
         self._prefix, self._timeout_s = prefix, timeout_s
         self._subscription: PubSub | None = None
-        self._failed = False  # a call since the subscription, whose connection may be dead too
+        self._failed = False  # a call, since we subscribed: that connection may be dead too
         self._listening = asyncio.Lock()
 
     async def commit(
@@ -176,7 +176,7 @@ class RedisStore:
                 await redis.unlink(*(self._key("stream", stream) for stream in streams))
 
     async def time(self) -> float:
-        # As a position of a stream: the rights above do not include TIME.
+        # We take the time from a new entry's id, because the rights above do not include TIME.
         async with self._errors() as redis:
             at: Any = await redis.xadd(
                 self._key("stream", "clock"), {_EVENT: b""}, maxlen=1, approximate=False

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-READING = 32  # padded tokens that cost about as much as one more reading, on CPUs; GPUs bear more
+READING = 32  # padding tokens that cost a CPU about one more read of the weights; a GPU takes more
 
 
 def fitting(sizes: Sequence[tuple[int, int]], most: int, capacity: int) -> list[int]:
-    """Choose the prompts that share a pass, by place: the first, and those whose padding beside it
-    costs no more than a separate pass would.
+    """Return the indices of the prompts that share a pass: the first one, and those whose padding
+    costs no more than a separate pass.
 
     Args:
         sizes: of each prompt the tokens of its next chunk, and those cached before.

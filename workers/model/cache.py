@@ -6,7 +6,7 @@ operation for all layers. When a row leaves, its slot keeps the entries for a la
 
 One pass: `map_slots` says where its entries go, each layer calls `update`, and nothing drafted
 counts as cached until `commit` names the accepted path. A rejected draft's entries lie beyond the
-slot's length: a pass reads past it only what its own round wrote, and later ones overwrite them.
+slot's length: later passes overwrite them, and until then the mask gives them no weight.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Weights in 16, 8 or 4 bits for CPUs, packed for the libraries of products that torch brings.
+"""Weights in 16, 8 or 4 bits for CPUs, packed for the libraries that torch multiplies with.
 
 A pass over a few tokens takes as long as its weights take to be read. On a CPU with instructions
 for bfloat16, oneDNN's packed form is read about twice as fast as torch's own, and costs hardly more
-for 16 tokens than for one. Else the products are FBGEMM's, which reads a weight once for up to six
-tokens; activations are float32 then, since without such instructions all else is slower.
+for 16 tokens than for one. On other CPUs we use FBGEMM, which reads a weight once for up to six
+tokens. Activations are float32 there, because bfloat16 is slower without such instructions.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _SAME_INPUT: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class PackedLinear(nn.Module):
-    """A linear layer in its packed form, of [tokens, ...].
+    """A packed linear layer; its input is [tokens, ...].
 
     Inputs and outputs are of type `computation(packing)`.
-    `half`: the weight in float16, which holds what a bfloat16 of a weight's size says exactly.
-    `int8`: each row of the weight in whole numbers, to the size of its largest entry. An input is
-    the sum of two such vectors, one for what the other leaves, since models have entries a hundred
-    times as large as the others: together 14 bits, at the price of twice as many rows in a
-    product that waits for its weights. Sums of whole numbers are exact, so a token's output
-    depends on nothing else in the pass.
-    `int4`: as `four_bits` says; a shape that its product does not take has 8 bits.
+    `half`: the weight in float16, which represents a bfloat16 of a weight's size exactly.
+    `int8`: each row of the weight in whole numbers, scaled by its largest entry. An input is split
+    into a coarse vector and its remainder, because models have entries a hundred times as large as
+    the others: together they have 14 bits. This doubles the rows of a product that waits for its
+    weights anyway. Sums of whole numbers are exact, so a token's output depends on nothing else in
+    the pass.
+    `int4`: see `four_bits`; a weight whose shape its product does not take has 8 bits.
     `int4+bfloat16`: a second copy of the same weights, in 16 bits, for more than `NARROW` tokens.
     """
 
@@ -129,8 +129,8 @@ def whole_of(part: nn.Module) -> PackedLinear | None:
 def pack(network: Any, packing: Packing) -> None:
     """Pack the linear layers of a model, or of one of its layers, on the CPU, in place.
 
-    Norms are of the computation's type. The embedding stays as it is, and a head beside 4 bits has
-    8. Layers of the same input are packed as one. Each weight is given up as soon as it is packed.
+    Norms are of the computation's type. The embedding stays as it is. If weights have 4 bits, the
+    head has 8. Layers of the same input are packed as one. Each weight is freed once it is packed.
     """
     head = getattr(network, "lm_head", None)
     for module in [*network.modules()]:
@@ -174,8 +174,7 @@ def can_pack() -> bool:
 
 
 def grows_with_tokens(linear: nn.Module) -> bool:
-    """Whether a product by a layer that is packed by itself takes as long as it has tokens, from
-    about four on."""
+    """Whether the product takes time in proportion to the tokens, from about four tokens on."""
     return isinstance(linear, PackedLinear) and linear.packing in ("half", "int8", "int4")
 
 
@@ -215,7 +214,7 @@ def _pack_8(weight: Tensor) -> Any:
     weight = weight.float()
     scales = (weight.abs().amax(1).double() / WEIGHT_STEPS).clamp(min=1e-30)
     zeros = torch.zeros(len(weight), dtype=torch.long)
-    with warnings.catch_warnings(action="ignore"):  # of a later torch without these tensors
+    with warnings.catch_warnings(action="ignore"):  # later versions of torch drop these tensors
         whole = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
     return _prepack("linear_prepack", whole)
 

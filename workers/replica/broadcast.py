@@ -1,4 +1,4 @@
-"""A call to every replica of a deployment. Each answer counts, though another replica is silent."""
+"""A call to every replica of a deployment. A silent replica does not hold up the others."""
 
 from __future__ import annotations
 

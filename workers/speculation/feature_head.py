@@ -47,8 +47,8 @@ class FeatureHead(nn.Module):
 
     The ideas are the paper's; the form of both, and the norm after the layer, are ours.
 
-    `fspad` is initialised to equal `eagle2`, which has as many parameters: its feed-forward part is
-    wider in place of the projections.
+    `fspad` is initialised to equal `eagle2`, whose wider feed-forward part gives it as many
+    parameters.
 
     Raises:
         ValueError: a head cannot serve the model.

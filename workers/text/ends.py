@@ -1,4 +1,4 @@
-"""Finds the strings that end a text and are cut off, in a text that comes in pieces."""
+"""Finds the stop strings, which are cut off, in a text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Ends:
     """What ends one text.
 
     Args:
-        step_end: finds the delimiter that ends the text and is kept.
+        step_end: finds the delimiter, which ends the text and is kept; the caller asks it.
         begins_answer: whether the text begins an answer: the white space before it is not shown, so
             no stop string may begin in it.
         min_tokens: in the text of this many tokens, only a stop string that ends a thought may

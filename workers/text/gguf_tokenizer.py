@@ -30,7 +30,7 @@ def _begins_as_gguf(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
-    except OSError:  # who reads it says what is wrong
+    except OSError:  # the later read reports it
         return False
 
 
@@ -81,8 +81,10 @@ def _check_vocabulary(tokenizer: Any, file: Path) -> None:
 
 
 def _encode_as_trained(tokenizer: Any, file: Path) -> None:
-    """Set what a byte-level vocabulary's file gives only by a name; refuse an unknown one, which
-    transformers treats as GPT-2's."""
+    """Set up the pre-tokenizer of a byte-level vocabulary, of which the file has only the name.
+
+    An unknown name, which transformers treats as GPT-2's, is refused.
+    """
     from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
     from transformers.integrations.gguf.reader import read_gguf_metadata
@@ -103,8 +105,8 @@ def _encode_as_trained(tokenizer: Any, file: Path) -> None:
 
 
 def _drop_padding(file: Path) -> None:
-    """Remove llama.cpp's names for ids of the model's head that have no token, as in the checkpoint
-    the file was made of: no such id is to be drawn."""
+    """Remove llama.cpp's `[PADn]` entries: the original checkpoint has no such tokens, and none may
+    be drawn."""
     spec = json.loads(file.read_text(encoding="utf-8"))
     vocabulary = spec["model"]["vocab"]
     if isinstance(vocabulary, dict):

@@ -3,14 +3,14 @@
 - `backend`: calls as requests to the engine.
 - `requests`: parameters of vLLM's requests, and its outputs.
 - `running`: a request while it runs, and what a call costs in requests.
-- `ends`: tokens that end a step by themselves.
+- `token_ends`: tokens that end a step by themselves.
 - `run_ahead`: requests that decode on after their call, for the call that continues there.
 - `counter`: what its engine reports.
 - `arguments`: `engine_args` and parameters of speculation, checked.
 - `loading`: from a checkpoint and `engine_args` to a worker.
-- `output`: what its engine process writes where it does not start.
+- `output`: what its engine process writes if it does not start.
 - `scheduler`: vLLM's scheduler; here a request may say how much of a prompt to read again.
-- `lifeline`: vLLM's process ends where the worker's has died.
+- `lifeline`: vLLM's process ends if the worker's has died.
 
 vLLM is no dependency of Baton: an environment may have it, and its pins go before ours.
 """

@@ -49,7 +49,6 @@ from workers.text.prompt import PromptRenderer
 from workers.text.verification import Scores
 from workers.top_logprobs import Known, estimate, probability
 from workers.vllm.counter import EngineCounter
-from workers.vllm.ends import TokenEnds
 from workers.vllm.requests import (
     SHOWN,
     made_tokens,
@@ -60,6 +59,7 @@ from workers.vllm.requests import (
 from workers.vllm.run_ahead import RequestsAhead
 from workers.vllm.running import Cost, Output, Running
 from workers.vllm.scheduler import Drafts
+from workers.vllm.token_ends import TokenEnds
 
 log = logging.getLogger(__name__)
 

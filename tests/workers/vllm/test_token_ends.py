@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.types import StopCriteria
-from workers.vllm.ends import TokenEnds
+from workers.vllm.token_ends import TokenEnds
 
 PIECES = [b"\n", b"\n\n", b".\n\n", b":\n\n", b" \n\n\n", b"a", b"END", b"!\n\n"]
 

@@ -1,4 +1,4 @@
-"""Tokens that end a text by themselves, so that vLLM can end it with them."""
+"""The tokens that end a text by themselves, so that vLLM can stop there."""
 
 from __future__ import annotations
 
