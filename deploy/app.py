@@ -1,6 +1,6 @@
 """The composition root: from a deployment file's `args` to a Ray Serve application.
 
-    SmallWorker, LargeWorker   replicas of the two models (workers/replica); none where
+    SmallWorker, LargeWorker   replicas of the two models (workers/replica); none if
                                a server is named instead, which the ingress calls itself
     Store                      with `store: memory`: the state that HTTP replicas share
     Orchestrator               the HTTP replicas: policies, and the OpenAI-compatible API

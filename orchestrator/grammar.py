@@ -310,7 +310,7 @@ def _valued(
 def _values(
     schema: Any, references: References, form: ArgumentFormat
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the rules of a value in tags: of strings, where `value` is any, and of others."""
+    """Return the rules of a value in tags: of strings, if `value` is any, and of others."""
     said = value_form(schema, references)
     if said.closed and said.listed:
         texts = [json.dumps(one) for one in said.listed if isinstance(one, str)]

@@ -312,8 +312,8 @@ def _show(document: dict[str, Any]) -> None:
         style="dim",
     )
     console.print(
-        "measured on the questions that the thresholds were chosen by; on others expect no more: "
-        "baton eval on questions of their own tells",
+        "measured on the questions that chose the thresholds, so expect no more on others: "
+        "run baton eval on separate questions",
         style="dim",
     )
     if others := [name for name in document["policies"] if name not in document["searched"]]:

@@ -76,7 +76,7 @@ def evaluate(
     config: Config = None,
     rows: Annotated[
         Path | None,
-        typer.Option(help="A JSON line per problem and policy; a second run goes on from there."),
+        typer.Option(help="A JSON line per problem and policy; a second run continues from there."),
     ] = None,
     recordings: Annotated[
         Path | None,
@@ -247,7 +247,7 @@ def _served_by(
 
 
 def _written(method: Speculation, small: str | None) -> str:
-    """A method as rows name it: with its parameters, but for the small model where that drafts."""
+    """A method as rows name it: with its parameters, but for the small model if that drafts."""
     named = (
         f":{key}={value if isinstance(value, str) else json.dumps(value)}"
         for key, value in sorted(method.params.items())

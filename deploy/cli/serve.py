@@ -1,4 +1,4 @@
-"""`baton serve`: a deployment on a Ray of its own, until Ctrl-C or SIGTERM."""
+"""`baton serve`: a deployment on a separate Ray, until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a deployment file, in the foreground. SIGTERM finishes what is under way, Ctrl-C ends
-    it; the exit status is 1 where Ray dies."""
+    it; the exit status is 1 if Ray dies."""
     if small is not None or large is not None or dry_run or out is not None:
         text = _planned(config, small, large, port)
         if dry_run:
@@ -192,7 +192,7 @@ class _Stop(Event):
     hurried = False  # whether a SIGINT came: nothing more is waited for
 
     def listen(self) -> None:
-        """Have the signals handled here, also where Ray has put handlers of its own."""
+        """Have the signals handled here, also if Ray has installed its handlers."""
         for name in SIGNALS:
             signal.signal(name, self._on_signal)
 

@@ -167,7 +167,7 @@ _FORMER_FIELDS = {"Limits": {"budget"}}
 """Removed fields by their kind's name in the file; they are read and ignored."""
 _FIELD_NAMES = {field: name for name, field in _FIELDS.items()}
 _UNWRITTEN = "provenance"
-"""A field that is not recorded: no replay needs to know where a token came from."""
+"""A field that is not recorded: no replay needs to know who drafted a token."""
 _PHASES = ("thought", "answer")
 _REFUSAL = ("param", "code")
 """The fields of an `InvalidRequest`."""

@@ -121,7 +121,7 @@ def unknown_keys(
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """The model inside `X`, `X | None` or `list[X]`; none where a value may be anything else."""
+    """The model inside `X`, `X | None` or `list[X]`; none if a value may be anything else."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     inner = [arg for arg in getattr(annotation, "__args__", ()) if arg is not type(None)]

@@ -12,7 +12,7 @@ two models, and a task of the controller's."""
 
 
 def prepare_torch() -> None:
-    """Let torch's threads sleep where they wait; what the user has set stays.
+    """Let torch's threads sleep while they wait; what the user has set stays.
 
     By default they spin, at the end of each of a pass's hundreds of kernels. Wherever another
     process needs a core, such as the other worker, one of them is off its core, and the rest burn

@@ -11,8 +11,8 @@ from orchestrator.loop.actions import WorkerName
 from workers.text.gguf_tokenizer import is_gguf
 
 SHARED = 0.95  # of a GPU that two engines may take together
-WHOLE = 0.92  # of a GPU that one takes where nothing else is said: vLLM's gpu_memory_utilization
-LONGEST = 32_768  # tokens of context that are planned for, where the models have as many,
+WHOLE = 0.92  # of a GPU that one takes if nothing else is said: vLLM's gpu_memory_utilization
+LONGEST = 32_768  # tokens of context that are planned for, if the models have as many,
 LEAST = 8_192  # and below which a GPU is called too small
 ROWS_GPU, ROWS_CPU = 32, 4
 CPU_CONTEXT = 8_192
@@ -218,7 +218,7 @@ def _on_cpu(models: Models, machine: Machine) -> Placed:
 
 
 def _cpu_type(model: ModelSize, machine: Machine) -> str:
-    """The type of the weights where memory is no concern."""
+    """The type of the weights if memory is no concern."""
     if model.parameters < 50_000_000:
         return "float32"
     return "int8" if machine.int8 else "bfloat16"

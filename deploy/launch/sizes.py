@@ -166,7 +166,7 @@ def one_vocabulary(first: str, second: str) -> bool:
 
 
 def _vocabulary(path: str) -> str:
-    """A checkpoint's vocabulary, as `Tokenizer.hash`; empty where it cannot be read."""
+    """A checkpoint's vocabulary, as `Tokenizer.hash`; empty if it cannot be read."""
     from workers.text.tokenizer_files import load_tokenizer
 
     try:

@@ -46,7 +46,7 @@ class Source:
 
 
 def _value(text: str) -> Any:
-    """A number or a truth value where the text is one, otherwise the text."""
+    """A number or a truth value if the text is one, otherwise the text."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def without_engine(workers: Workers) -> list[WorkerName]:
-    """Whose model vLLM is to run, where there is none."""
+    """Whose model vLLM is to run, if none is named."""
     vllm = [name for name, spec in workers.by_name().items() if spec.runs_vllm]
     return vllm if find_spec("vllm") is None else []
 

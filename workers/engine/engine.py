@@ -355,7 +355,7 @@ class Engine:
     def _append(
         self, request: GenerateRequest, rounds: list[Accepted], *, adopted: bool = False
     ) -> None:
-        """Hand the tokens of rounds to their request and end it where they say so."""
+        """Hand the tokens of rounds to their request and end it if they say so."""
         before, finish = request.generated, None
         try:
             for place, accepted in enumerate(rounds):

@@ -164,7 +164,7 @@ def _scalars(reader: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _ends(said: dict[str, Any]) -> int | list[int] | None:
-    """Ids that end a turn; several where the file names an end of turn beside the end of text."""
+    """Ids that end a turn; several if the file names an end of turn beside the end of text."""
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     ids = [said[f"tokenizer.ggml.{key}"] for key in keys if f"tokenizer.ggml.{key}" in said]
     distinct = list(dict.fromkeys(ids))

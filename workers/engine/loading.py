@@ -190,8 +190,8 @@ def open_target(model: str | Path, **options: Unpack[BuiltinOptions]) -> LoadedT
             raise ConfigError(
                 f"draft model {name} must share the vocabulary of {model}: give another"
             )
-        # What it drafts is verified, so that 8 bits do where the target's own weights are packed,
-        # and 4 where these have 4.
+        # What it drafts is verified, so 8 bits do if the target's own weights are packed,
+        # and 4 if those have 4.
         packing = packing_of(device, dtype)
         few = "int4" if packing in FOUR_BITS else "int8" if packing and can_pack() else dtype
         return load_model(folder, device=device, dtype=few)
@@ -299,7 +299,7 @@ def choose_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
 
 
 def packing_of(device: str, dtype: str | torch.dtype | None) -> Packing | None:
-    """How weights are packed on that device; None where they are not."""
+    """How weights are packed on that device; None if they are not."""
     if dtype in WHOLE_NUMBERS:
         return dtype
     chosen = choose_dtype(device, dtype)

@@ -109,7 +109,7 @@ def reserve(need: MemoryNeed, *, device: str, share: float) -> None:
 
 
 def shortage(need: MemoryNeed, *, share: float, total: int, free: int) -> str | None:
-    """Why it does not fit `share` of `total` bytes, `free` of them free; None where it does."""
+    """Why it does not fit `share` of `total` bytes, `free` of them free; None if it does."""
     sizes = f"weights {_gb(need.weights)} + cache {_gb(need.cache)} + passes {_gb(need.passes)}"
     sizes += f" = {_gb(need.total)}"
     limit = int(share * total)

@@ -155,7 +155,7 @@ class ScoreRequest(EngineRequest):
         if self.matcher is not None and not mask_chain(self.matcher, given, logits):
             self.matcher = None  # what follows is free
         log_probs = logits.log_softmax(-1)
-        if not bool(log_probs.amax(-1).isfinite().all()):  # NaN where logits have one
+        if not bool(log_probs.amax(-1).isfinite().all()):  # NaN if the logits have one
             raise nan_logits()
         if given:
             scores.nll += (-log_probs[range(len(given)), given]).tolist()
@@ -231,7 +231,7 @@ class GenerateRequest(EngineRequest):
 
     @property
     def provenance(self) -> Provenance | None:
-        """Where its tokens came from, once it has ended; None where nothing was drafted."""
+        """Where its tokens came from, once it has ended; None if nothing was drafted."""
         return None if self.origins is None else self.continuation.provenance(self.origins)
 
     def delta(self, *, ended: bool) -> Delta | None:

@@ -273,7 +273,7 @@ def attend(
     # With a mask the fused kernels support no head groups: a group's heads become its queries.
     folded = queries.reshape(rows, -1, groups * n, size)
     mixed = F.scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
-    return mixed.reshape(rows, heads, n, size)  # a view where the kernel's layout allows one
+    return mixed.reshape(rows, heads, n, size)  # a view if the kernel's layout allows it
 
 
 def _is_faster_folded(queries: Tensor, keys: Tensor) -> bool:

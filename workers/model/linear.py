@@ -62,7 +62,7 @@ def fuse(parts: Sequence[nn.Module], name: str) -> Tensor:
 
 
 def full_precision_cpu(weight: Tensor) -> bool:
-    """Whether it lies on a CPU in full precision, where torch's own kernels are not the fastest."""
+    """Whether it lies on a CPU in full precision, for which torch's kernels are not the fastest."""
     return weight.device.type == "cpu" and weight.dtype.itemsize >= 4
 
 

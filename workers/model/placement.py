@@ -56,7 +56,7 @@ class Placement:
 
     def _prepare(self, kind: AttentionKind) -> None:
         if kind.rope is not None and kind.rope not in self._tables:
-            # No text goes beyond the limit, where such a table would change as a whole.
+            # No text goes beyond the limit; beyond it such a table would change as a whole.
             limit = rope_limit(self.config) or self.capacity
             places = self._columns.clamp(max=limit - 1)[None]
             self._tables[kind.rope] = rotary_table(self.config, places, self.dtype, kind.rope)

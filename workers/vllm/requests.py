@@ -16,7 +16,7 @@ from workers.model.sampling import nan_logits
 from workers.vllm.scheduler import MOST_CACHED
 
 SHOWN = 64
-"""Tokens whose log-probabilities are requested where the likeliest one is not enough."""
+"""Tokens whose log-probabilities are requested if the likeliest one is not enough."""
 MAX_TEMPERATURE = 2.0
 """The highest that vLLM takes."""
 
