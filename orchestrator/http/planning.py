@@ -144,8 +144,8 @@ class Planner:
         policy, alone = plan.policy, ask.policy.alone
         if alone is not None and len(policy.called) != 1:
             raise InvalidRequest(
-                f"{alone}: only a policy of one model can do this, and {plan.name} is none; ask "
-                "the model large-only or small-only",
+                f"{alone}: {plan.name} uses two models, and this needs a policy of one; ask the "
+                "model large-only or small-only",
                 param=alone,
                 code="unsupported_parameter",
             )
