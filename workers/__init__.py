@@ -21,5 +21,6 @@ Files that several rooms share:
 - `rng`: random numbers as a function of seed and position.
 - `memo`: caches bounded by bytes.
 - `top_logprobs`: estimates from the likeliest tokens of a position, if no others are returned.
+- `heap`: freed memory goes back to the system.
 - `reporting`: call times and error messages, the same for every worker.
 """

@@ -88,11 +88,13 @@ def serve(
     from deploy.launch.workers import want_engines
     from deploy.service.config import Auth
     from deploy.service.notes import notes
+    from workers.heap import give_back
 
     console = Console(highlight=False, soft_wrap=True)
     deployment = load(config or DEFAULT_FILE, port=port)
     want_engines(deployment.args.workers)
     deployment.args.access()  # missing keys are an error before anything starts
+    give_back()  # what the plan took, for as long as this process waits
     with _stopping() as stop:
         for note in notes(deployment.args):
             console.print(note, style="yellow", markup=False)

@@ -22,6 +22,7 @@ from workers.engine.backend import BuiltinBackend
 from workers.engine.engine import Engine
 from workers.engine.memory import fitting_len, machine_memory, memory_need, reserve
 from workers.engine.weights import Safetensors, fill
+from workers.heap import give_back
 from workers.model.config import ModelConfig
 from workers.model.families import Computation, check_family, longest_text
 from workers.model.network import Network
@@ -97,6 +98,7 @@ def load(model: str | Path, **options: Unpack[BuiltinOptions]) -> EngineWorker[B
     loaded = open_target(model, **chosen)
     methods = _build_methods(loaded, chosen["speculation"] or {}, *chosen["also"])
     decoder = Decoder(loaded.target, next(iter(methods.values())), methods)
+    give_back()  # what the weights took before they were fused or packed
     if threads is None and chosen["device"] == "cpu" and loaded.is_small:
         threads = 1
     engine = Engine(

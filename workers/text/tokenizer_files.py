@@ -15,6 +15,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from orchestrator.errors import ConfigError
+from workers.heap import give_back
 from workers.reporting import first_line
 from workers.text.gguf_tokenizer import is_gguf, write_tokenizer
 from workers.text.thinking import AUTO, ThinkingFormat
@@ -84,9 +85,12 @@ def _load(folder: Path, model: str | Path, thinking: ThinkingFormat | str) -> To
         _add_tokens(backend, named, special_tokens)
         templates = _chat_templates(folder, config)
         default, with_tools = templates.get("default"), templates.get("tool_use")
-        return Tokenizer(backend, special_tokens, default, thinking, with_tools)
+        made = Tokenizer(backend, special_tokens, default, thinking, with_tools)
     except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
         raise ConfigError(f"the tokenizer of {model}: {first_line(error)}") from error
+    del backend
+    give_back()
+    return made
 
 
 def checkpoint_folder(model: str | Path, *files: str) -> Path:
