@@ -84,7 +84,7 @@ class Orchestrator:
                 methods=args.workers.methods(),
                 speculation=args.workers.speculation(),
             ),
-            Pools(workers, views.ready, views.facts, args.sampling),
+            Pools(workers, views.troubles, views.facts, args.sampling),
             HttpSettings(
                 args.limits,
                 http.reasoning_field,

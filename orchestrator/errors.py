@@ -7,6 +7,7 @@ BatonError
 ├── WorkerError               a worker's fault
 │   ├── WorkerUnavailable     cannot be reached or died: worth a retry elsewhere
 │   ├── Contradiction         what it sent contradicts itself
+│   ├── Misconfigured         its server has no such model or path, or refuses the key: HTTP 503
 │   ├── Overloaded            no room now: HTTP 503 with Retry-After
 │   ├── Spent                 a policy's cap forbids to ask the large model again
 │   └── Unsupported           this worker lacks a capability, which is named: HTTP 400
@@ -66,6 +67,10 @@ class WorkerUnavailable(WorkerError):
 
 class Contradiction(WorkerError):
     """The worker's answer contradicts itself or its tokenizer: discard all of it."""
+
+
+class Misconfigured(WorkerError):
+    """The worker's server refuses every call, until the deployment or the server is changed."""
 
 
 class Overloaded(WorkerError):

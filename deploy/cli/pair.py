@@ -51,12 +51,16 @@ class Pair:
                 yield remote
             return
         from deploy.launch.deployment_file import DEFAULT_FILE, load_args
-        from deploy.launch.workers import close, load_pair
+        from deploy.launch.workers import close, load_pair, want_engines
 
         args = load_args(self.config or DEFAULT_FILE)
         for candidate in candidates:
             policy_of(args, candidate)
         workers = args.workers
+        try:
+            want_engines(workers)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; or name a running service: --url ADDRESS") from None
         chosen = large_speculation(workers, self.speculation, self.default_speculation)
         if chosen is not None:  # one method alone: no request here can name another
             large = workers.large.model_copy(update={"speculation": chosen})

@@ -23,6 +23,7 @@ from deploy.service.worker_spec import Workers
 from orchestrator.errors import BatonError
 
 READY_S = 300.0  # to answer, once Serve says that everything runs
+SOON_S = 3.0  # the same, before it is said why it does not
 TOLD_S = 60.0  # between two words on what is still starting
 ASK_S, CUT_S = 5.0, 0.5  # for replicas to answer, and for what they send last to arrive
 LOOPBACK = "127.0.0.1"
@@ -206,6 +207,9 @@ def _wait(deployment: Deployment, ready_s: float | None, tell: Callable[[str], o
             now = time.monotonic()
             if starting:
                 starting_at = now
+            elif now - starting_at > SOON_S and reason not in told:
+                told.add(reason)
+                tell(f"Everything runs, but {reason}")
             elif now - starting_at > READY_S:
                 raise NotServing(
                     f"everything has run for {READY_S:g} s, but {reason}; Ray's logs are in "

@@ -53,7 +53,8 @@ class Watch:
             answers = ready.get("workers", {}).get(name, True)
             if not answers and name not in self._silent:
                 self._silent.add(name)
-                yield f"the {name} worker's server at {place} does not answer: is it running?"
+                why = ready.get("error", {}).get("message", "")
+                yield f"the {name} worker's server at {place} cannot be used: {why}"
             elif answers and name in self._silent:
                 self._silent.remove(name)
                 yield f"the {name} worker's server at {place} answers again"

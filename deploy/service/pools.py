@@ -32,33 +32,34 @@ class WorkerView:
 
     def __init__(self, worker: AnyWorker, clock: Callable[[], float] = time.monotonic) -> None:
         self._worker, self._clock = worker, clock
-        self._lock, self._until, self._answers = asyncio.Lock(), -1.0, False
+        self._lock, self._until = asyncio.Lock(), -1.0
+        self._trouble: str | None = None
         self._facts: ModelFacts | None = None
 
-    async def answers(self) -> bool:
-        """Return whether a replica of the pool, or the server, answers."""
+    async def trouble(self) -> str | None:
+        """Return why no replica of the pool, or not the server, answers; None if one does."""
         async with self._lock:
             if self._clock() >= self._until:
-                self._answers = await self._ask()
+                self._trouble = await self._ask()
                 self._until = self._clock() + REUSE_S
-        return self._answers
+        return self._trouble
 
     async def facts(self) -> ModelFacts | None:
         """Return what is known of the model; None: its pool has not answered since the start."""
         if not isinstance(self._worker, ReplicaWorker):
             return _facts(self._worker)
         if self._facts is None:
-            await self.answers()
+            await self.trouble()
         return self._facts
 
-    async def _ask(self) -> bool:
+    async def _ask(self) -> str | None:
         if not isinstance(self._worker, ReplicaWorker):
-            return await self._worker.backend.is_available(timeout_s=TIMEOUT_S)
+            return await self._worker.backend.trouble(timeout_s=TIMEOUT_S)
         try:
             self._facts = _facts(await self._worker.status(timeout_s=TIMEOUT_S))
         except WorkerUnavailable:
-            return False
-        return True
+            return "its model loads, or its replicas are lost"
+        return None
 
 
 class WorkerViews:
@@ -67,9 +68,9 @@ class WorkerViews:
     def __init__(self, workers: Mapping[WorkerName, AnyWorker]) -> None:
         self._views = {name: WorkerView(worker) for name, worker in workers.items()}
 
-    async def ready(self) -> dict[str, bool]:
-        answers = await asyncio.gather(*(view.answers() for view in self._views.values()))
-        return dict(zip(self._views, answers, strict=True))
+    async def troubles(self) -> dict[WorkerName, str | None]:
+        troubles = await asyncio.gather(*(view.trouble() for view in self._views.values()))
+        return dict(zip(self._views, troubles, strict=True))
 
     async def facts(self, names: Collection[WorkerName]) -> dict[WorkerName, ModelFacts | None]:
         found = await asyncio.gather(*(self._views[name].facts() for name in names))

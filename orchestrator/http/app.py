@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -243,20 +243,22 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
 async def _readiness(service: Service) -> Response:
     try:
         async with asyncio.timeout(READY_S):
-            pools = dict(await service.pools.ready())
+            troubles: Mapping[Any, str | None] = await service.pools.troubles()
     except Exception as error:
         log.warning("readiness cannot be determined: %s", type(error).__name__)
-        pools = {"workers": False}
+        troubles = {"workers": "they are silent"}
     # Without its store, or a document in it, the service still answers, so it stays ready and
     # reports `degraded`; only the log and /v1/policies, which needs a key, give the reason.
     degraded = service.shared.degraded is not None
-    state = {"workers": pools, "store": service.shared.error is None, "degraded": degraded}
-    if all(pools.values()) and not service.live.draining:
+    well = {name: why is None for name, why in troubles.items()}
+    state = {"workers": well, "store": service.shared.error is None, "degraded": degraded}
+    if all(well.values()) and not service.live.draining:
         return JSONResponse({"ready": True, **state})
-    silent = ", ".join(name for name, well in pools.items() if not well)
-    reason = (
-        f"not ready yet: no answer of {silent}, which loads or is lost" if silent else "stopping"
-    )
+    # Addresses and names of models are for this machine alone.
+    hidden = None if service.settings.loopback else "no answer; the service's log says why"
+    reasons = {name: hidden or why for name, why in troubles.items() if why is not None}
+    silent = "; ".join(f"{name}: {why}" for name, why in reasons.items())
+    reason = f"not ready yet: {silent}" if silent else "stopping"
     not_ready = HttpError(503, reason, code="not_ready")
     return JSONResponse(
         {"ready": False, **state, **not_ready.body}, status_code=503, headers=not_ready.headers

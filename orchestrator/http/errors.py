@@ -26,6 +26,7 @@ from orchestrator.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     InvalidRequest,
+    Misconfigured,
     Overloaded,
     StoreError,
     StoreUnavailable,
@@ -123,6 +124,10 @@ def http_error(error: BaseException) -> HttpError:
             message = f"{named} no room now; try again shortly"
             later = {"retry-after": str(whole_seconds(error.retry_after_s or 0))}
             return HttpError(503, message, code="overloaded", headers=later)
+        case Misconfigured():
+            named = f"the {error.worker} worker's server" if error.worker else "a worker's server"
+            message = f"{named} refuses every call: /ready or the service's log says why"
+            return HttpError(503, message, code="worker_misconfigured", headers=_NO_RETRY)
         case WorkerError():
             named = f"the {error.worker} worker" if error.worker else "a worker"
             message = f"{named} is not available now; try again shortly"

@@ -55,7 +55,7 @@ class ModelFacts:
 Facts = Mapping[WorkerName, ModelFacts | None]
 
 
-async def _all_ready() -> Mapping[str, bool]:
+async def _no_troubles() -> Mapping[WorkerName, str | None]:
     return {}
 
 
@@ -67,13 +67,14 @@ async def _no_facts(names: Collection[WorkerName]) -> Facts:
 class Pools:
     """The workers, and what is known of them.
 
-    `ready` returns whether each pool answers, cheaply, since clients without a key may call it.
-    `facts` returns what the named workers report; None: no answer since the start. `sampling` is
-    the default of requests, which the large model's checkpoint completes.
+    `troubles` returns why each pool or server does not answer, None if it does; cheaply, since
+    clients without a key may ask. `facts` returns what the named workers report; None: no answer
+    since the start. `sampling` is the default of requests, which the large model's checkpoint
+    completes.
     """
 
     workers: Mapping[WorkerName, Worker]
-    ready: Callable[[], Awaitable[Mapping[str, bool]]] = _all_ready
+    troubles: Callable[[], Awaitable[Mapping[WorkerName, str | None]]] = _no_troubles
     facts: Callable[[Collection[WorkerName]], Awaitable[Facts]] = _no_facts
     sampling: PartialSampling = field(default_factory=PartialSampling)
 

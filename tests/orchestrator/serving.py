@@ -76,7 +76,7 @@ def service(small: Any = None, large: Any = None, *, spans: Any = None, **settin
     workers: Any = {"small": small or scripted(), "large": large or scripted()}
     made = Service(
         Catalog(**{"policies": POLICIES, "default": "specreason", **catalog}),
-        Pools(workers, facts=facts, **taken("ready", "sampling")),
+        Pools(workers, facts=facts, **taken("troubles", "sampling")),
         HttpSettings(**settings),
         **own,
     )

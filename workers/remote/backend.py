@@ -52,6 +52,7 @@ from workers.text.verification import Scores
 from workers.top_logprobs import Known, estimate, negligible
 
 log = logging.getLogger(__name__)
+REFUSED_S: Final = 10.0  # seconds after which a server that refused the probe is probed again
 GAP_S: Final = 60.0
 """For how long a server is not asked for what one of its streams lacked: one of its replicas may
 have been the cause."""
@@ -79,6 +80,7 @@ class RemoteBackend:
         self._capabilities: ServerCapabilities | None = None
         self._missing: Missing = None  # what streams lacked although the probe saw it
         self._asked_again = 0.0  # when it is asked for again, by the monotonic clock
+        self._refusal, self._refused_until = "", 0.0  # why the last probe failed, how long it holds
         self._probing: asyncio.Task[ServerCapabilities] | None = None
 
     async def ready(self) -> None:
@@ -335,13 +337,28 @@ class RemoteBackend:
                 GAP_S,
             )
 
-    async def is_available(self, timeout_s: float = 2.0) -> bool:
-        """Whether the server answers within `timeout_s` seconds."""
+    async def trouble(self, timeout_s: float = 2.0) -> str | None:
+        """Return why the server does not serve the model now; None if it does.
+
+        The first call begins the probe, so that no request waits for it.
+        """
         try:
             await self.server.fetch("/models", timeout_s=timeout_s)
-        except WorkerError:
-            return False
-        return True
+            if self._capabilities is None:
+                if monotonic() < self._refused_until:
+                    return self._refusal
+                async with asyncio.timeout(timeout_s):
+                    await self.capabilities()
+        except TimeoutError:
+            return f"{self.server.name}: Baton still finds out what it can do"
+        except Unsupported:
+            return None  # policies that need what it lacks say so
+        except WorkerError as error:
+            if str(error) != self._refusal:
+                log.warning("%s", error)
+            self._refusal, self._refused_until = str(error), monotonic() + REFUSED_S
+            return self._refusal
+        return None
 
     async def aclose(self) -> None:
         """Close the connections; calls in progress fail."""

@@ -1,7 +1,7 @@
 """Translates a server's error responses into errors of `orchestrator.errors`.
 
 Only a text that is too long is the client's fault. A server's message may hold an address or a key,
-so no client sees it.
+so no client sees it; only /ready shows it on a loopback address.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from orchestrator.errors import (
     BatonError,
     ContextLengthExceeded,
     Contradiction,
+    Misconfigured,
     Overloaded,
     WorkerError,
     WorkerUnavailable,
@@ -54,7 +55,7 @@ class NoLogprobs(WorkerError):
     """A position has no log-probabilities although the probe saw some."""
 
 
-class Absent(Declined):
+class Absent(Declined, Misconfigured):
     """The server has no such path, or no model of this name."""
 
 
@@ -63,12 +64,12 @@ def failure(status: int, headers: Mapping[str, str], body: Any, name: str) -> Ba
     message, code = _message(body)
     description = f"{name}: {message or 'HTTP'} ({status})"
     if 300 <= status < 400:
-        return WorkerError(
+        return Misconfigured(
             f"{name}: expected an answer, got a redirect ({status}), which is not followed: "
             "give the url that it leads to"
         )
     if status in (401, 403):
-        return WorkerError(f"{description}: is the key right?")
+        return Misconfigured(f"{description}: is the key right?")
     if status in (429, 503):
         return Overloaded(description, retry_after_s=_retry_after(headers.get("retry-after")))
     if status == 408 or status > 501 or status == 500:

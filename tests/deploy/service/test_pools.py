@@ -14,6 +14,7 @@ from orchestrator.types import Sampling
 from workers.replica.client import ReplicaWorker
 from workers.replica.server import ReplicaStatus
 
+LOST = "its model loads, or its replicas are lost"
 KNOWN = ModelFacts(512, Sampling(0.6, 0.95, 20), TemplateEfforts("effort", ("low", "high")))
 
 
@@ -34,7 +35,7 @@ async def test_requests_at_the_same_time_share_one_question() -> None:
     views = WorkerViews({"large": pool})
     told = await asyncio.gather(*(views.facts(["large"]) for _ in range(8)))
     assert told == [{"large": KNOWN}] * 8
-    assert await views.ready() == {"large": True}
+    assert await views.troubles() == {"large": None}
     assert pool.asked == 1
 
 
@@ -43,11 +44,11 @@ async def test_a_model_loads_until_it_answers_once(times: int) -> None:
     pool, now = Pool(down=True), 1.0
     view = WorkerView(pool, clock=lambda: now)
     assert await asyncio.gather(*(view.facts() for _ in range(times))) == [None] * times
-    assert (await view.answers(), pool.asked) == (False, 1)
+    assert (await view.trouble(), pool.asked) == (LOST, 1)
     pool.down = False
     assert await view.facts() is None  # the answer is reused for a while
     now += REUSE_S
-    assert (await view.facts(), await view.answers()) == (KNOWN, True)
+    assert (await view.facts(), await view.trouble()) == (KNOWN, None)
     pool.down, now = True, now + REUSE_S
     # Lost: a call waits for another replica.
-    assert (await view.answers(), await view.facts()) == (False, KNOWN)
+    assert (await view.trouble(), await view.facts()) == (LOST, KNOWN)

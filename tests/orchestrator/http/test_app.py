@@ -310,10 +310,10 @@ def test_models_say_what_is_to_know_of_the_deployment() -> None:
 
 
 def test_a_model_that_still_loads_is_named_at_once() -> None:
-    async def ready() -> dict[str, bool]:
-        return {"small": True, "large": False}
+    async def troubles() -> dict[str, str | None]:
+        return {"small": None, "large": "its model loads"}
 
-    with serving(service(facts={"large": None}, ready=ready)) as url:
+    with serving(service(facts={"large": None}, troubles=troubles)) as url:
         refused = post(url, {"model": "specreason"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "loading")
         assert "still load: large;" in refused.json()["error"]["message"]
@@ -446,22 +446,27 @@ def test_a_silent_stream_pings() -> None:
             assert "".join(c.choices[0].delta.content or "" for c in stream) == "The answer is 8."
 
 
-def test_readiness() -> None:
-    pools = {"small": True, "large": False}
+@pytest.mark.parametrize("loopback", [True, False])
+def test_readiness(loopback: bool) -> None:
+    pools = {"small": None, "large": "http://10.0.0.7: no such model"}
 
-    async def ready() -> dict[str, bool]:
+    async def troubles() -> dict[str, str | None]:
         if not pools:
             raise WorkerUnavailable("at 10.0.0.7")
-        return pools
+        return {**pools}
 
-    with serving(service(ready=ready)) as url:
+    with serving(service(troubles=troubles, loopback=loopback)) as url:
         reply = HTTP.get(f"{url}/ready")
-        assert (reply.status_code, reply.json()["workers"]) == (503, pools)
+        assert (reply.status_code, reply.json()["workers"]) == (
+            503,
+            {"small": True, "large": False},
+        )
         assert reply.headers["retry-after"]
         assert reply.json()["error"]["code"] == "not_ready"
+        assert ("10.0.0.7: no such model" in reply.text) == loopback
         assert HTTP.get(f"{url}/health").status_code == 200
-        pools["large"] = True
-        state = {"workers": pools, "store": True, "degraded": False}
+        pools["large"] = None
+        state = {"workers": {"small": True, "large": True}, "store": True, "degraded": False}
         assert HTTP.get(f"{url}/ready").json() == {"ready": True, **state}
         pools.clear()
         reply = HTTP.get(f"{url}/ready")

@@ -590,14 +590,14 @@ def test_what_is_not_in_effect_is_named_on_every_tab_that_shows_it(browser: Brow
 
 
 def test_health_says_well_or_ill_and_where(browser: Browser) -> None:
-    pools = {"small": True, "large": True}
+    pools = dict[str, str | None](small=None, large=None)
 
-    async def ready() -> dict[str, bool]:
+    async def troubles() -> dict[str, str | None]:
         return pools
 
-    with serving(made(ready=ready)) as url, page_of(browser, f"{url}/ui#/health") as page:
+    with serving(made(troubles=troubles)) as url, page_of(browser, f"{url}/ui#/health") as page:
         expect(page.locator(".glance")).to_contain_text("Well")
-        pools["large"] = False
+        pools["large"] = "its model loads"
         expect(page.locator(".glance")).to_contain_text("large pool does not answer")
 
 

@@ -446,7 +446,7 @@ def test_exceptions_of_the_client(url: str) -> None:
         (WorkerUnavailable("http://10.0.0.7:8001 refused"), 503, "worker_unavailable"),
         (Overloaded("http://10.0.0.7:8001 is full"), 503, "overloaded"),
         (WorkerError("10.0.0.7"), 503, "worker_unavailable"),
-        (Absent("10.0.0.7: the model `x` does not exist"), 503, "worker_unavailable"),
+        (Absent("10.0.0.7: the model `x` does not exist"), 503, "worker_misconfigured"),
         (Declined("10.0.0.7: `seed` must be a number"), 503, "worker_unavailable"),
         (BatonError("10.0.0.7"), 500, "internal_error"),
         (RuntimeError("secret 10.0.0.7"), 500, "internal_error"),

@@ -19,6 +19,7 @@ from orchestrator.errors import (
     ConfigError,
     ContextLengthExceeded,
     Contradiction,
+    Misconfigured,
     Overloaded,
     WorkerError,
     WorkerUnavailable,
@@ -253,15 +254,27 @@ async def test_silence_counts_as_a_loss() -> None:
     async with odd(hangs, silence_s=0.1, retries=0) as (_, worker):
         with pytest.raises(WorkerUnavailable, match="ReadTimeout"):
             await write(worker)
-        assert not await worker.backend.is_available(timeout_s=0.1)
+        assert "ReadTimeout" in (await worker.backend.trouble(timeout_s=0.1) or "")
 
 
 async def test_nobody_listens() -> None:
     worker = ModelWorker(RemoteBackend(Server("http://127.0.0.1:9", retries=1), "m", TOKENIZER))
     with pytest.raises(WorkerUnavailable, match=r"127.0.0.1:9"):
         await write(worker)
-    assert not await worker.backend.is_available()
+    assert "127.0.0.1:9" in (await worker.backend.trouble() or "")
     await worker.backend.aclose()
+
+
+async def test_a_model_that_is_not_there_is_named_before_any_request() -> None:
+    listed = http(200, '{"data": []}')
+    async with odd(listed, refusal(404, "The model `m` does not exist")) as (behind, worker):
+        worker.backend._capabilities = None
+        assert "The model `m` does not exist" in (await worker.backend.trouble() or "")
+        tried = len(behind.bodies)
+        assert tried > 1
+        behind.replies[:] = [listed]
+        assert "does not exist" in (await worker.backend.trouble() or "")
+        assert len(behind.bodies) == tried + 1  # the list alone: it is probed again later
 
 
 async def test_a_redirect_is_not_followed() -> None:
@@ -322,7 +335,7 @@ TOO_LONG = "This model's maximum context length is 10: ask ops@10.0.0.7 with key
         (http(400, '{"message": "old vLLM", "object": "error"}'), Declined),
         (http(413, "no JSON"), Declined),
         (refusal(404, "The model `x` does not exist"), Absent),
-        (refusal(401, "no"), WorkerError),
+        (refusal(401, "no"), Misconfigured),
     ],
 )
 async def test_what_the_server_refuses(reply: Reply, kind: type[Exception]) -> None:
@@ -394,7 +407,7 @@ async def test_a_list_of_models_does_not_close_the_breaker() -> None:
         for _ in range(2):
             with pytest.raises(WorkerUnavailable, match="500"):
                 await write(worker)
-            assert await worker.backend.is_available()
+            assert await worker.backend.trouble() is None
         assert breaker.is_open
 
 
