@@ -11,7 +11,7 @@ from deploy.launch.source import Source
 from deploy.service.config import explain
 from deploy.service.worker_spec import WorkerSpec
 from deploy.service.workers import connect, connect_worker
-from orchestrator.errors import BatonError, ConfigError, Unsupported
+from orchestrator.errors import BatonError, ConfigError, Misconfigured, Unsupported
 from workers.remote.capabilities import ServerCapabilities
 from workers.remote.listing import model_name, tokenizer_sources
 from workers.reporting import first_line
@@ -47,6 +47,8 @@ class ServedModel:
                 f"{source.url}: {error}. llama.cpp's server takes the GGUF file that Ollama or "
                 "LM Studio has downloaded: llama-server -m FILE --port 8001"
             ) from None
+        except Misconfigured as error:
+            raise ConfigError(str(error)) from None
         except ConfigError:
             raise
         except BatonError as error:
