@@ -136,13 +136,16 @@ def _policy(small: Model, large: Model) -> tuple[dict[str, Any], str]:
 
 
 def _refusals(small: Model, large: Model) -> Iterator[str]:
-    """Say what policies this pair cannot run, and why."""
+    """Say what policies this pair cannot run, or not fast, and why."""
     why: dict[str, list[str]] = {}
     for policy in dict.fromkeys((*VERIFYING, *READING_DRAFTS)):
         if reason := _lacks(small, large, policy):
             why.setdefault(reason, []).append(policy)
     for reason, policies in why.items():
         yield f"Not for this pair: {', '.join(policies)} ({reason})."
+    if isinstance(large, ServedModel) and large.able.scores and large.able.dialect.rereads:
+        yield "The large model's server reads the whole prompt for each check of these policies:"
+        yield f"{', '.join(VERIFYING)}. Without a GPU they may be slower than large-only: compare."
     if not _judges(large):
         yield "The judge's most likely digit counts (scoring: greedy): it has no probabilities."
 

@@ -125,6 +125,7 @@ def test_servers_that_verify_share_tokens(
         "silence_s": 99,
     }  # fmt: skip
     assert "vLLM's API, token ids, 777 tokens" in why
+    assert "reads the whole prompt for each check of these policies" in why
     assert "Not for this pair" not in why
 
 

@@ -42,6 +42,7 @@ class OpenAI:
         token_a_chunk: whether a stream has a chunk for each token, and one for the reason to end.
         left_out: tokens at the end of a text that it may count and not send.
         names_stop: whether it says at which stop string it stopped.
+        rereads: whether it reads a whole prompt again to score its last tokens.
         restricts: whether it may read `min_tokens` and `allowed_token_ids`; the probe tries both.
     """
 
@@ -53,6 +54,7 @@ class OpenAI:
     token_a_chunk: ClassVar[bool] = False
     left_out: ClassVar[int] = 0
     names_stop: ClassVar[bool] = True
+    rereads: ClassVar[bool] = True
     restricts: ClassVar[bool] = False
 
     def __repr__(self) -> str:

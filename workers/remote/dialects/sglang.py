@@ -24,6 +24,7 @@ class Sglang(Vllm):
     """SGLang by its own path."""
 
     name = "SGLang"
+    rereads = False
 
     def score_request(
         self, ids: Sequence[int], start: int | None, top: int, named: Collection[int], owner: str
