@@ -6,7 +6,7 @@ Each row runs in its own process and is kept, so an interrupted run continues. R
 the other, each server alone on the machine. "Baton" is `large-only` with plain decoding, "Baton,
 chain" the same with lossless drafts by the small model. Baton and vLLM take 64 sequences at once,
 llama.cpp 16; each server has one thread for the model (two on the pretrained pair, for which
-Baton's weights have 8 bits, llama.cpp's 4, the others' 16). "Serve" is Ray Serve without Baton.
+Baton's weights and llama.cpp's have 4 bits, the others' 16). "Serve" is Ray Serve without Baton.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class PeerPair:
 EMBEDDED = PeerPair("embedded:small", "embedded:large", "float32", 1, "float32")
 REAL = PeerPair(
     str(REAL_FOLDER / "small"), str(REAL_FOLDER / "large"), dtype="bfloat16", threads=2,
-    baton_dtype="int8", gguf=str(REAL_FOLDER / "large.gguf"),
+    baton_dtype="int4+bfloat16", gguf=str(REAL_FOLDER / "large.gguf"),
 )  # fmt: skip
 
 
