@@ -75,7 +75,7 @@ class Orchestrator:
             name: connect_worker(spec) for name, spec in specs.items() if spec.url is not None
         }
         workers: dict[WorkerName, Any] = {**replicas, **remote}
-        views, http = WorkerViews(workers), args.orchestrator
+        views, http = WorkerViews(workers, shows=args.auth is None), args.orchestrator
         self._service = Service(
             Catalog(
                 POLICIES,

@@ -70,7 +70,7 @@ class Contradiction(WorkerError):
 
 
 class Misconfigured(WorkerError):
-    """The worker's server refuses every call, until the deployment or the server is changed."""
+    """The worker's server refuses a call, until it or the deployment is changed."""
 
 
 class Overloaded(WorkerError):

@@ -143,9 +143,10 @@ def _refusals(small: Model, large: Model) -> Iterator[str]:
             why.setdefault(reason, []).append(policy)
     for reason, policies in why.items():
         yield f"Not for this pair: {', '.join(policies)} ({reason})."
-    if isinstance(large, ServedModel) and large.able.scores and large.able.dialect.rereads:
+    slow = [policy for policy in VERIFYING if not _lacks(small, large, policy)]
+    if slow and isinstance(large, ServedModel) and large.able.dialect.rereads:
         yield "The large model's server reads the whole prompt for each check of these policies:"
-        yield f"{', '.join(VERIFYING)}. Without a GPU they may be slower than large-only: compare."
+        yield f"{', '.join(slow)}. Without a GPU they may be slower than large-only: compare."
     if not _judges(large):
         yield "The judge's most likely digit counts (scoring: greedy): it has no probabilities."
 

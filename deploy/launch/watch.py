@@ -53,7 +53,7 @@ class Watch:
             answers = ready.get("workers", {}).get(name, True)
             if not answers and name not in self._silent:
                 self._silent.add(name)
-                why = ready.get("error", {}).get("message", "")
+                why = ready.get("reasons", {}).get(name, "")
                 yield f"the {name} worker's server at {place} cannot be used: {why}"
             elif answers and name in self._silent:
                 self._silent.remove(name)

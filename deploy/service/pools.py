@@ -23,6 +23,9 @@ REUSE_S = 1.0  # seconds for which an answer, or the lack of one, is reused
 TIMEOUT_S = 2.0  # seconds for a pool or a server to answer
 
 
+HIDDEN = "its server does not answer, or refuses; the service's log says why"
+
+
 class WorkerView:
     """A worker's last known status.
 
@@ -63,14 +66,22 @@ class WorkerView:
 
 
 class WorkerViews:
-    """The status of both workers, as `Pools` wants it."""
+    """The status of both workers, as `Pools` wants it. Only if it `shows` them, troubles hold what
+    a server said, which may name addresses."""
 
-    def __init__(self, workers: Mapping[WorkerName, AnyWorker]) -> None:
+    def __init__(self, workers: Mapping[WorkerName, AnyWorker], *, shows: bool = True) -> None:
         self._views = {name: WorkerView(worker) for name, worker in workers.items()}
+        self._hides = {
+            name: not (shows or isinstance(worker, ReplicaWorker))
+            for name, worker in workers.items()
+        }
 
     async def troubles(self) -> dict[WorkerName, str | None]:
         troubles = await asyncio.gather(*(view.trouble() for view in self._views.values()))
-        return dict(zip(self._views, troubles, strict=True))
+        return {
+            name: HIDDEN if why is not None and self._hides[name] else why
+            for name, why in zip(self._views, troubles, strict=True)
+        }
 
     async def facts(self, names: Collection[WorkerName]) -> dict[WorkerName, ModelFacts | None]:
         found = await asyncio.gather(*(self._views[name].facts() for name in names))

@@ -254,14 +254,14 @@ async def _readiness(service: Service) -> Response:
     state = {"workers": well, "store": service.shared.error is None, "degraded": degraded}
     if all(well.values()) and not service.live.draining:
         return JSONResponse({"ready": True, **state})
-    # Addresses and names of models are for this machine alone.
-    hidden = None if service.settings.loopback else "no answer; the service's log says why"
-    reasons = {name: hidden or why for name, why in troubles.items() if why is not None}
+    reasons = {name: why for name, why in troubles.items() if why is not None}
     silent = "; ".join(f"{name}: {why}" for name, why in reasons.items())
     reason = f"not ready yet: {silent}" if silent else "stopping"
     not_ready = HttpError(503, reason, code="not_ready")
     return JSONResponse(
-        {"ready": False, **state, **not_ready.body}, status_code=503, headers=not_ready.headers
+        {"ready": False, **state, "reasons": reasons, **not_ready.body},
+        status_code=503,
+        headers=not_ready.headers,
     )
 
 

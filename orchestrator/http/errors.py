@@ -126,7 +126,7 @@ def http_error(error: BaseException) -> HttpError:
             return HttpError(503, message, code="overloaded", headers=later)
         case Misconfigured():
             named = f"the {error.worker} worker's server" if error.worker else "a worker's server"
-            message = f"{named} refuses every call: /ready or the service's log says why"
+            message = f"{named} refused this call, as set up now; the service's log says why"
             return HttpError(503, message, code="worker_misconfigured", headers=_NO_RETRY)
         case WorkerError():
             named = f"the {error.worker} worker" if error.worker else "a worker"

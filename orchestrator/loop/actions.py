@@ -31,6 +31,11 @@ REST = StopCriteria(1 << 30)
 """No limit except the budget: the driver caps every call at the tokens that are left."""
 
 
+def is_rest(criteria: StopCriteria) -> bool:
+    """Return whether a call may take all that is left."""
+    return criteria.max_tokens >= REST.max_tokens
+
+
 class Action(Generic[A]):
     """A request to the driver; `yield from action` evaluates to its result, of type A."""
 

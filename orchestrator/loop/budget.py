@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.loop.actions import REST
+from orchestrator.loop.actions import is_rest
 from orchestrator.loop.answer_room import AnswerRoom
 from orchestrator.loop.ending import BREAK, Ending
 from orchestrator.types import ENDED, Limits, Segment, StopCriteria, Transcript
@@ -89,7 +89,7 @@ class Budget:
         """
         most, until = min(criteria.max_tokens, self.left(transcript)), criteria.until
         ending = self.ending
-        whole = draft and criteria.max_tokens >= REST.max_tokens
+        whole = draft and is_rest(criteria)
         if not transcript.closed and not whole:
             if ending.steps or ending.is_late(transcript):
                 until = tuple(dict.fromkeys((*until, BREAK)))

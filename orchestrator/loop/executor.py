@@ -27,7 +27,6 @@ from orchestrator.errors import (
     WorkerUnavailable,
 )
 from orchestrator.loop.actions import (
-    REST,
     Action,
     Advise,
     Classify,
@@ -35,6 +34,7 @@ from orchestrator.loop.actions import (
     Verify,
     WorkerName,
     Write,
+    is_rest,
 )
 from orchestrator.loop.answer_room import generated
 from orchestrator.loop.budget import Budget
@@ -274,7 +274,7 @@ class Executor:
             criteria = self._budget.clip(action.transcript, action.criteria, draft=True)
             ending, began = self._budget.ending, perf_counter()
             # A draft of all that is left may loop, and then ends before its cap.
-            watched = action.criteria == REST and ending.watches(action.transcript)
+            watched = is_rest(action.criteria) and ending.watches(action.transcript)
             heard = self._listen(action.worker)
             stream = worker.generate(call, criteria, sampling, stream=watched)
             async with closing(stream):

@@ -21,6 +21,7 @@ from operator import ne
 import torch
 from torch import Tensor
 
+from orchestrator.errors import ConfigError
 from workers.model.transfer import on_device
 
 SLICE = 512  # tokens that are compared at once
@@ -38,10 +39,16 @@ def common_prefix(left: Sequence[int], right: Sequence[int], most: int) -> int:
 
 def zeros(shape: Sequence[int], device: torch.device | str, dtype: torch.dtype) -> Tensor:
     """Zeros; on a CPU they take no memory before they are written, and then page by page."""
-    if torch.device(device).type != "cpu":
-        return torch.zeros(shape, device=device, dtype=dtype)
     size = prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if torch.device(device).type != "cpu" or not size:
+        return torch.zeros(shape, device=device, dtype=dtype)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise ConfigError(
+            f"the cache needs {size / 1e9:.1f} GB, which the system does not give "
+            f"({error.strerror}): take fewer rows or a smaller max_len"
+        ) from None
     with suppress(AttributeError, OSError):  # elsewhere than on Linux, or without such pages
         # With huge pages the first token of a slot takes, and zeroes, 2 MB of each layer.
         memory.madvise(mmap.MADV_NOHUGEPAGE)

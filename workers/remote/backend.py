@@ -28,7 +28,7 @@ from math import inf
 from time import monotonic
 from typing import Any, Final
 
-from orchestrator.errors import Overloaded, Unsupported, WorkerError, WorkerUnavailable
+from orchestrator.errors import BatonError, Overloaded, Unsupported, WorkerError, WorkerUnavailable
 from orchestrator.grammar import holds, is_free
 from orchestrator.types import GREEDY, Constraint, Generation, Usage
 from orchestrator.worker import Call, Delta
@@ -52,7 +52,7 @@ from workers.text.verification import Scores
 from workers.top_logprobs import Known, estimate, negligible
 
 log = logging.getLogger(__name__)
-REFUSED_S: Final = 10.0  # seconds after which a server that refused the probe is probed again
+PROBE_AGAIN_S: Final = 10.0  # seconds from a probe that failed to the next that /ready begins
 GAP_S: Final = 60.0
 """For how long a server is not asked for what one of its streams lacked: one of its replicas may
 have been the cause."""
@@ -80,7 +80,8 @@ class RemoteBackend:
         self._capabilities: ServerCapabilities | None = None
         self._missing: Missing = None  # what streams lacked although the probe saw it
         self._asked_again = 0.0  # when it is asked for again, by the monotonic clock
-        self._refusal, self._refused_until = "", 0.0  # why the last probe failed, how long it holds
+        self._refusal: str | None = None  # why the last probe failed
+        self._probe_again = 0.0  # when the next may begin, by the monotonic clock
         self._probing: asyncio.Task[ServerCapabilities] | None = None
 
     async def ready(self) -> None:
@@ -340,25 +341,25 @@ class RemoteBackend:
     async def trouble(self, timeout_s: float = 2.0) -> str | None:
         """Return why the server does not serve the model now; None if it does.
 
-        The first call begins the probe, so that no request waits for it.
+        The first call begins the probe, so that no request waits for it. After a probe that failed,
+        the next one begins `PROBE_AGAIN_S` later.
         """
         try:
-            await self.server.fetch("/models", timeout_s=timeout_s)
-            if self._capabilities is None:
-                if monotonic() < self._refused_until:
-                    return self._refusal
-                async with asyncio.timeout(timeout_s):
-                    await self.capabilities()
+            async with asyncio.timeout(timeout_s):
+                await self.server.fetch("/models", timeout_s=timeout_s)
         except TimeoutError:
-            return f"{self.server.name}: Baton still finds out what it can do"
-        except Unsupported:
-            return None  # policies that need what it lacks say so
-        except WorkerError as error:
-            if str(error) != self._refusal:
-                log.warning("%s", error)
-            self._refusal, self._refused_until = str(error), monotonic() + REFUSED_S
+            return f"{self.server.name}: no answer within {timeout_s:g} s"
+        except BatonError as error:
+            return str(error)
+        if self._capabilities is None and monotonic() >= self._probe_again:
+            with suppress(BatonError, TimeoutError):  # `_probe` records why
+                async with asyncio.timeout(timeout_s / 2):
+                    await self.capabilities()
+        if self._capabilities is not None:
+            return None
+        if monotonic() < self._probe_again:
             return self._refusal
-        return None
+        return f"{self.server.name}: Baton still finds out what it can do"
 
     async def aclose(self) -> None:
         """Close the connections; calls in progress fail."""
@@ -368,8 +369,11 @@ class RemoteBackend:
         try:
             with checked_answer(self.server.name):
                 capabilities = await probe(self.server, self.model, self.prompts, self.vocabulary)
-        except Unsupported as error:  # clients see it, so only the log names the server
+        except BatonError as error:  # clients see no address, so the log names the server
             log.error("%s, %s: %s", self.server.name, self.model, error)
+            # Policies that need what a server lacks say so, and others can use it.
+            self._refusal = None if isinstance(error, Unsupported) else str(error)
+            self._probe_again = monotonic() + PROBE_AGAIN_S
             raise
         if self.context is None:
             with suppress(WorkerError), checked_answer(self.server.name):

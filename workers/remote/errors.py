@@ -75,7 +75,7 @@ def failure(status: int, headers: Mapping[str, str], body: Any, name: str) -> Ba
     if status == 408 or status > 501 or status == 500:
         return (Broke if status == 500 else WorkerUnavailable)(description)
     if status in (404, 405, 501):
-        return Absent(description)
+        return Absent(f"{description}: check the model's name, and the path of the url")
     if code == "context_length_exceeded" or _TOO_LONG.search(message):
         log.info("%s", description)
         return ContextLengthExceeded(

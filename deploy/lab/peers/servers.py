@@ -82,6 +82,7 @@ def _checkpoint(pair: PeerPair, folder: Path) -> str:
     shutil.copytree(model, copy, dirs_exist_ok=True)
     config = json.loads((copy / "tokenizer_config.json").read_text())
     opened = config["chat_template"].replace("<|assistant|>'", "<|assistant|><think>'")
+    assert opened != config["chat_template"]
     (copy / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": opened}))
     return str(copy)
 

@@ -140,6 +140,7 @@ def test_what_runs_and_is_never_ready_is_given_up(monkeypatch: pytest.MonkeyPatc
     starting, told = Starting(monkeypatch, loaded_at=600, ready=503), list[str]()
     with pytest.raises(NotServing, match="has run for 300 s, but not ready yet: no answer"):
         cluster._wait(starting, None, told.append)  # type: ignore[arg-type]
+    assert "Everything runs, but not ready yet: no answer of large" in told
     assert "not ready yet: no answer of large" in told[-1]
     assert 600 + cluster.READY_S <= starting.now < 700 + cluster.READY_S
 

@@ -96,13 +96,13 @@ def test_a_server_that_is_silent_and_comes_back(monkeypatch: pytest.MonkeyPatch)
     answers = [True, False, False, True]
 
     async def ready(_: Request) -> JSONResponse:
-        error = {"message": "not ready yet: large: no such model"}
-        return JSONResponse({"workers": {"small": False, "large": answers.pop(0)}, "error": error})
+        workers = {"small": False, "large": answers.pop(0)}
+        return JSONResponse({"workers": workers, "reasons": {"large": "no such model"}})
 
     with serving(Starlette(routes=[Route("/ready", ready)])) as url:
         looking = watched(url.removesuffix("/v1"), THERE)
         said = [list(looking.look()) for _ in range(4)]
     place = "the large worker's server at 10.0.0.7:8001"
-    silent = f"{place} cannot be used: not ready yet: large: no such model"
+    silent = f"{place} cannot be used: no such model"
     assert said == [[], [silent], [], [f"{place} answers again"]]
     assert list(watched("http://127.0.0.1:9", THERE).look()) == []  # of itself, others speak

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from deploy.service.pools import REUSE_S, WorkerView, WorkerViews
+from deploy.service.pools import HIDDEN, REUSE_S, WorkerView, WorkerViews
 from orchestrator.efforts import TemplateEfforts
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.http.planning import ModelFacts
 from orchestrator.types import Sampling
+from workers.embedded.checkpoints import resolve
+from workers.remote.backend import RemoteBackend
+from workers.remote.server import Server
 from workers.replica.client import ReplicaWorker
 from workers.replica.server import ReplicaStatus
+from workers.text.tokenizer_files import load_tokenizer
+from workers.worker import ModelWorker
+
+TOKENIZER = load_tokenizer(resolve("embedded:small"))
 
 LOST = "its model loads, or its replicas are lost"
 KNOWN = ModelFacts(512, Sampling(0.6, 0.95, 20), TemplateEfforts("effort", ("low", "high")))
@@ -37,6 +45,15 @@ async def test_requests_at_the_same_time_share_one_question() -> None:
     assert told == [{"large": KNOWN}] * 8
     assert await views.troubles() == {"large": None}
     assert pool.asked == 1
+
+
+async def test_clients_see_what_a_server_said_only_if_all_are_on_this_machine() -> None:
+    server = ModelWorker(RemoteBackend(Server("http://127.0.0.1:9/v1", retries=0), "m", TOKENIZER))
+    workers: dict[Any, Any] = {"small": server, "large": Pool(down=True)}
+    shown = await WorkerViews(workers).troubles()
+    assert "127.0.0.1:9" in (shown["small"] or "")
+    assert await WorkerViews(workers, shows=False).troubles() == {"small": HIDDEN, "large": LOST}
+    await server.backend.aclose()
 
 
 @pytest.mark.parametrize("times", [1, 8])

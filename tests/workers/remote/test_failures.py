@@ -21,6 +21,7 @@ from orchestrator.errors import (
     Contradiction,
     Misconfigured,
     Overloaded,
+    Unsupported,
     WorkerError,
     WorkerUnavailable,
 )
@@ -36,6 +37,7 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Delta
 from workers.embedded.checkpoints import resolve
+from workers.remote import backend
 from workers.remote.backend import RemoteBackend
 from workers.remote.capabilities import ServerCapabilities
 from workers.remote.dialects.llama_cpp import LLAMA_CPP
@@ -254,7 +256,7 @@ async def test_silence_counts_as_a_loss() -> None:
     async with odd(hangs, silence_s=0.1, retries=0) as (_, worker):
         with pytest.raises(WorkerUnavailable, match="ReadTimeout"):
             await write(worker)
-        assert "ReadTimeout" in (await worker.backend.trouble(timeout_s=0.1) or "")
+        assert "no answer within 0.1 s" in (await worker.backend.trouble(timeout_s=0.1) or "")
 
 
 async def test_nobody_listens() -> None:
@@ -275,6 +277,35 @@ async def test_a_model_that_is_not_there_is_named_before_any_request() -> None:
         behind.replies[:] = [listed]
         assert "does not exist" in (await worker.backend.trouble() or "")
         assert len(behind.bodies) == tried + 1  # the list alone: it is probed again later
+
+
+async def test_a_server_is_probed_before_any_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    probed, ends = 0, asyncio.Event()
+
+    async def slow(*_: Any) -> ServerCapabilities:
+        nonlocal probed
+        probed += 1
+        await ends.wait()
+        if probed < 3:
+            raise Absent("no such model") if probed < 2 else Unsupported("it continues no text")
+        return ServerCapabilities("ids", VLLM)
+
+    monkeypatch.setattr(backend, "probe", slow)
+    async with odd(http(200, '{"data": []}')) as (_, worker):
+        server = worker.backend
+        server._capabilities = None
+        for _ in range(2):
+            assert "still finds out" in (await server.trouble(timeout_s=0.1) or "")
+        assert probed == 1
+        ends.set()
+        while server._capabilities is None and not server._probe_again:
+            await asyncio.sleep(0)
+        assert [await server.trouble() for _ in range(2)] == ["no such model"] * 2
+        assert probed == 1  # a failure is held for a while
+        for times in (2, 3):  # others can use what this deployment's policies cannot
+            server._probe_again = 0.0
+            assert (await server.trouble(), probed) == (None, times)
+        assert (await server.trouble(), probed) == (None, 3)
 
 
 async def test_a_redirect_is_not_followed() -> None:
