@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.workers.conftest import make_model
-from workers.model import four_bits
+from workers.model import four_bits, packed
 from workers.model.linear import FusedLinear
 from workers.model.packed import (
     FOUR_BITS,
@@ -152,3 +152,18 @@ def test_a_head_and_odd_shapes_keep_8_bits(packing: Packing) -> None:
     assert PackedLinear(layer(outputs=40), packing).packing == "int8"
     inside = {one.packing for one in model.model.modules() if isinstance(one, PackedLinear)}
     assert packing in inside
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_8_bits_are_those_of_torchs_own_quantization(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    weight = (torch.randn(256, 300) * torch.rand(256, 1) * 3).to(dtype)
+    weight[3] = 0
+    monkeypatch.setattr(packed, "_prepack", lambda _, whole: whole)
+    ours = packed._pack_8(weight)
+    scales, zeros = ours.q_per_channel_scales(), ours.q_per_channel_zero_points()
+    theirs = torch.quantize_per_channel(weight.float(), scales, zeros, 0, torch.qint8)
+    assert torch.equal(ours.int_repr(), theirs.int_repr())
+    assert torch.equal(scales[4:], (weight[4:].float().abs().amax(1).double() / 127))
