@@ -15,9 +15,11 @@ from typing import Any
 import httpx
 
 from deploy.launch.deployment_file import Deployment
+from deploy.launch.environment import PROCESSES
 from deploy.launch.meanwhile import answering
 from deploy.launch.ray_node import NotServing, descendants, is_daemon, logs, own_ray, runs
 from deploy.launch.watch import Watch
+from deploy.service.config import Args
 from deploy.service.scaling import gpus_for
 from deploy.service.worker_spec import Workers
 from orchestrator.errors import BatonError
@@ -111,7 +113,7 @@ def serving(
     _want_port(options.host, options.port)
     with ExitStack() as meanwhile:
         meanwhile.enter_context(answering(options.host or LOOPBACK, options.port))
-        with own_ray() as before:
+        with own_ray(_processes(deployment.args)) as before:
             daemons = {pid for pid in descendants(os.getpid()) - before if is_daemon(pid)}
             on_ray()
             if not deployment.serve.applications[0].deployments:  # which may ask for other GPUs
@@ -123,6 +125,12 @@ def serving(
             _wait(deployment, ready_s, tell)
             name = deployment.serve.applications[0].name
             yield RunningService(deployment.url, name, deployment.args.workers, daemons)
+
+
+def _processes(args: Args) -> int:
+    """Return how many of Ray's workers the service needs: none for a server's model, or Redis."""
+    servers = sum(spec.url is not None for spec in args.workers.by_name().values())
+    return PROCESSES - servers - (args.store.url != "memory")
 
 
 def _start_serve(deployment: Deployment) -> Any:

@@ -11,6 +11,16 @@ PROCESSES = 7
 two models, and a task of the controller's."""
 
 
+_AT_ONCE = ("RAY_worker_maximum_startup_concurrency", "RAY_num_workers_soft_limit")
+
+
+def start_at_once(processes: int) -> None:
+    """Have Ray's next node start this many workers at once; what the user has set stays."""
+    for name in _AT_ONCE:
+        if os.environ.get(name, str(PROCESSES)) == str(PROCESSES):
+            os.environ[name] = str(processes)
+
+
 def prepare_torch() -> None:
     """Let torch's threads sleep while they wait; what the user has set stays.
 
@@ -45,8 +55,7 @@ def prepare() -> None:
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
         # As many workers start at once as are needed, each with what all of them import. By default
         # one waits for another's end of start on a machine of few cores.
-        "RAY_worker_maximum_startup_concurrency": str(PROCESSES),
-        "RAY_num_workers_soft_limit": str(PROCESSES),
+        **dict.fromkeys(_AT_ONCE, str(PROCESSES)),
         # By default a process keeps up to eight heaps a core, mostly empty.
         "MALLOC_ARENA_MAX": "2",
         "RAY_preload_python_modules": "ray.serve",

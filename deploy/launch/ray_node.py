@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.launch.environment import PROCESSES
+from deploy.launch.environment import PROCESSES, start_at_once
 from orchestrator.errors import BatonError
 
 NODE_TRIES = 4
@@ -32,8 +32,8 @@ class NotServing(BatonError):
 
 
 @contextmanager
-def own_ray() -> Iterator[set[int]]:
-    """A Ray of our own, gone at the end with all that it started.
+def own_ray(processes: int = PROCESSES) -> Iterator[set[int]]:
+    """A Ray of our own with this many workers, gone at the end with all that it started.
 
     Yields the ids of the processes that this one had started before. Call
     `deploy.launch.environment.prepare` before anything imports ray.
@@ -46,7 +46,8 @@ def own_ray() -> Iterator[set[int]]:
     folder = _own_folder()
     node = None
     try:
-        node = _node(folder / "ray")
+        start_at_once(processes)
+        node = _node(folder / "ray", processes)
         ray.init(
             address=node.address,
             log_to_driver=False,
@@ -64,15 +65,15 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _node(folder: Path) -> Any:
+def _node(folder: Path, processes: int) -> Any:
     """Start Ray's node, again if it dies: it gives its agent 15 s, too few on a busy machine."""
     for _ in range(NODE_TRIES - 1):
         with suppress(NotServing):
-            return _start_node(folder)
-    return _start_node(folder)
+            return _start_node(folder, processes)
+    return _start_node(folder, processes)
 
 
-def _start_node(folder: Path) -> Any:
+def _start_node(folder: Path, processes: int) -> Any:
     """Start Ray's processes that a service needs.
 
     `ray.init` starts three more: for autoscaling, for logs in the terminal, and for the dashboard,
@@ -96,7 +97,7 @@ def _start_node(folder: Path) -> Any:
 
     return ServingNode(
         RayParams(
-            num_cpus=max(PROCESSES, os.cpu_count() or 1),  # as many workers start at once
+            num_cpus=max(processes, os.cpu_count() or 1),  # as many workers start at once
             object_store_memory=OBJECTS_BYTES,
             temp_dir=str(folder),
             include_log_monitor=False,

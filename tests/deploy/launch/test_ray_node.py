@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launch import ray_node
+from deploy.launch import environment, ray_node
 from deploy.launch.ray_node import NotServing
 
 
@@ -30,12 +30,22 @@ def test_a_folder_of_others_is_not_used(
         ray_node._own_folder()
 
 
+def test_as_many_workers_start_as_the_service_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual, other = environment._AT_ONCE
+    monkeypatch.setenv(usual, str(environment.PROCESSES))
+    monkeypatch.setenv(other, "3")  # the user's
+    environment.start_at_once(5)
+    assert (os.environ[usual], os.environ[other]) == ("5", "3")
+
+
 def test_a_node_that_dies_as_it_starts_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deaths = 3
 
-    def start(folder: Path) -> str:
+    def start(folder: Path, processes: int) -> str:
         nonlocal deaths
         deaths -= 1
         if deaths >= 0:
@@ -43,7 +53,7 @@ def test_a_node_that_dies_as_it_starts_is_started_again(
         return str(folder)
 
     monkeypatch.setattr(ray_node, "_start_node", start)
-    assert ray_node._node(tmp_path) == str(tmp_path)
+    assert ray_node._node(tmp_path, 5) == str(tmp_path)
     deaths = 4
     with pytest.raises(NotServing, match="it died"):
-        ray_node._node(tmp_path)
+        ray_node._node(tmp_path, 5)
