@@ -11,14 +11,12 @@ PROCESSES = 7
 two models, and a task of the controller's."""
 
 
-_AT_ONCE = ("RAY_worker_maximum_startup_concurrency", "RAY_num_workers_soft_limit")
-
-
 def start_at_once(processes: int) -> None:
-    """Have Ray's next node start this many workers at once; what the user has set stays."""
-    for name in _AT_ONCE:
-        if os.environ.get(name, str(PROCESSES)) == str(PROCESSES):
-            os.environ[name] = str(processes)
+    """Have Ray's node start this many workers at once, each with what all of them import; what the
+    user has set stays. By default one waits for another's end of start on a machine of few cores.
+    """
+    for name in ("RAY_worker_maximum_startup_concurrency", "RAY_num_workers_soft_limit"):
+        os.environ.setdefault(name, str(processes))
 
 
 def prepare_torch() -> None:
@@ -53,9 +51,6 @@ def prepare() -> None:
         # A busy machine is slow, not broken: Serve's 5 and 10 s would kill its HTTP proxy.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
-        # As many workers start at once as are needed, each with what all of them import. By default
-        # one waits for another's end of start on a machine of few cores.
-        **dict.fromkeys(_AT_ONCE, str(PROCESSES)),
         # By default a process keeps up to eight heaps a core, mostly empty.
         "MALLOC_ARENA_MAX": "2",
         "RAY_preload_python_modules": "ray.serve",

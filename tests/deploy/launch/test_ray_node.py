@@ -33,8 +33,9 @@ def test_a_folder_of_others_is_not_used(
 def test_as_many_workers_start_as_the_service_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usual, other = environment._AT_ONCE
-    monkeypatch.setenv(usual, str(environment.PROCESSES))
+    usual, other = "RAY_worker_maximum_startup_concurrency", "RAY_num_workers_soft_limit"
+    monkeypatch.setenv(usual, "")  # so that it is taken away again
+    monkeypatch.delenv(usual)
     monkeypatch.setenv(other, "3")  # the user's
     environment.start_at_once(5)
     assert (os.environ[usual], os.environ[other]) == ("5", "3")
