@@ -139,11 +139,11 @@ def _refusals(small: Model, large: Model) -> Iterator[str]:
     """Say what policies this pair cannot run, or not fast, and why."""
     why: dict[str, list[str]] = {}
     for policy in dict.fromkeys((*VERIFYING, *READING_DRAFTS)):
-        if reason := _lacks(small, large, policy):
-            why.setdefault(reason, []).append(policy)
+        why.setdefault(_lacks(small, large, policy), []).append(policy)
+    able = why.pop("", [])
     for reason, policies in why.items():
         yield f"Not for this pair: {', '.join(policies)} ({reason})."
-    slow = [policy for policy in VERIFYING if not _lacks(small, large, policy)]
+    slow = [policy for policy in able if policy in VERIFYING]
     if slow and isinstance(large, ServedModel) and large.able.dialect.rereads:
         yield "The large model's server reads the whole prompt for each check of these policies:"
         yield f"{', '.join(slow)}. Without a GPU they may be slower than large-only: compare."
