@@ -40,7 +40,7 @@ from orchestrator.loop.actions import WorkerName
 from policies import POLICIES
 from workers.replica.broadcast import broadcast
 from workers.replica.client import ReplicaWorker
-from workers.replica.server import ReplicaSize, deployment
+from workers.replica.server import deployment
 
 if TYPE_CHECKING:  # it needs torch, and only some deployments need it
     from workers.backend import LocalBackend
@@ -178,11 +178,8 @@ def build(args: Args) -> Application:
             partial(_load, spec),
             scaling=scaling(spec.replicas),
             nodes=spec.nodes,
-            size=ReplicaSize(
-                spec.rows,
-                gpu=spec.gpu if spec.on_gpu else 0.0,
-                gpus=spec.gpus if spec.on_gpu else 1,
-            ),
+            gpu=spec.gpu if spec.on_gpu else 0.0,
+            gpus=spec.gpus if spec.on_gpu else 1,
             exporter=partial(worker_exporter, name),
         )
         for name, spec in args.workers.by_name().items()

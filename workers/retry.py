@@ -97,12 +97,12 @@ class TimedRetry:
     def remaining_s(self) -> float:
         return max(0.0, self._timeout_s - self._waited_s)
 
-    async def backoff(self, error: Exception) -> None:
-        """Pause before the next try; raise WorkerUnavailable if the time is up."""
+    async def backoff(self, error: WorkerUnavailable | Overloaded) -> None:
+        """Pause before the next try; raise `error` if the time is up."""
         pause = min(POOL_BACKOFF_S * 2**self.retries, POOL_MAX_BACKOFF_S)
         self.retries += 1
         if self.remaining_s <= pause:
-            raise WorkerUnavailable(str(error)) from None
+            raise error
         log.warning("trying again: %s", error)
         self.waited(pause)
         await asyncio.sleep(pause)

@@ -1,7 +1,7 @@
 """The stream protocol between a worker and a caller that may lose its stream.
 
-A replica sends heartbeats and batches of deltas (`batch_stream`); if a stream breaks off, its
-caller asks another replica for the rest (`resume_generation`). The transport is not known here.
+A replica sends batches of deltas (`batch_stream`); if a stream breaks off, its caller asks another
+replica for the rest (`resume_generation`). The transport is not known here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Delta
 from workers.text.boundaries import StepEnd, begun
 
-HEARTBEAT_S = 1.0  # longest silence of a stream whose worker is alive
 BATCH_S = 0.02  # deltas closer together than this are sent as one: less work beside the engine
 MAX_BATCH_S = 0.25
 BATCHES_PER_S = 200  # of all streams of a replica: a message costs three processes a millisecond
@@ -116,14 +115,10 @@ def batch_s(streams: int) -> float:
 async def batch_stream(
     items: AsyncGenerator[Any, None], streams: Callable[[], int] = lambda: 1
 ) -> AsyncGenerator[Any, None]:
-    """Yield the items, with deltas within `batch_s` merged, and None as a heartbeat in a silence.
+    """Yield the items, with deltas within `batch_s` merged.
 
     The first item is sent at once, and so is the last batch. `streams` returns how many streams
     share the replica now.
-
-    Serve takes items as fast as they come, even if the caller no longer listens, so the engine's
-    lease on the call is renewed. A call ends early if its caller cancels it, or if Serve sees the
-    caller's process end; if both are lost, the call keeps its row until the generation ends.
     """
     batch: list[Any] = []
     arrived, exhausted = asyncio.Event(), asyncio.Event()
@@ -142,9 +137,7 @@ async def batch_stream(
     is_first = True
     try:
         while not exhausted.is_set() or batch:
-            if not await _is_set_within(HEARTBEAT_S, arrived):
-                yield None
-                continue
+            await arrived.wait()
             if not is_first:
                 await _is_set_within(batch_s(streams()), exhausted)
             is_first = False

@@ -39,13 +39,12 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Delta
 from policies import POLICIES
-from tests.workers.replica.handles import Handle
+from tests.workers.replica.handles import Handle, pool
 from workers.embedded.checkpoints import resolve
 from workers.remote.backend import RemoteBackend
 from workers.remote.capabilities import ServerCapabilities
 from workers.remote.dialects.vllm import VLLM
 from workers.remote.server import Server
-from workers.replica.client import ReplicaWorker
 from workers.streams import merge_deltas
 from workers.text.tokenizer_files import load_tokenizer
 from workers.worker import ModelWorker
@@ -197,7 +196,7 @@ def test_a_step_takes_as_many_calls_however_long_the_thought(
     instant = {name: InstantWorker(steps, calls_made) for name in ("small", "large")}
     workers: Any = instant
     if way == "replica":
-        workers = {name: ReplicaWorker(Handle(one)) for name, one in instant.items()}
+        workers = {name: pool(Handle(one)) for name, one in instant.items()}
     if way == "http":
         asyncio.run(through_http(policy, app_over(policy, workers), (steps + 1) * STEP + 64))
     else:

@@ -33,12 +33,11 @@ from orchestrator.worker import Call, Delta, Worker
 from tests.orchestrator.waiting import until
 from tests.workers.conftest import chain_checkpoint, vllm_checkpoint
 from tests.workers.remote.vllm_like import MODEL, VllmLike, serving
-from tests.workers.replica.handles import Handle
+from tests.workers.replica.handles import Handle, pool
 from tests.workers.scripted import Scripted, words
 from workers.engine.loading import load
 from workers.remote.backend import RemoteBackend
 from workers.remote.server import Server
-from workers.replica.client import ReplicaWorker
 from workers.text.tokenizer_files import load_tokenizer
 from workers.worker import ModelWorker
 
@@ -101,10 +100,20 @@ def llama_cpp(folder: Path, draft: Path) -> Iterator[Subject]:
         yield Subject(worker, lambda: live_slots(url), lacks)
 
 
+class Caller:
+    """The caller's side of a pool, in the loop of each test."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(pool(self._handle), name)
+
+
 @contextmanager
 def replica(folder: Path, draft: Path) -> Iterator[Subject]:
     with local(folder, draft) as behind:
-        yield Subject(ReplicaWorker(Handle(behind.worker)), behind.live)
+        yield Subject(Caller(Handle(behind.worker)), behind.live)
 
 
 @contextmanager

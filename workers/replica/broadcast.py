@@ -10,8 +10,6 @@ from grpc import RpcError
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from workers.replica.silence import hung_up
-
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
@@ -49,3 +47,9 @@ async def broadcast(
     finally:
         for one in waiting:
             one.cancel()
+
+
+def hung_up() -> bool:
+    """Whether a cancellation came from our caller; else the replica's server stopped."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,4 +1,4 @@
-"""The caller's side: the `Worker` port over the Serve handle of a pool of replicas."""
+"""The caller's side: the `Worker` port over a pool of replicas."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from contextvars import Context
+from hashlib import blake2b
+from math import inf
 from typing import Any
 
-from orchestrator.errors import BatonError, WorkerUnavailable, describe
+from orchestrator.errors import BatonError, Overloaded, WorkerUnavailable
 from orchestrator.types import (
     Classification,
     Generation,
@@ -21,16 +22,17 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Delta
 from workers.replica.broadcast import broadcast
+from workers.replica.channel import Connect, Connection, ReplicaLost
 from workers.replica.prefixes import PrefixSender, Sent, bare
-from workers.replica.routers import avoid_others, taker
 from workers.replica.server import Operation, RecentRequests, ReplicaStatus
-from workers.replica.silence import KnownReplicas, ReplicaLost, Silence, lost
 from workers.retry import CircuitBreaker, TimedRetry
 from workers.streams import merge_deltas
 
 log = logging.getLogger(__name__)
 
-PROBE_TIMEOUT_S = 2.0  # for a call that the open breaker lets through
+PROBE_TIMEOUT_S = 2.0  # for the replicas' statuses, and for a call through the open breaker
+LOOK_S = 5.0  # so often the pool is looked at for new replicas, while there are calls
+TICK_S = 0.02
 MAX_ENDED = 3  # replicas that may die during one call
 
 
@@ -41,6 +43,7 @@ class ReplicaWorker:
         handle: Serve's handle of the deployment.
         retry_timeout_s: how long a call is retried while no replica answers.
         on_lost: called for every call that was lost with its replica.
+        connect: see `Connection.open`.
     """
 
     def __init__(
@@ -49,13 +52,16 @@ class ReplicaWorker:
         *,
         retry_timeout_s: float = 120.0,
         on_lost: Callable[[], object] = lambda: None,
+        connect: Connect = Connection.open,
     ) -> None:
         self._handle, self._retry_timeout_s, self._on_lost = handle, retry_timeout_s, on_lost
+        self._connect_to = connect
         self._recent, self._prefixes = RecentRequests(), PrefixSender()
         self._breaker = CircuitBreaker("the pool", failure_threshold=1)
-        self._looking: asyncio.Task[KnownReplicas] | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._avoids = False  # whether calls avoid some silent replicas
+        self._connections: dict[str, Connection] = {}  # by replica
+        self._connecting = asyncio.Lock()
+        self._looking: asyncio.Task[list[ReplicaStatus]] | None = None
+        self._looked_at = -inf  # a time of the event loop
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
@@ -67,9 +73,7 @@ class ReplicaWorker:
         received, retry = list[Delta](), self._retry()
         while True:
             so_far = merge_deltas(received)
-            attempt = self._attempt(
-                retry, call, "generate", "stream_call", so_far, criteria, sampling
-            )
+            attempt = self._attempt(retry, call, "stream", so_far, criteria, sampling)
             try:
                 async with aclosing(attempt) as items:
                     async for item in items:
@@ -79,7 +83,7 @@ class ReplicaWorker:
                         yield item
                         if isinstance(item, Generation):
                             return
-            except ReplicaLost as error:
+            except (WorkerUnavailable, Overloaded) as error:
                 await self._back_off(retry, error)
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
@@ -109,13 +113,59 @@ class ReplicaWorker:
         raise WorkerUnavailable(f"no replica answered within {timeout_s:g} s")
 
     async def _answers(self, timeout_s: float) -> AsyncGenerator[ReplicaStatus, None]:
-        """Yield the statuses as they come."""
+        """Yield the statuses as they come, each after there is a connection to its replica."""
         asked = broadcast(self._handle, "status", timeout_s=timeout_s)
         async with aclosing(asked) as answers:
             async for status in answers:
-                if isinstance(status, ReplicaStatus):
+                if isinstance(status, ReplicaStatus) and await self._connect(status):
                     self._breaker.record_success()
                     yield status
+
+    async def _connect(self, status: ReplicaStatus) -> bool:
+        """Connect to a replica, if no connection is there; return whether that succeeded."""
+        replica, address = status.replica, status.address
+        async with self._connecting:
+            if replica not in self._connections:
+                try:
+                    made = await self._connect_to(replica, address, self._left)
+                except OSError as error:  # a TimeoutError is one
+                    where = f"{address.host}:{address.port}"
+                    log.error("no connection to replica %s, %s: %s", replica, where, error)
+                    return False
+                self._connections[replica] = made
+        return True
+
+    def _left(self, connection: Connection) -> None:
+        if self._connections.get(connection.replica) is connection:
+            del self._connections[connection.replica]
+
+    def _look(self) -> asyncio.Task[list[ReplicaStatus]]:
+        """Find out in the background which replicas there are; callers share one such task."""
+        if self._looking is None or self._looking.done():
+            self._looked_at = asyncio.get_running_loop().time()
+            self._looking = asyncio.create_task(self.statuses(PROBE_TIMEOUT_S))
+        return self._looking
+
+    async def _connection(self, affinity: str, retry: TimedRetry) -> Connection:
+        """Return the connection to the replica that a call goes to.
+
+        Calls of one affinity go to one replica, by rendezvous hashing, and each retry to the next.
+
+        Raises:
+            WorkerUnavailable: there is none.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at > LOOK_S:
+            self._look()
+        if not self._connections:
+            looking = self._look()
+            while not (self._connections or looking.done()):
+                await asyncio.wait([looking], timeout=TICK_S)
+            retry.waited(min(asyncio.get_running_loop().time() - now, PROBE_TIMEOUT_S))
+        if not self._connections:
+            raise WorkerUnavailable("no replica answers")
+        ranked = sorted(self._connections, key=lambda replica: _rank(affinity, replica))
+        return self._connections[ranked[retry.retries % len(ranked)]]
 
     def _retry(self) -> TimedRetry:
         """Return the retries of a call.
@@ -128,117 +178,63 @@ class ReplicaWorker:
         return TimedRetry(timeout_s)
 
     async def _answer(self, operation: Operation, call: Call, *args: Any) -> Any:
-        """Return the answer to a unary call, from any replica."""
+        """Return the answer to a call with one answer, from any replica."""
         retry = self._retry()
         while True:
-            attempt = self._attempt(retry, call, operation, "answer_call", operation, *args)
+            attempt = self._attempt(retry, call, "answer", operation, *args)
             try:
                 async with aclosing(attempt) as items:
                     return await anext(items)
-            except ReplicaLost as error:
+            except (WorkerUnavailable, Overloaded) as error:
                 await self._back_off(retry, error)
 
-    async def _back_off(self, retry: TimedRetry, error: ReplicaLost) -> None:
-        """Pause before the retry of a call that was lost.
+    async def _back_off(self, retry: TimedRetry, error: WorkerUnavailable | Overloaded) -> None:
+        """Pause before the retry of a call that was lost, or that a full replica refused.
 
         Raises:
+            Overloaded: the time is up, and the replicas are full.
             WorkerUnavailable: the time is up, or `MAX_ENDED` replicas died during this call, which
                 may be the cause.
         """
-        self._on_lost()
-        if error.died is not None:
-            retry.ended.add(error.died)
-        if len(retry.ended) >= MAX_ENDED:
-            raise WorkerUnavailable(f"{len(retry.ended)} replicas died at this call") from None
+        if isinstance(error, ReplicaLost):
+            self._on_lost()
+            if error.died is not None:
+                retry.ended.add(error.died)
+            if len(retry.ended) >= MAX_ENDED:
+                raise WorkerUnavailable(f"{len(retry.ended)} replicas died at this call") from None
         try:
             await retry.backoff(error)
         except WorkerUnavailable:
-            # Only if no replica answers is the pool closed to other calls, which avoid silent ones.
-            answering = frozenset[str]()
+            # Only if no replica answers is the pool closed to other calls.
             with suppress(Exception):  # asking the replicas may fail
-                answering = (await self._look_around()).answering
-            if not answering:
+                await asyncio.shield(self._look())
+            if not self._connections:
                 self._breaker.record_failure()
             raise
 
-    def _attempt(
-        self, retry: TimedRetry, call: Call, operation: Operation, method: str, *args: Any
+    async def _attempt(
+        self, retry: TimedRetry, call: Call, method: str, *args: Any
     ) -> AsyncGenerator[Any, None]:
-        """Yield what one replica replies to a call; raise as `lost` does."""
+        """Yield what one replica replies to a call, or raise the error that it replies."""
         returning = self._recent.record(call.request)
+        connection = await self._connection(call.affinity, retry)
 
         def exchange(sent: Sent) -> AsyncGenerator[Any, None]:
-            sends = call.request, returning, sent, *args
-            return self._exchange(retry, call.affinity, operation, method, sends)
+            return connection.call(method, call.request, returning, sent, *args)
 
-        return self._prefixes.send(call, exchange)
-
-    async def _exchange(
-        self, retry: TimedRetry, affinity: str, operation: Operation, method: str, args: Any
-    ) -> AsyncGenerator[Any, None]:
-        """Yield what one replica replies, without its heartbeats."""
-        streams = method == "stream_call"
-        handle = self._handle.options(
-            method_name=method,
-            stream=streams,
-            # Calls with one affinity share a replica; a retry goes to another, if there is one.
-            session_id=f"{affinity}/{retry.retries}",
-            _by_reference=False,
-            request_serialization="pickle",
-            response_serialization="pickle",
-        )
-        # In an empty context: in the request's, Serve would give all its calls one id, and of two
-        # calls that wait in the router under one id only one is ever sent.
-        response = Context().run(handle.remote, *args)
-        silence = Silence(retry, self._look_around, lambda: None if streams else taker(response))
         answered = False
-        try:
-            with lost(operation, silence):
-                while not answered:
-                    silence.begins()
-                    async with asyncio.timeout(None) as silence.scope:
-                        item = await (anext(response, response) if streams else response)
-                    silence.ends()
-                    answered = not streams
-                    if item is response:
-                        raise ReplicaLost("the stream ended without an answer")
-                    if (item := self._received(item)) is not None:
-                        yield item
-        finally:
-            silence.stop()
-            if not answered:
-                response.cancel()
+        async with aclosing(self._prefixes.send(call, exchange)) as items:
+            async for item in items:
+                if isinstance(item, WorkerUnavailable):
+                    raise ReplicaLost(str(item))
+                answered = True
+                self._breaker.record_success()
+                if isinstance(item, BatonError):
+                    raise item
+                yield item
+        if not answered:
+            raise ReplicaLost("a replica gave no answer")
 
-    def _received(self, item: Any) -> Any:
-        """Return what a replica sent, or raise it if it is an error."""
-        if isinstance(item, WorkerUnavailable):
-            raise ReplicaLost(str(item))
-        self._breaker.record_success()
-        if isinstance(item, BatonError):
-            raise item
-        return item
 
-    async def _look_around(self) -> KnownReplicas:
-        """Find which replicas answer; if some do, calls avoid the others until they answer."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
-        return await asyncio.shield(self._looking)
-
-    async def _look(self) -> KnownReplicas:
-        answering = frozenset(one.replica for one in await self.statuses(PROBE_TIMEOUT_S))
-        self._avoids = avoid_others(self._handle.deployment_name, answering)
-        if self._avoids and self._watching is None:
-            self._watching = asyncio.create_task(self._watch())
-        return KnownReplicas(answering, self._avoids)
-
-    async def _watch(self) -> None:
-        """Look again from time to time, until no replica is silent."""
-        try:
-            while self._avoids:
-                await asyncio.sleep(PROBE_TIMEOUT_S)
-                try:
-                    await self._look_around()
-                except Exception as error:  # if this task ended, calls would avoid them for good
-                    log.error("the replicas could not be asked: %s", describe(error))
-        finally:
-            self._watching = None
+def _rank(affinity: str, replica: str) -> bytes:
+    return blake2b(f"{affinity}/{replica}".encode(), digest_size=8).digest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.util import get_node_ip_address
 
 from orchestrator.efforts import TemplateEfforts
 from orchestrator.errors import BatonError, WorkerError, WorkerUnavailable, describe
 from orchestrator.types import GREEDY, Generation, Sampling
 from orchestrator.worker import Call, Delta
+from workers.replica.channel import Address, Listener
 from workers.replica.prefixes import PrefixMissing, PrefixReceiver, Sent
 from workers.streams import batch_stream, resume_generation
 from workers.worker import EngineWorker
@@ -29,6 +30,8 @@ STALL_TIMEOUT_S = 30.0  # an engine at work takes a step at least this often
 HEALTH_CHECK_S = 2.0
 PROGRESS = ("passes", "rounds", "generated_tokens")
 """Counters that only the engine's progress changes; those of calls change without it."""
+SHUTDOWN_S = 10.0  # for a replica's end; calls have all but `MARGIN_S` of them
+MARGIN_S = 2.0
 RECENT_S = 10.0  # a request that called within this time may call again and want its prefix
 MAX_TRACKED = 4096  # requests whose last call is remembered
 Operation = Literal["generate", "classify", "verify"]
@@ -38,9 +41,11 @@ NOTHING = Delta("", ())
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A replica's counters and gauges, and its model's context length, sampling and efforts."""
+    """What a replica tells of itself: where it listens, its counters and gauges, and its model's
+    context length, sampling and efforts."""
 
     replica: str  # Serve's tag
+    address: Address
     stats: dict[str, int]
     context: int | None
     sampling: Sampling = GREEDY
@@ -85,6 +90,7 @@ class ReplicaServer:
         self._recent, self._prefixes = RecentRequests(), PrefixReceiver()
         self._counts = dict.fromkeys(("calls", "later_calls", "affine_calls"), 0)
         self._streams = 0  # open streams that have sent an item
+        self._listener = Listener({"answer": self.answer_call, "stream": self.stream_call})
 
     async def check_health(self) -> None:
         """Check the engine; Serve replaces the replica if this raises three times in a row.
@@ -125,15 +131,16 @@ class ReplicaServer:
     async def status(self) -> ReplicaStatus:
         """Return the status; call this only in a replica of Ray Serve."""
         replica = serve.get_replica_context().replica_tag
-        worker = self._worker
-        return ReplicaStatus(replica, self.stats(), worker.context, worker.sampling, worker.efforts)
+        address = await self._listener.address(get_node_ip_address())
+        stats, worker = self.stats(), self._worker
+        return ReplicaStatus(
+            replica, address, stats, worker.context, worker.sampling, worker.efforts
+        )
 
     async def answer_call(
         self, request: str, returning: bool, sent: Sent, operation: Operation, *args: Any
-    ) -> Any:
-        """Return the answer to a unary call, its BatonError, or `PrefixMissing`.
-
-        Errors are returned: Serve would wrap a raised one, and log a traceback for each.
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the answer to a call, its BatonError, or `PrefixMissing`.
 
         Args:
             returning: whether the request has called this pool before.
@@ -141,13 +148,15 @@ class ReplicaServer:
         """
         call = self._begin(request, returning, sent)
         if call is None:
-            return PrefixMissing()
+            yield PrefixMissing()
+            return
         try:
             answer = await self._answer(operation, call, *args)
         except Exception as error:
-            return _error_to_send(operation, request, error)
+            yield _error_to_send(operation, request, error)
+            return
         self._prefixes.keep(call)
-        return answer
+        yield answer
 
     async def _answer(self, operation: Operation, call: Call, *args: Any) -> Any:
         if operation == "classify":
@@ -160,8 +169,9 @@ class ReplicaServer:
     async def stream_call(
         self, request: str, returning: bool, sent: Sent, received: Delta, *args: Any
     ) -> AsyncGenerator[Any, None]:
-        """Yield heartbeats (None), deltas and the whole generation, or what `answer_call` returns
-        in its place. `received` is what the caller has already (see `resume_generation`).
+        """Yield deltas and the whole generation, or what `answer_call` yields in its place.
+
+        `received` is what the caller has already (see `resume_generation`).
         """
         call = self._begin(request, returning, sent)
         if call is None:
@@ -207,11 +217,22 @@ class ReplicaServer:
         finally:
             self._streams -= taken
 
-    def __del__(self) -> None:
+    def __del__(self) -> Coroutine[Any, Any, None] | None:
+        """End; Serve awaits what this returns, so that running calls may end first."""
         with suppress(AttributeError):  # it never loaded
-            if self._export is not None:
-                self._export(self.stats())
-            self._worker.close()
+            if self._listener.is_open:
+                return self._leave()
+            self._end()
+        return None
+
+    async def _leave(self) -> None:
+        await self._listener.close(SHUTDOWN_S - MARGIN_S)
+        self._end()
+
+    def _end(self) -> None:
+        if self._export is not None:
+            self._export(self.stats())
+        self._worker.close()
 
 
 def _error_to_send(operation: Operation, request: str, error: Exception) -> BatonError:
@@ -221,28 +242,12 @@ def _error_to_send(operation: Operation, request: str, error: Exception) -> Bato
     return WorkerError(f"{operation} failed on the replica: {type(error).__name__}")
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaSize:
-    """The capacity and GPUs of one replica.
-
-    Attributes:
-        rows: sequences that run at once; `queue` more wait.
-        gpu: its share of a GPU (Ray counts shares; the engine's `load` observes them).
-        gpus: whole GPUs. More than one make a placement group, in which vLLM starts an actor for
-            each, as in Ray Serve's own LLM deployment.
-    """
-
-    rows: int = 8
-    queue: int = 64
-    gpu: float = 0.0
-    gpus: int = 1
-
-
 def deployment(
     name: str,
     load: Callable[[], EngineWorker[Any]],
     *,
-    size: ReplicaSize | None = None,
+    gpu: float = 0.0,
+    gpus: int = 1,
     scaling: Mapping[str, Any] = MappingProxyType({"num_replicas": 1}),
     nodes: Mapping[str, str] = MappingProxyType({}),
     exporter: Callable[[], Export] | None = None,
@@ -251,12 +256,13 @@ def deployment(
 
     Args:
         load, exporter: see `ReplicaServer`.
+        gpu: a replica's share of a GPU (Ray counts shares; the engine's `load` observes them).
+        gpus: whole GPUs. More than one make a placement group, in which vLLM starts an actor for
+            each, as in Ray Serve's own LLM deployment.
         scaling: Serve's options for the number of replicas.
         nodes: labels of the Ray nodes that may run them.
     """
-    size = size or ReplicaSize()
-    gpus = size.gpus
-    resources: dict[str, Any] = {"num_cpus": 0.2, "num_gpus": size.gpu}
+    resources: dict[str, Any] = {"num_cpus": 0.2, "num_gpus": gpu}
     if gpus > 1:
         resources = {"num_cpus": 0.2}
         bundles = [{"CPU": 0.2, "GPU": 1.0}, *({"GPU": 1.0} for _ in range(gpus - 1))]
@@ -268,13 +274,9 @@ def deployment(
         ReplicaServer,
         name=name,
         **scaling,
-        # The engine queues and batches: Serve's limit of 5 would starve it. Further calls go to
-        # the next replica on the ring, or wait in the router.
-        max_ongoing_requests=size.rows + size.queue,
-        # Unlimited by default; in a longer queue all deadlines would pass.
-        max_queued_requests=1024,
+        max_ongoing_requests=100,  # questions for the status; calls do not go through Serve
         # Calls last a step, not a request; a call cut off here is retried elsewhere.
-        graceful_shutdown_timeout_s=10,
+        graceful_shutdown_timeout_s=SHUTDOWN_S,
         graceful_shutdown_wait_loop_s=0.1,
         # Three failures in a row replace a replica: after 6 s instead of 30.
         health_check_period_s=HEALTH_CHECK_S,
@@ -284,7 +286,4 @@ def deployment(
         # Small CPU shares, so that three deployments and the proxy fit on two cores; the number of
         # torch's threads is a separate setting.
         ray_actor_options={**resources, "label_selector": dict(nodes)},
-        request_router_config=RequestRouterConfig(
-            request_router_class="workers.replica.router.ReplicaRouter",
-        ),
     ).bind(load, exporter)

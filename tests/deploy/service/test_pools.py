@@ -15,6 +15,7 @@ from orchestrator.types import Sampling
 from workers.embedded.checkpoints import resolve
 from workers.remote.backend import RemoteBackend
 from workers.remote.server import Server
+from workers.replica.channel import Address
 from workers.replica.client import ReplicaWorker
 from workers.replica.server import ReplicaStatus
 from workers.text.tokenizer_files import load_tokenizer
@@ -35,7 +36,9 @@ class Pool(ReplicaWorker):
         await asyncio.sleep(0)
         if self.down:
             raise WorkerUnavailable("no replica answered")
-        return ReplicaStatus("r", {}, KNOWN.context, KNOWN.sampling, KNOWN.efforts)
+        return ReplicaStatus(
+            "r", Address("r", 1, b""), {}, KNOWN.context, KNOWN.sampling, KNOWN.efforts
+        )
 
 
 async def test_requests_at_the_same_time_share_one_question() -> None:

@@ -1,16 +1,19 @@
-"""A Serve handle without Serve: calls go to one replica in this process, over a scripted worker."""
+"""A Serve handle without Serve: replicas in this process, over scripted workers and pipes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Generator
-from dataclasses import dataclass, field
+import pickle
+from collections.abc import Callable, Sequence
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.types import Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
 from tests.workers.scripted import Scripted
+from workers.replica.channel import HEAD, Address, Connection, Kind
+from workers.replica.client import ReplicaWorker
 from workers.replica.server import ReplicaServer, ReplicaStatus
 
 THOUGHT = "One and two and three.\n\nFour and five.\n\n"
@@ -37,96 +40,128 @@ def call(transcript: Transcript | None = None) -> Call:
     return Call("r1", transcript or Transcript((Message("user", "How many?"),)), "large")
 
 
-Death = tuple[int, BaseException] | None
+class Writer:
+    """One end of a pipe: what is written here is read there."""
+
+    def __init__(self, reader: asyncio.StreamReader, passes: Callable[[bytes], bool]) -> None:
+        self._reader, self._passes, self._closed = reader, passes, False
+
+    def write(self, data: bytes) -> None:
+        if not self._closed and self._passes(data):
+            self._reader.feed_data(data)
+
+    def is_closing(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._reader.feed_eof()
 
 
-class Stream:
-    """What a streaming handle call returns; `dies` fails after that many items."""
+class Replica:
+    """A replica, and what happens to its connections.
 
-    def __init__(self, items: AsyncGenerator[Any, None], dies: Death) -> None:
-        self._items, self._dies, self._sent = items, dies, 0
-        self.cancelled: asyncio.Future[Any] | None = None
+    Args:
+        deaths: for each call, in order, after how many items the replica ends; None: it does not.
 
-    async def __anext__(self) -> Any:
-        if self._dies is not None and self._sent == self._dies[0]:
-            raise self._dies[1]
-        self._sent += 1
-        return await self._items.__anext__()
+    Attributes:
+        frozen: nothing passes to or from it, as if its process were stopped.
+        freezes_after: so many items.
+        got: what it was sent of each call.
+        cancels: how many calls were cancelled.
+    """
 
-    def cancel(self) -> None:
-        self.cancelled = asyncio.ensure_future(self._items.aclose())
+    def __init__(self, tag: str, worker: Any, deaths: Sequence[int | None] = ()) -> None:
+        self.tag, self.server, self.deaths = tag, ReplicaServer(lambda: worker), [*deaths]
+        self.frozen, self.freezes_after = False, inf
+        self.got: list[Any] = []
+        self.cancels = 0
+        self._dies_after = inf
+        self._ends: list[Writer] = []
+
+    async def connect(self, on_left: Callable[[Connection], object]) -> Connection:
+        here, there = asyncio.StreamReader(), asyncio.StreamReader()
+        answers, asks = Writer(here, self._answers), Writer(there, self._asks)
+        self._ends = [answers, asks]
+        listener: Any = self.server._listener
+        there.feed_data(listener._key)
+        self._serving = asyncio.create_task(listener._connected(there, answers))
+        return Connection(self.tag, here, asks, on_left)  # type: ignore[arg-type]
+
+    def end(self) -> None:
+        for one in self._ends:
+            one.close()
+
+    def _asks(self, frame: bytes) -> bool:
+        kind = HEAD.unpack(frame[: HEAD.size])[2]
+        if kind == Kind.CALL:
+            self.got.append(pickle.loads(frame[HEAD.size :])[1][2])
+            dies_after = self.deaths.pop(0) if self.deaths else None
+            self._dies_after = inf if dies_after is None else dies_after
+        self.cancels += kind == Kind.CANCEL
+        return not self.frozen
+
+    def _answers(self, frame: bytes) -> bool:
+        if HEAD.unpack(frame[: HEAD.size])[2] == Kind.ITEM:
+            if self._dies_after <= 0:
+                self.end()
+                return False
+            self._dies_after -= 1
+            self.frozen |= self.freezes_after <= 0
+            self.freezes_after -= 1
+        return not self.frozen
 
 
-def taken_by(replica: str | None) -> Any:
-    """Serve's metadata of a call that a replica took; None: of one that waits."""
-    return SimpleNamespace(replica=replica)
-
-
-def tag(replica: ReplicaServer) -> str:
-    return f"replica {id(replica)}"
-
-
-class Response:
-    """What a handle call with one answer returns; `dies` fails instead."""
-
-    def __init__(self, answer: Coroutine[Any, Any, Any], dies: Death, replica: str) -> None:
-        self._dies, self._request_metadata = dies, taken_by(replica)
-        self.cancelled = asyncio.ensure_future(answer)
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        if self._dies is not None:
-            raise self._dies[1]
-        return (yield from self.cancelled.__await__())
-
-    def cancel(self) -> None:
-        self.cancelled.cancel()
-
-
-def respond(replica: ReplicaServer, method: str, args: Any, dies: Death = None) -> Any:
-    """The response of a replica's method to a handle's call."""
-    called = getattr(replica, method)(*args)
-    return Stream(called, dies) if method == "stream_call" else Response(called, dies, tag(replica))
-
-
-@dataclass
 class Broadcast:
-    """What a handle's broadcast of `status` returns; each replica is asked on its own."""
+    """What a handle's broadcast of `status` returns; each replica is asked apart."""
 
-    replicas: list[ReplicaServer]
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._replicas = replicas
 
     async def _fetch_replica_results_async(self) -> list[Broadcast]:
-        return [Broadcast([one]) for one in self.replicas]
+        return [Broadcast([one]) for one in self._replicas]
 
     async def get_async(self) -> ReplicaStatus:
-        (one,) = self.replicas
-        return ReplicaStatus(tag(one), one.stats(), None)
+        (one,) = self._replicas
+        while one.frozen:
+            await asyncio.sleep(0.01)
+        return ReplicaStatus(one.tag, Address(one.tag, 1, b""), one.server.stats(), None)
 
 
-@dataclass
 class Handle:
-    """A Serve handle on one replica in this process. `deaths`: one a call, in order."""
+    """A Serve handle on a pool in this process, of a replica for each worker.
 
-    backend: Any
-    deaths: list[Death] = field(default_factory=list)
-    sessions: list[str] = field(default_factory=list)
-    methods: list[str] = field(default_factory=list)
-    responses: list[Any] = field(default_factory=list)
-    silent: bool = False  # to the question for its status
-    deployment_name: str = "Pool"
-    replica: ReplicaServer = field(init=False)
+    Attributes:
+        silent: Serve does not answer.
+    """
 
-    def __post_init__(self) -> None:
-        self.replica = ReplicaServer(lambda: self.backend)
+    def __init__(self, *workers: Any, deaths: Sequence[int | None] = ()) -> None:
+        self.replicas = [Replica(f"replica {n}", worker) for n, worker in enumerate(workers)]
+        self.replicas[0].deaths = [*deaths]
+        self.silent = False
 
-    def options(self, *, session_id: str, method_name: str, **_: Any) -> Handle:
-        self.sessions.append(session_id)
-        self.methods.append(method_name)
-        return self
+    @property
+    def replica(self) -> Replica:
+        (one,) = self.replicas
+        return one
+
+    @property
+    def calls(self) -> int:
+        """How often the pool was called."""
+        return sum(len(one.got) for one in self.replicas)
+
+    def counted(self, name: str) -> int:
+        return sum(one.server.stats()[name] for one in self.replicas)
 
     def broadcast(self, method: str) -> Broadcast:
-        return Broadcast([] if self.silent else [self.replica])
+        return Broadcast([] if self.silent else self.replicas)
 
-    def remote(self, *args: Any) -> Any:
-        dies = self.deaths.pop(0) if self.deaths else None
-        self.responses.append(respond(self.replica, self.methods[-1], args, dies))
-        return self.responses[-1]
+    async def connect(self, replica: str, _: Address, on_left: Any) -> Connection:
+        (one,) = (one for one in self.replicas if one.tag == replica)
+        return await one.connect(on_left)
+
+
+def pool(handle: Handle, **more: Any) -> ReplicaWorker:
+    """Return the caller's side of a pool."""
+    return ReplicaWorker(handle, connect=handle.connect, **more)

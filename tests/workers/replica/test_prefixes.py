@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import random
 import tracemalloc
@@ -14,9 +15,8 @@ import pytest
 from orchestrator.errors import InvalidRequest
 from orchestrator.types import LabelQuery, Message, Segment, Segments, ToolCall, Transcript
 from orchestrator.worker import Call, Delta
-from tests.workers.replica.handles import CRITERIA, GREEDY, Handle, respond, story
+from tests.workers.replica.handles import CRITERIA, GREEDY, Handle, pool, story
 from workers.replica import prefixes
-from workers.replica.client import ReplicaWorker
 from workers.replica.prefixes import (
     CallSuffix,
     PrefixMissing,
@@ -216,14 +216,17 @@ async def test_what_a_worker_refuses_is_not_kept() -> None:
     refusals = {n: InvalidRequest("too long") for n in range(2)}
     replica = ReplicaServer(lambda: story(failures=refusals))
     call = Call("r", QUESTION)
-    assert isinstance(
-        await replica.answer_call("r", False, call, "classify", DIGITS), InvalidRequest
-    )
+
+    async def ask() -> Any:
+        (answer,) = [one async for one in replica.answer_call("r", False, call, "classify", DIGITS)]
+        return answer
+
+    assert isinstance(await ask(), InvalidRequest)
     args = Delta("", ()), CRITERIA, GREEDY
     *_, last = [item async for item in replica.stream_call("r", False, call, *args)]
     assert isinstance(last, InvalidRequest)
     assert not replica._prefixes._known
-    await replica.answer_call("r", False, call, "classify", DIGITS)
+    await ask()
     assert list(replica._prefixes._known) == ["r"]
     call = Call("s", QUESTION)
     async for _ in replica.stream_call("s", False, call, *args):
@@ -231,37 +234,21 @@ async def test_what_a_worker_refuses_is_not_kept() -> None:
     assert list(replica._prefixes._known) == ["r", "s"]
 
 
-class Listening(Handle):
-    """Two replicas; `at` is the one that answers. Notes what was sent to which."""
-
-    def __post_init__(self) -> None:
-        self.replicas = [ReplicaServer(lambda: self.backend) for _ in range(2)]
-        self.at = 0
-        self.heard: list[tuple[int, type]] = []
-
-    def remote(self, *args: Any) -> Any:
-        sent = next(one for one in args if isinstance(one, (Call, CallSuffix)))
-        self.heard.append((self.at, type(sent)))
-        self.responses.append(respond(self.replicas[self.at], self.methods[-1], args))
-        return self.responses[-1]
-
-
 async def test_a_request_that_moves_to_another_replica_is_answered_all_the_same() -> None:
-    handle = Listening(story())
-    worker = ReplicaWorker(handle)
-    transcript = thought(2)
+    handle = Handle(story(), story())
+    worker, transcript = pool(handle), thought(2)
     await worker.classify(Call("r", transcript), DIGITS)
+    first, other = sorted(handle.replicas, key=lambda one: -len(one.got))
     transcript = transcript.extend(said(2))
     assert (await worker.classify(Call("r", transcript), DIGITS)).labels == ("9",)
-    handle.at = 1
+    first.end()
+    handle.replicas.remove(first)
+    await asyncio.sleep(0)
     transcript = transcript.extend(said(3))
     items = [item async for item in worker.generate(Call("r", transcript), CRITERIA, GREEDY)]
-    assert handle.heard == [(0, Call), (0, CallSuffix), (1, CallSuffix), (1, Call)]
-    assert handle.backend.calls[-1].call == Call("r", bare(transcript))
+    assert [type(one) for one in first.got] == [Call, CallSuffix]
+    assert [type(one) for one in other.got] == [CallSuffix, Call]
+    assert other.got[-1] == Call("r", bare(transcript))
     assert not any(isinstance(item, PrefixMissing) for item in items)
-    stats = [replica.stats() for replica in handle.replicas]
+    stats = [replica.server.stats() for replica in (first, other)]
     assert [one["calls"] for one in stats] == [2, 1]  # one that was refused is none
-    handle.at = 0
-    await worker.verify(Call("r", transcript), said(4), GREEDY)
-    assert handle.heard[-1] == (0, Call)  # it had been the other's
-    assert handle.backend.calls[-1].args[0] == replace(said(4), logprobs=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,13 +10,11 @@ import pytest
 from orchestrator.errors import (
     WorkerUnavailable,
 )
-from orchestrator.types import LabelQuery
-from tests.workers.replica.handles import (
-    call,
-    story,
-)
+from orchestrator.types import Generation, LabelQuery
+from tests.workers.replica.handles import CRITERIA, GREEDY, call, story
 from workers.replica import server
-from workers.replica.server import ReplicaServer, ReplicaSize, ReplicaStatus
+from workers.replica.channel import Connection
+from workers.replica.server import NOTHING, ReplicaServer, ReplicaStatus
 
 
 async def test_an_engine_that_makes_no_progress_is_ill(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,29 +87,50 @@ async def test_counters_are_exported_with_every_check_and_are_those_of_the_statu
     one = ReplicaServer(lambda: backend, lambda: exported.append)
     await one.check_health()
     assert [stats["calls"] for stats in exported] == [0]
-    await one.answer_call("r", False, call(), "classify", LabelQuery((), "", ("9",)))
+    async for _ in one.answer_call("r", False, call(), "classify", LabelQuery((), "", ("9",))):
+        pass
     await one.check_health()
-    assert await one.status() == ReplicaStatus(
-        "one", exported[-1], backend.context, backend.sampling
+    status = await one.status()
+    assert status == ReplicaStatus(
+        "one", status.address, exported[-1], backend.context, backend.sampling
     )
+    assert (await one.status()).address == status.address
     assert exported[-1]["calls"] == 1
+    leaving = one.__del__()
+    assert leaving is not None
+    await leaving
+
+
+async def test_a_replica_ends_after_its_calls() -> None:
+    backend, closed = story(delay=0.05), []
+    backend.close = lambda: closed.append(backend.live)  # type: ignore[method-assign]
+    one = ReplicaServer(lambda: backend)
+    address = (await one.status()).address
+    caller = await Connection.open("one", address, lambda _: None)
+    items = caller.call("stream", "r", False, call(), NOTHING, CRITERIA, GREEDY)
+    await anext(items)
+    leaving = one.__del__()
+    assert leaving is not None
+    ended = asyncio.create_task(leaving)  # type: ignore[arg-type]
+    *_, last = [item async for item in items]
+    assert isinstance(last, Generation)
+    await ended
+    assert closed == [0]
+    caller.close()
+    assert one.__del__() is None
 
 
 def test_a_spread_replica_takes_its_gpus_on_nodes_of_its_labels() -> None:
     nodes = {"pool": "big"}
-    app = server.deployment("LargeWorker", story, size=ReplicaSize(gpus=3, gpu=1.0), nodes=nodes)
+    app = server.deployment("LargeWorker", story, gpus=3, gpu=1.0, nodes=nodes)
     options = app._bound_deployment._replica_config
     assert options.placement_group_bundles == [{"CPU": 0.2, "GPU": 1.0}, {"GPU": 1.0}, {"GPU": 1.0}]
     assert options.placement_group_strategy == "PACK"
     assert options.placement_group_bundle_label_selector == [nodes] * 3
     assert options.ray_actor_options["label_selector"] == nodes
     assert "num_gpus" not in options.ray_actor_options  # vLLM's actors take them
-    anywhere = server.deployment(
-        "LargeWorker", story, size=ReplicaSize(gpus=3)
-    )._bound_deployment._replica_config
+    anywhere = server.deployment("LargeWorker", story, gpus=3)._bound_deployment._replica_config
     assert anywhere.placement_group_bundle_label_selector is None
-    alone = server.deployment(
-        "LargeWorker", story, size=ReplicaSize(gpu=0.5), nodes=nodes
-    )._bound_deployment
+    alone = server.deployment("LargeWorker", story, gpu=0.5, nodes=nodes)._bound_deployment
     assert alone._replica_config.placement_group_bundles is None
     assert alone._replica_config.ray_actor_options["num_gpus"] == 0.5

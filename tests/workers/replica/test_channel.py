@@ -1,0 +1,157 @@
+"""The connection between a caller and a replica, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.orchestrator.waiting import until
+from workers.replica.channel import Address, Connection, Listener, ReplicaLost
+
+
+class Echo:
+    """Yields back what it is sent; counts the calls that run."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.go = asyncio.Event()
+
+    async def echo(self, *args: Any) -> AsyncGenerator[Any, None]:
+        for one in args:
+            yield one
+
+    async def wait(self, *args: Any) -> AsyncGenerator[Any, None]:
+        self.running += 1
+        try:
+            yield "began"
+            await self.go.wait()
+            yield "went on"
+        finally:
+            self.running -= 1
+
+    async def fail(self) -> AsyncGenerator[Any, None]:
+        yield 1
+        raise KeyError("a fault")
+
+
+@asynccontextmanager
+async def connected(
+    echo: Echo, left: list[Any] | None = None
+) -> AsyncIterator[tuple[Connection, Listener]]:
+    listener = Listener({"echo": echo.echo, "wait": echo.wait, "fail": echo.fail})
+    address = await listener.address("127.0.0.1")
+    connection = await Connection.open("one", address, [].append if left is None else left.append)
+    try:
+        yield connection, listener
+    finally:
+        connection.close()
+        await listener.close(0)
+
+
+async def answer(connection: Connection, method: str, *args: Any) -> list[Any]:
+    return [item async for item in connection.call(method, *args)]
+
+
+async def test_many_calls_share_a_connection() -> None:
+    async with connected(Echo()) as (connection, _):
+        sent = [[n, {"text": "x" * n * 1000, "none": None}, None] for n in range(200)]
+        got = await asyncio.gather(*(answer(connection, "echo", *args) for args in sent))
+        assert got == sent
+        assert await answer(connection, "echo") == []
+
+
+async def test_a_call_that_is_closed_ends_at_the_replica_and_others_go_on() -> None:
+    echo = Echo()
+    async with connected(echo) as (connection, _):
+        calls = [connection.call("wait") for _ in range(3)]
+        assert [await anext(one) for one in calls] == ["began"] * 3
+        await calls[0].aclose()
+        await until(lambda: echo.running == 2)
+        echo.go.set()
+        assert [[item async for item in one] for one in calls] == [[], ["went on"], ["went on"]]
+        assert not connection._calls
+
+
+async def test_a_replica_that_ends_loses_the_calls_that_it_has() -> None:
+    left: list[Connection] = []
+    async with connected(Echo(), left) as (connection, listener):
+        call = connection.call("wait")
+        await anext(call)
+        for writer in listener._callers:
+            writer.close()
+        with pytest.raises(ReplicaLost) as lost:
+            await anext(call)
+        assert (lost.value.died, left) == ("one", [connection])
+        with pytest.raises(ReplicaLost) as lost:
+            await answer(connection, "echo", 1)
+        assert lost.value.died is None  # it never had that call
+
+
+async def test_a_caller_that_goes_away_ends_its_calls() -> None:
+    echo = Echo()
+    async with connected(echo) as (connection, _):
+        call = connection.call("wait")
+        await anext(call)
+        connection.close()
+        await until(lambda: not echo.running)
+        with pytest.raises(ReplicaLost, match="closed") as lost:
+            await anext(call)
+        assert lost.value.died is None
+
+
+async def test_a_replica_that_leaves_ends_its_calls_first() -> None:
+    echo, left = Echo(), list[Connection]()
+    async with connected(echo, left) as (connection, listener):
+        call = connection.call("wait")
+        await anext(call)
+        closing = asyncio.create_task(listener.close(60))
+        await until(lambda: left == [connection])
+        assert not closing.done()
+        assert await answer(connection, "echo", 1) == [1]  # one that crossed the news
+        echo.go.set()
+        assert await anext(call) == "went on"
+        assert [item async for item in call] == []
+        await closing
+        assert not listener.is_open
+
+
+async def test_a_replica_does_not_wait_for_a_call_for_ever() -> None:
+    async with connected(Echo()) as (connection, listener):
+        call = connection.call("wait")
+        await anext(call)
+        await listener.close(0.05)
+        await call.aclose()
+
+
+async def test_a_fault_in_a_method_ends_the_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async with connected(Echo()) as (connection, _):
+        assert await answer(connection, "fail") == [1]
+        assert "KeyError" in caplog.text
+        assert await answer(connection, "echo", 2) == [2]
+
+
+@pytest.mark.parametrize("key", [b"", b"x" * 32, b"x" * 31])
+async def test_a_caller_without_the_key_is_not_listened_to(key: bytes) -> None:
+    echo = Echo()
+    async with connected(echo) as (_, listener):
+        address = replace(await listener.address("127.0.0.1"), key=key)
+        intruder = await Connection.open("one", address, lambda _: None)
+        with pytest.raises(ReplicaLost):
+            await asyncio.wait_for(answer(intruder, "wait"), 10)
+        assert not echo.running
+
+
+async def test_a_replica_that_is_not_there_cannot_be_connected_to() -> None:
+    async with connected(Echo()) as (_, listener):
+        address = await listener.address("127.0.0.1")
+    with pytest.raises(OSError, match=r"refused|failed"):
+        await Connection.open("one", address, lambda _: None)
+
+
+def test_a_key_is_not_printed() -> None:
+    assert "secret" not in repr(Address("host", 1, b"secret"))

@@ -1,0 +1,271 @@
+"""One connection from a caller to a replica, which carries all of the caller's calls there.
+
+A call over Serve's handle costs 5 ms and half a dozen tasks in two processes; here it is one frame
+each way. Serve still starts, checks, scales and replaces the replicas, and tells callers their
+addresses (`ReplicaStatus`).
+
+A frame is its size (4 bytes), the call's number (8), its kind (1), and a pickled object. Pickle
+runs what it is sent, so a replica reads nothing from a caller without its key, which Serve alone
+gives away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import partial
+from hmac import compare_digest
+from itertools import count
+from struct import Struct
+from typing import Any, Final
+
+from orchestrator.background import stop
+from orchestrator.errors import WorkerUnavailable, describe
+
+log = logging.getLogger(__name__)
+
+KEY_BYTES: Final = 32
+BEAT_S = 1.0  # longest silence of a replica that is alive
+SILENCE_TIMEOUT_S = 10.0  # after it, a connection with open calls counts as lost
+TICK_S = 0.5  # unit in which silence is counted
+CONNECT_TIMEOUT_S = 2.0
+HEAD: Final = Struct(">IQB")
+
+Method = Callable[..., AsyncGenerator[Any, None]]
+
+
+class Kind(IntEnum):
+    """What a frame holds."""
+
+    CALL = 0  # a method's name and its arguments
+    CANCEL = 1  # nothing: the caller no longer wants the call
+    ITEM = 2  # the next item that the method yielded
+    END = 3  # nothing: there are no more items
+    BEAT = 4  # nothing: the replica is alive
+    LEAVE = 5  # nothing: the replica ends after the calls that it has
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a replica listens, and the key that a caller sends first."""
+
+    host: str
+    port: int
+    key: bytes = field(repr=False)
+
+
+class ReplicaLost(WorkerUnavailable):
+    """A call was lost; `died` is the replica that ended while it had the call, if any did."""
+
+    def __init__(self, reason: str, died: str | None = None) -> None:
+        super().__init__(reason)
+        self.died = died
+
+
+class Listener:
+    """The replica's end: runs a method for each call, and cancels it if its caller goes away.
+
+    Args:
+        methods: by name; each yields the items of its answer, and raises nothing.
+    """
+
+    def __init__(self, methods: dict[str, Method]) -> None:
+        self._methods, self._key = methods, secrets.token_bytes(KEY_BYTES)
+        self._server: asyncio.Server | None = None
+        self._callers = set[asyncio.StreamWriter]()
+        self._calls = set[asyncio.Task[None]]()
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        return self._server is not None
+
+    async def address(self, host: str) -> Address:
+        """Return the address; from the first time on, the replica listens at it."""
+        async with self._lock:
+            if self._server is None:
+                self._server = await asyncio.start_server(self._connected, host, 0)
+        return Address(host, self._server.sockets[0].getsockname()[1], self._key)
+
+    async def close(self, timeout_s: float) -> None:
+        """Ask callers to go elsewhere, and wait up to `timeout_s` seconds for the running calls."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        for writer in self._callers:
+            _write(writer, 0, Kind.LEAVE)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._calls:
+                    await asyncio.wait(self._calls)
+        for writer in self._callers:
+            writer.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        calls: dict[int, asyncio.Task[None]] = {}
+        beats = asyncio.create_task(_beat(writer))
+        try:
+            if not compare_digest(await reader.readexactly(KEY_BYTES), self._key):
+                return
+            self._callers.add(writer)
+            while True:
+                number, kind, content = await _read(reader)
+                if kind == Kind.CALL:
+                    task = asyncio.create_task(self._answer(writer, number, *content))
+                    calls[number] = task
+                    self._calls.add(task)
+                    task.add_done_callback(self._calls.discard)
+                    task.add_done_callback(partial(_forget, calls, number))
+                elif number in calls:
+                    calls[number].cancel()
+        except (asyncio.IncompleteReadError, OSError):
+            pass  # the caller went away
+        finally:
+            self._callers.discard(writer)
+            writer.close()
+            await stop(beats, *calls.values())
+
+    async def _answer(
+        self, writer: asyncio.StreamWriter, number: int, name: str, args: tuple[Any, ...]
+    ) -> None:
+        try:
+            async with aclosing(self._methods[name](*args)) as items:
+                async for item in items:
+                    _write(writer, number, Kind.ITEM, item)
+        except Exception:
+            log.exception("a call failed")
+        finally:
+            _write(writer, number, Kind.END)
+
+
+class Connection:
+    """The caller's end of one connection.
+
+    Args:
+        replica: its tag.
+        on_left: called when the connection takes no more calls, at least once.
+    """
+
+    def __init__(
+        self,
+        replica: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        on_left: Callable[[Connection], object],
+    ) -> None:
+        self.replica = replica
+        self._writer, self._on_left = writer, on_left
+        self._numbers = count()
+        self._calls: dict[int, asyncio.Queue[tuple[int, Any]]] = {}
+        self._lost: ReplicaLost | None = None
+        self._silence_s = 0.0
+        self._reading = asyncio.create_task(self._read(reader))
+        self._watching = asyncio.create_task(self._watch())
+
+    @classmethod
+    async def open(
+        cls, replica: str, address: Address, on_left: Callable[[Connection], object]
+    ) -> Connection:
+        """Connect to a replica; raise OSError or TimeoutError if it cannot be reached."""
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(address.key)
+        return cls(replica, reader, writer, on_left)
+
+    async def call(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
+        """Yield the items of the answer; the call is cancelled if this generator is closed.
+
+        Raises:
+            ReplicaLost: the connection is lost.
+        """
+        if self._lost is not None:
+            raise ReplicaLost(str(self._lost))  # the replica never had this call
+        number, items = next(self._numbers), asyncio.Queue[tuple[int, Any]]()  # a ReplicaLost: END
+        if not self._calls:
+            self._silence_s = 0.0
+        self._calls[number] = items
+        kind: int = Kind.ITEM
+        try:
+            _write(self._writer, number, Kind.CALL, (method, args))
+            while True:
+                kind, item = await items.get()
+                if kind == Kind.END:
+                    if item is not None:
+                        raise ReplicaLost(str(item), item.died)
+                    return
+                yield item
+        finally:
+            del self._calls[number]
+            if kind != Kind.END:
+                _write(self._writer, number, Kind.CANCEL)
+
+    def close(self) -> None:
+        self._lose(ReplicaLost("the connection was closed"))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                number, kind, content = await _read(reader)
+                self._silence_s = 0.0
+                if kind == Kind.LEAVE:
+                    self._on_left(self)
+                elif number in self._calls and kind != Kind.BEAT:
+                    self._calls[number].put_nowait((kind, content))
+        except (asyncio.IncompleteReadError, OSError):
+            self._lose(ReplicaLost("a replica ended", self.replica))
+        except Exception as error:  # such as a class of another version
+            log.exception("a replica's answer cannot be read")
+            self._lose(ReplicaLost(f"a replica's answer cannot be read: {describe(error)}"))
+
+    async def _watch(self) -> None:
+        """Lose the connection if it is silent. Ticks count, not time: this process may have been
+        suspended."""
+        tick_s = min(TICK_S, SILENCE_TIMEOUT_S / 4)
+        while True:
+            await asyncio.sleep(tick_s)
+            self._silence_s += tick_s
+            if self._calls and self._silence_s > SILENCE_TIMEOUT_S:
+                self._lose(ReplicaLost(f"a replica was silent for {SILENCE_TIMEOUT_S:g} s"))
+
+    def _lose(self, lost: ReplicaLost) -> None:
+        if self._lost is not None:
+            return
+        self._lost = lost
+        self._writer.close()
+        for one in (self._reading, self._watching):
+            one.cancel()
+        for items in self._calls.values():
+            items.put_nowait((Kind.END, lost))
+        self._on_left(self)
+
+
+async def _read(reader: asyncio.StreamReader) -> tuple[int, int, Any]:
+    size, number, kind = HEAD.unpack(await reader.readexactly(HEAD.size))
+    body = await reader.readexactly(size)
+    return number, kind, pickle.loads(body) if body else None  # noqa: S301 the key came first
+
+
+def _forget(calls: dict[int, asyncio.Task[None]], number: int, _: object) -> None:
+    calls.pop(number, None)
+
+
+def _write(writer: asyncio.StreamWriter, number: int, kind: Kind, content: Any = None) -> None:
+    body = b"" if content is None else pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
+    if not writer.is_closing():
+        writer.write(HEAD.pack(len(body), number, kind) + body)
+
+
+async def _beat(writer: asyncio.StreamWriter) -> None:
+    while True:
+        await asyncio.sleep(BEAT_S)
+        _write(writer, 0, Kind.BEAT)
+
+
+Connect = Callable[[str, Address, Callable[[Connection], object]], Awaitable[Connection]]
