@@ -37,7 +37,7 @@ TICK_S = 0.5  # unit in which silence is counted
 CONNECT_TIMEOUT_S = 2.0
 HEAD: Final = Struct(">IQB")
 
-Method = Callable[..., AsyncGenerator[Any, None]]
+Method = Callable[..., AsyncGenerator[Any, None] | Awaitable[Any]]
 
 
 class Kind(IntEnum):
@@ -47,8 +47,9 @@ class Kind(IntEnum):
     CANCEL = 1  # nothing: the caller no longer wants the call
     ITEM = 2  # the next item that the method yielded
     END = 3  # nothing: there are no more items
-    BEAT = 4  # nothing: the replica is alive
-    LEAVE = 5  # nothing: the replica ends after the calls that it has
+    LAST = 4  # the only item
+    BEAT = 5  # nothing: the replica is alive
+    LEAVE = 6  # nothing: the replica ends after the calls that it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,8 @@ class Listener:
     """The replica's end: runs a method for each call, and cancels it if its caller goes away.
 
     Args:
-        methods: by name; each yields the items of its answer, and raises nothing.
+        methods: by name; each yields the items of its answer, or returns the only one, and raises
+            nothing.
     """
 
     def __init__(self, methods: dict[str, Method]) -> None:
@@ -136,13 +138,16 @@ class Listener:
         self, writer: asyncio.StreamWriter, number: int, name: str, args: tuple[Any, ...]
     ) -> None:
         try:
-            async with aclosing(self._methods[name](*args)) as items:
+            answer = self._methods[name](*args)
+            if isinstance(answer, Awaitable):
+                _write(writer, number, Kind.LAST, await answer)
+                return
+            async with aclosing(answer) as items:
                 async for item in items:
                     _write(writer, number, Kind.ITEM, item)
         except Exception:
             log.exception("a call failed")
-        finally:
-            _write(writer, number, Kind.END)
+        _write(writer, number, Kind.END)
 
 
 class Connection:
@@ -201,9 +206,11 @@ class Connection:
                         raise ReplicaLost(str(item), item.died)
                     return
                 yield item
+                if kind == Kind.LAST:
+                    return
         finally:
             del self._calls[number]
-            if kind != Kind.END:
+            if kind == Kind.ITEM:
                 _write(self._writer, number, Kind.CANCEL)
 
     def close(self) -> None:

@@ -139,8 +139,8 @@ class ReplicaServer:
 
     async def answer_call(
         self, request: str, returning: bool, sent: Sent, operation: Operation, *args: Any
-    ) -> AsyncGenerator[Any, None]:
-        """Yield the answer to a call, its BatonError, or `PrefixMissing`.
+    ) -> Any:
+        """Return the answer to a call, its BatonError, or `PrefixMissing`.
 
         Args:
             returning: whether the request has called this pool before.
@@ -148,15 +148,13 @@ class ReplicaServer:
         """
         call = self._begin(request, returning, sent)
         if call is None:
-            yield PrefixMissing()
-            return
+            return PrefixMissing()
         try:
             answer = await self._answer(operation, call, *args)
         except Exception as error:
-            yield _error_to_send(operation, request, error)
-            return
+            return _error_to_send(operation, request, error)
         self._prefixes.keep(call)
-        yield answer
+        return answer
 
     async def _answer(self, operation: Operation, call: Call, *args: Any) -> Any:
         if operation == "classify":
@@ -169,7 +167,7 @@ class ReplicaServer:
     async def stream_call(
         self, request: str, returning: bool, sent: Sent, received: Delta, *args: Any
     ) -> AsyncGenerator[Any, None]:
-        """Yield deltas and the whole generation, or what `answer_call` yields in its place.
+        """Yield deltas and the whole generation, or what `answer_call` returns in its place.
 
         `received` is what the caller has already (see `resume_generation`).
         """

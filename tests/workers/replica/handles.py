@@ -103,7 +103,7 @@ class Replica:
         return not self.frozen
 
     def _answers(self, frame: bytes) -> bool:
-        if HEAD.unpack(frame[: HEAD.size])[2] == Kind.ITEM:
+        if HEAD.unpack(frame[: HEAD.size])[2] in (Kind.ITEM, Kind.LAST):
             if self._dies_after <= 0:
                 self.end()
                 return False

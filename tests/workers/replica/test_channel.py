@@ -34,6 +34,11 @@ class Echo:
         finally:
             self.running -= 1
 
+    async def one(self, sent: Any) -> Any:
+        if sent == "fault":
+            raise KeyError(sent)
+        return sent
+
     async def fail(self) -> AsyncGenerator[Any, None]:
         yield 1
         raise KeyError("a fault")
@@ -43,7 +48,7 @@ class Echo:
 async def connected(
     echo: Echo, left: list[Any] | None = None
 ) -> AsyncIterator[tuple[Connection, Listener]]:
-    listener = Listener({"echo": echo.echo, "wait": echo.wait, "fail": echo.fail})
+    listener = Listener({"echo": echo.echo, "wait": echo.wait, "fail": echo.fail, "one": echo.one})
     address = await listener.address("127.0.0.1")
     connection = await Connection.open("one", address, [].append if left is None else left.append)
     try:
@@ -63,6 +68,8 @@ async def test_many_calls_share_a_connection() -> None:
         got = await asyncio.gather(*(answer(connection, "echo", *args) for args in sent))
         assert got == sent
         assert await answer(connection, "echo") == []
+        assert await answer(connection, "one", 1) == [1]
+        assert await answer(connection, "one", None) == [None]
 
 
 async def test_a_call_that_is_closed_ends_at_the_replica_and_others_go_on() -> None:
@@ -131,6 +138,7 @@ async def test_a_replica_does_not_wait_for_a_call_for_ever() -> None:
 async def test_a_fault_in_a_method_ends_the_answer(caplog: pytest.LogCaptureFixture) -> None:
     async with connected(Echo()) as (connection, _):
         assert await answer(connection, "fail") == [1]
+        assert await answer(connection, "one", "fault") == []
         assert "KeyError" in caplog.text
         assert await answer(connection, "echo", 2) == [2]
 

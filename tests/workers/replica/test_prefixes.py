@@ -216,17 +216,13 @@ async def test_what_a_worker_refuses_is_not_kept() -> None:
     refusals = {n: InvalidRequest("too long") for n in range(2)}
     replica = ReplicaServer(lambda: story(failures=refusals))
     call = Call("r", QUESTION)
-
-    async def ask() -> Any:
-        (answer,) = [one async for one in replica.answer_call("r", False, call, "classify", DIGITS)]
-        return answer
-
-    assert isinstance(await ask(), InvalidRequest)
+    answer = await replica.answer_call("r", False, call, "classify", DIGITS)
+    assert isinstance(answer, InvalidRequest)
     args = Delta("", ()), CRITERIA, GREEDY
     *_, last = [item async for item in replica.stream_call("r", False, call, *args)]
     assert isinstance(last, InvalidRequest)
     assert not replica._prefixes._known
-    await ask()
+    await replica.answer_call("r", False, call, "classify", DIGITS)
     assert list(replica._prefixes._known) == ["r"]
     call = Call("s", QUESTION)
     async for _ in replica.stream_call("s", False, call, *args):

@@ -87,8 +87,7 @@ async def test_counters_are_exported_with_every_check_and_are_those_of_the_statu
     one = ReplicaServer(lambda: backend, lambda: exported.append)
     await one.check_health()
     assert [stats["calls"] for stats in exported] == [0]
-    async for _ in one.answer_call("r", False, call(), "classify", LabelQuery((), "", ("9",))):
-        pass
+    await one.answer_call("r", False, call(), "classify", LabelQuery((), "", ("9",)))
     await one.check_health()
     status = await one.status()
     assert status == ReplicaStatus(
