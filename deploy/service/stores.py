@@ -5,29 +5,34 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextvars import Context
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, cast
 
-from grpc import RpcError
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
+from ray.util import get_node_ip_address
 
 from deploy.service.store_spec import StoreSpec
 from orchestrator.errors import BatonError, StoreUnavailable
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.store import TIMEOUT_S, Store
-
-WAITING: Final = 1000  # calls at once; each replica has one that waits for a change
+from workers.replica.broadcast import hung_up
+from workers.replica.channel import Address, Connection, Listener, ReplicaLost
 
 
 class StoreReplica:
-    """The one replica, deployed as `Store`. It returns errors: Serve logs each that is raised."""
+    """The one replica, deployed as `Store`. It returns errors, and calls reach it by its address,
+    as in `workers/replica`."""
 
     def __init__(self) -> None:
         self._store = MemoryStore()
+        self._listener = Listener({"ask": self._ask})
 
-    async def ask(self, verb: str, arguments: Sequence[Any], more: Mapping[str, Any]) -> Any:
+    async def address(self) -> Address:
+        return await self._listener.address(get_node_ip_address())
+
+    async def _ask(self, verb: str, arguments: Sequence[Any], more: Mapping[str, Any]) -> Any:
         try:
             return await getattr(self._store, verb)(*arguments, **more)
         except BatonError as error:
@@ -35,12 +40,12 @@ class StoreReplica:
 
 
 class ServedStore:
-    """A `Store` that passes every call to the handle of `StoreReplica`."""
+    """A `Store` that passes every call to `StoreReplica`, whose address the handle knows."""
 
     def __init__(self, handle: Any) -> None:
-        self._handle = handle.options(
-            _by_reference=False, request_serialization="pickle", response_serialization="pickle"
-        )
+        self._handle = handle
+        self._connection: Connection | None = None
+        self._connecting = asyncio.Lock()
 
     def __getattr__(self, verb: str) -> Any:
         if verb.startswith("_") or not hasattr(Store, verb):
@@ -50,27 +55,38 @@ class ServedStore:
     async def _ask(self, verb: str, *arguments: Any, longer_s: float = 0.0, **more: Any) -> Any:
         try:
             async with asyncio.timeout(TIMEOUT_S + longer_s):
-                # Outside the request's context, as in `workers/replica/client.py`: if two calls
-                # wait under one request's id, Serve sends only one of them.
-                answer = await Context().run(self._handle.ask.remote, verb, arguments, more)
+                connection = await self._connected()
+                answer = await connection.answer("ask", verb, arguments, more)
         except TimeoutError:
             raise StoreUnavailable(f"the Store did not answer within {TIMEOUT_S:g} s") from None
-        except (RayError, RayServeException, RpcError, OSError, RuntimeError) as error:
+        except (ReplicaLost, RayError, RayServeException, OSError, RuntimeError) as error:
             raise StoreUnavailable(f"the Store is gone: {type(error).__name__}") from None
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if hung_up():
                 raise
             raise StoreUnavailable("the Store went away") from None  # it stopped, not the caller
         if isinstance(answer, BatonError):
             raise answer
         return answer
 
+    async def _connected(self) -> Connection:
+        async with self._connecting:
+            if self._connection is None:
+                # Outside the request's context: of two calls that wait under one request's id,
+                # Serve sends only one.
+                address = await Context().run(self._handle.address.remote)
+                self._connection = await Connection.open("Store", address, self._left)
+        return self._connection
+
+    def _left(self, _: Connection) -> None:
+        self._connection = None
+
     async def wait_for_change(self, known: str, timeout_s: float) -> None:
         await self._ask("wait_for_change", known, timeout_s, longer_s=timeout_s)
 
     async def aclose(self) -> None:
-        """The handle has nothing to close."""
+        if self._connection is not None:
+            self._connection.close()
 
 
 def store_deployment() -> Application:
@@ -79,7 +95,6 @@ def store_deployment() -> Application:
         StoreReplica,
         name="Store",
         num_replicas=1,
-        max_ongoing_requests=WAITING,
         graceful_shutdown_timeout_s=1,
         health_check_period_s=5,
         health_check_timeout_s=30,

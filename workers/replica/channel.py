@@ -213,6 +213,13 @@ class Connection:
             if kind == Kind.ITEM:
                 _write(self._writer, number, Kind.CANCEL)
 
+    async def answer(self, method: str, *args: Any) -> Any:
+        """Return the only item of the answer; raise ReplicaLost if there is none."""
+        async with aclosing(self.call(method, *args)) as items:
+            async for item in items:
+                return item
+        raise ReplicaLost("a replica gave no answer")
+
     def close(self) -> None:
         self._lose(ReplicaLost("the connection was closed"))
 
