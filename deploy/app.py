@@ -10,6 +10,7 @@
 # No `from __future__ import annotations`: Ray Serve reads the builder's annotation as a class.
 
 import logging
+from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from deploy.service.config import Args
+from deploy.service.direct import HttpListener, HttpPlace
 from deploy.service.notes import notes
 from deploy.service.pools import TIMEOUT_S, WorkerViews
 from deploy.service.scaling import scaling
@@ -111,7 +113,17 @@ class Orchestrator:
         self._exporter = RayExporter()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return create_app(self._service)
+        app = create_app(self._service)
+        self._listener = HttpListener(app, _most_requests(self._args))
+        return app
+
+    async def place(self) -> HttpPlace:
+        """Return where this replica takes requests from the proxies."""
+        return await self._listener.place()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the load, from which Serve decides how many replicas to run."""
+        return {"load": self._service.live.admission.load}
 
     async def check_health(self) -> None:
         """Export metrics and read keys again; Serve calls this every two seconds."""
@@ -144,11 +156,22 @@ class Orchestrator:
     def _count_lost(self, name: WorkerName) -> None:
         self._service.metrics.lost.labels(name).inc()
 
-    def __del__(self) -> None:
+    def __del__(self) -> Coroutine[Any, Any, None] | None:
+        """End; Serve awaits what this returns, so that running requests may end first."""
         with suppress(AttributeError):  # it never started
-            self._export()
-            if self._end_spans is not None:
-                self._end_spans()
+            if self._listener.is_open:
+                return self._leave()
+            self._end()
+        return None
+
+    async def _leave(self) -> None:
+        await self._listener.close(self._args.limits.deadline_s)
+        self._end()
+
+    def _end(self) -> None:
+        self._export()
+        if self._end_spans is not None:
+            self._end_spans()
 
 
 async def _answer_now(
@@ -194,10 +217,10 @@ def build(args: Args) -> Application:
     orchestrator = serve.deployment(
         Orchestrator,
         name="Orchestrator",
-        **scaling(args.orchestrator.replicas, args.limits.concurrent),
+        **scaling(args.orchestrator.replicas),
         # Admission is ours, with an OpenAI error; Serve's own limit answers in plain text and is
         # the outer fuse only: once it has blown, Serve's router hands on four requests a second.
-        max_ongoing_requests=2 * args.limits.concurrent + BESIDE,
+        max_ongoing_requests=_most_requests(args),
         max_queued_requests=QUEUED,
         # An update lets running requests finish (Serve's 20 s would cut a long thought).
         graceful_shutdown_timeout_s=args.limits.deadline_s,
@@ -210,6 +233,11 @@ def build(args: Args) -> Application:
         ray_actor_options={"num_cpus": 0.2, "label_selector": args.orchestrator.nodes},
     )
     return orchestrator.bind(args, pools.get("small"), pools.get("large"), store)
+
+
+def _most_requests(args: Args) -> int:
+    """Return how many requests a replica takes at once from Serve, and from each proxy."""
+    return 2 * args.limits.concurrent + BESIDE
 
 
 def _load(spec: WorkerSpec) -> "EngineWorker[LocalBackend]":

@@ -12,8 +12,9 @@ In reading order:
 - `stores`: the store that the file names: Redis, or a deployment that holds it in memory.
 - `pools`: whether each worker answers, its context, and the sampling of its checkpoint.
 - `notes`: sentences about a deployment, for its users.
-- `scaling`: how many replicas a worker's pool should have.
+- `scaling`: how many replicas there should be.
 - `proxy`: middleware before Serve's own HTTP handling: retries, errors in OpenAI's form, bodies.
+- `direct`: passes requests from a proxy to the orchestrator's replicas.
 - `starting`: what the proxy answers before a replica of the orchestrator does.
 - `bodies`: gathers bodies in the proxy, in bounded memory.
 - `recent_refusals`: API keys whose last request got 429: the proxy gives the next ones the same.

@@ -3,6 +3,7 @@
 Serve refuses requests in plain text, answers "500 Internal Server Error" if a replica died, and
 never ends a stream whose replica died. This middleware
 
+- passes requests to the orchestrator's replicas itself, as far as that is the same (`direct`);
 - repeats a lost request once, if that is safe, so that no request crashes more than two replicas;
   else it answers 503 in the API's form, with Retry-After;
 - ends a stream that broke off with an error event;
@@ -36,6 +37,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deploy.service.bodies import LARGE_BYTES, Body, BodyRoom
+from deploy.service.direct import Direct
 from deploy.service.recent_refusals import RecentRefusals
 from deploy.service.starting import SERVES_OWN, is_starting, starting_app
 from orchestrator.errors import InvalidRequest, describe
@@ -75,7 +77,8 @@ class ProxyMiddleware:
     """ASGI middleware around the proxy of Ray Serve."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self.app, self.refusals, self.room = app, RecentRefusals(), BodyRoom()
+        self.app, self.direct = app, Direct(app)
+        self.refusals, self.room = RecentRefusals(), BodyRoom()
         self._large, self._starting = asyncio.Lock(), starting_app()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,7 +127,7 @@ class ProxyMiddleware:
                 turn.callback(body.leave)
                 later = asyncio.get_running_loop().call_later(TURN_S, turn.close)
                 turn.callback(later.cancel)
-            await attempt.run(self.app)
+            await attempt.run(self.direct if body.is_whole else self.app)
         return attempt
 
 
@@ -150,7 +153,7 @@ class _Attempt:
         try:
             await app(self._scope, self._next_message, self._relay)
         except Exception as error:
-            log.error("Serve's proxy failed: %s", describe(error))
+            log.error("a request failed on its way: %s", describe(error))
 
     @property
     def is_lost(self) -> bool:

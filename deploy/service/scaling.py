@@ -1,8 +1,9 @@
-"""How many replicas of a worker pool there should be: by sequences and cached prefixes, not calls.
+"""How many replicas of each kind there should be, by the load that they report.
 
-A replica is full when its rows are taken, or when the requests that return to it have more prefixes
-than its cache has slots: each step would then compute its prompt again. The number of requests
-shows neither (a request holds no row while the other model writes, but always a slot).
+A worker's replica is full when its rows are taken, or when the requests that return to it have more
+prefixes than its cache has slots: each step would then compute its prompt again. The number of
+requests shows neither (a request holds no row while the other model writes, but always a slot). The
+orchestrator's is full when its places are taken.
 """
 
 from __future__ import annotations
@@ -27,33 +28,29 @@ def gpus_for(shares: list[float]) -> int:
     return len(free)
 
 
-def scaling(replicas: Replicas, calls: int | None = None) -> dict[str, Any]:
-    """Return options of `serve.deployment`. A replica is full at `calls` calls, or by its load
-    (`PoolLoad`) if None."""
+def scaling(replicas: Replicas) -> dict[str, Any]:
+    """Return options of `serve.deployment`."""
     if replicas.min == replicas.max:
         return {"num_replicas": replicas.min}
-    config: dict[str, Any] = {
+    config = {
         "min_replicas": replicas.min,
         "max_replicas": replicas.max,
         "upscale_delay_s": replicas.up_after_s,
         "downscale_delay_s": replicas.down_after_s,
-    }
-    if calls is not None:
-        config["target_ongoing_requests"] = replicas.full_at * calls
-    else:
-        config["look_back_period_s"] = max(2.0, min(LOOK_BACK_S, replicas.down_after_s))
-        config["policy"] = {
+        "look_back_period_s": max(2.0, min(LOOK_BACK_S, replicas.down_after_s)),
+        "policy": {
             "policy_function": "deploy.service.scaling.PoolLoad",
             "policy_kwargs": {"full_at": replicas.full_at},
-        }
+        },
+    }
     return {"autoscaling_config": config}
 
 
 class PoolLoad:
-    """Serve's autoscaling policy of a worker pool; Serve adds delays and bounds.
+    """Serve's autoscaling policy; Serve adds delays and bounds.
 
     `full_at`: the load at which a replica counts as full, where 1 is all it has room for (see
-    `ReplicaServer.record_autoscaling_stats`).
+    `record_autoscaling_stats` of `ReplicaServer` and `Orchestrator`).
     """
 
     def __init__(self, full_at: float) -> None:

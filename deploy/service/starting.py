@@ -6,13 +6,14 @@ service, so they are here at once; its API says that the service starts.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from deploy.service.direct import serves_proxy
 from orchestrator.http.api import error_response
 from orchestrator.http.errors import HttpError
 from orchestrator.http.routes.console import add_console
@@ -26,11 +27,9 @@ STARTING: Final = HttpError(
 
 def is_starting(app: ASGIApp) -> bool:
     """Return whether Serve's proxy, at the end of a chain of middleware, never had a replica."""
-    inner: Any = app
-    while not hasattr(inner, "proxy_router"):
-        if (inner := getattr(inner, "_app", None)) is None:
-            return False
-    return not any(one.running_replicas_populated() for one in inner.proxy_router.handles.values())
+    if (proxy := serves_proxy(app)) is None:
+        return False
+    return not any(one.running_replicas_populated() for one in proxy.proxy_router.handles.values())
 
 
 def starting_app() -> FastAPI:

@@ -171,6 +171,11 @@ class Admission:
             headers={"retry-after": str(whole_seconds(until - mine.began))},
         )
 
+    @property
+    def load(self) -> float:
+        """The places that are taken or waited for, as a share of all."""
+        return (self._taken + sum(one.cost for one in self._waiting)) / self._places
+
     def retry_after_s(self, cost: int = 1) -> int:
         """Seconds until a request for `cost` places should find them, after those that wait now, at
         the present pace."""

@@ -129,6 +129,8 @@ class Listener:
                     calls[number].cancel()
         except (asyncio.IncompleteReadError, OSError):
             pass  # the caller went away
+        except asyncio.CancelledError:
+            pass  # the loop ends; asyncio would log this task as a failed one
         finally:
             self._callers.discard(writer)
             writer.close()
@@ -183,6 +185,11 @@ class Connection:
             reader, writer = await asyncio.open_connection(address.host, address.port)
         writer.write(address.key)
         return cls(replica, reader, writer, on_left)
+
+    @property
+    def calls(self) -> int:
+        """How many calls are open."""
+        return len(self._calls)
 
     async def call(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
         """Yield the items of the answer; the call is cancelled if this generator is closed.

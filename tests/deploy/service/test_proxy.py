@@ -119,6 +119,7 @@ class Starting(Serve):
         self.runs = False
         handle = SimpleNamespace(running_replicas_populated=lambda: self.runs)
         self.proxy_router = SimpleNamespace(handles={"orchestrator": handle})
+        self.request_timeout_s = 60.0  # so Serve passes all requests on
 
 
 def test_a_service_that_starts_says_so_on_every_path() -> None:

@@ -45,5 +45,3 @@ def test_what_serve_makes_of_it() -> None:
     assert config.look_back_period_s == LOOK_BACK_S
     policy = config.policy.get_policy()(**config.policy.policy_kwargs)
     assert policy(context(1.0)) == (2.0, {})
-    by_calls = AutoscalingConfig(**scaling(given, 8)["autoscaling_config"])
-    assert by_calls.target_ongoing_requests == 4

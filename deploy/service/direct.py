@@ -1,0 +1,194 @@
+"""Requests from a proxy to the orchestrator's replicas, over one connection to each.
+
+Serve makes a request a call to an actor, its body a second call from the replica back to the proxy,
+and each part of the answer a message: some 15 ms of CPU in two processes. Here the request is one
+frame, and each part of the answer another (`workers/replica/channel.py`). Serve still starts,
+checks, scales and replaces the replicas, and takes what `Direct` does not.
+
+`Direct` is the proxy's end, `HttpListener` the replica's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ray import serve
+from ray.serve._private.http_util import RequestIdMiddleware
+from ray.util import get_node_ip_address
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from orchestrator.background import stop
+from orchestrator.errors import describe
+from workers.replica.broadcast import broadcast
+from workers.replica.channel import Address, Connection, Listener
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 5.0  # so often a proxy looks for new replicas, while there are requests
+TIMEOUT_S: Final = 2.0  # for the replicas to say where they are
+END_S: Final = 5.0  # for a request whose client is gone to end by itself
+SENT: Final = (
+    "type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string",
+    "root_path", "headers", "client", "server",
+)  # fmt: skip
+"""What a replica needs of a request's scope, and pickle can write."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpPlace:
+    """A replica that takes requests: at most `room` at once from each proxy."""
+
+    replica: str
+    address: Address
+    room: int
+
+
+class HttpListener:
+    """A replica's end: answers requests by `app`."""
+
+    def __init__(self, app: ASGIApp, room: int) -> None:
+        self._app, self._room = app, room
+        self._listener = Listener({"http": self._answer})
+
+    async def place(self) -> HttpPlace:
+        replica = serve.get_replica_context().replica_tag
+        return HttpPlace(replica, await self._listener.address(get_node_ip_address()), self._room)
+
+    @property
+    def is_open(self) -> bool:
+        return self._listener.is_open
+
+    async def close(self, timeout_s: float) -> None:
+        """Send proxies elsewhere, and wait up to `timeout_s` seconds for the running requests."""
+        await self._listener.close(timeout_s)
+
+    async def _answer(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[Message, None]:
+        """Yield the messages of the answer; closing this means that the client is gone."""
+        messages = asyncio.Queue[Message | None]()
+        asked, gone = [{"type": "http.request", "body": body, "more_body": False}], asyncio.Event()
+
+        async def receive() -> Message:
+            if asked:
+                return asked.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def run() -> None:
+            try:
+                await self._app(dict(scope), receive, messages.put)
+            except Exception as error:  # the application has logged what it could not answer
+                log.error("an answer broke off: %s", describe(error))
+            finally:
+                messages.put_nowait(None)
+
+        task = asyncio.create_task(run())
+        try:
+            while (message := await messages.get()) is not None:
+                yield message
+        finally:
+            gone.set()
+            await asyncio.wait([task], timeout=END_S)
+            await stop(task)
+
+
+class Direct:
+    """An ASGI application before Serve's `app`, for requests whose body is whole.
+
+    It passes a request to the replica that has the fewest of this proxy's. Serve takes those that
+    find no replica with room, those of other applications, and all if it is to time them out.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app, self._forward = app, RequestIdMiddleware(self._pass_on)
+        self._places: dict[str, int] = {}  # by replica, its room
+        self._connections: dict[str, Connection] = {}
+        self._looked_at, self._looking = -LOOK_S, asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        serves = serves_proxy(self._app)
+        handle = None if serves is None else _handle_for(serves, scope["path"])
+        connection = None if handle is None else await self._choose(handle)
+        if serves is None or connection is None:
+            await self._app(scope, receive, send)
+            return
+        serves._ongoing_requests_start()  # it counts them when its node is to go
+        try:
+            scope = {name: scope[name] for name in SENT if name in scope}
+            await self._forward({**scope, "to": connection}, receive, send)
+        finally:
+            serves._ongoing_requests_end()
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection: Connection = scope.pop("to")
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+
+        async def answer() -> None:
+            async with aclosing(connection.call("http", scope, body)) as messages:
+                async for message in messages:
+                    await send(message)
+
+        async def hang_up() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        tasks = answering, leaving = [asyncio.create_task(one()) for one in (answer, hang_up)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await stop(*tasks)
+        for one in (answering, leaving):
+            with suppress(asyncio.CancelledError):
+                one.result()
+
+    async def _choose(self, handle: Any) -> Connection | None:
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at > LOOK_S or not self._connections:
+            async with self._looking:
+                if now > self._looked_at:  # not by another request, while this one waited
+                    await self._look(handle)
+                    self._looked_at = asyncio.get_running_loop().time()
+        free = [one for name, one in self._connections.items() if one.calls < self._places[name]]
+        return min(free, key=lambda one: one.calls, default=None)
+
+    async def _look(self, handle: Any) -> None:
+        asked = broadcast(handle, "place", timeout_s=TIMEOUT_S)
+        async with aclosing(asked) as answers:
+            async for place in answers:
+                if isinstance(place, HttpPlace) and place.replica not in self._connections:
+                    self._places[place.replica] = place.room
+                    with suppress(OSError):  # Serve takes the requests
+                        made = await Connection.open(place.replica, place.address, self._left)
+                        self._connections[place.replica] = made
+
+    def _left(self, connection: Connection) -> None:
+        if self._connections.get(connection.replica) is connection:
+            del self._connections[connection.replica], self._places[connection.replica]
+
+
+def serves_proxy(app: ASGIApp) -> Any:
+    """Return Serve's proxy at the end of a chain of middleware; None if there is none."""
+    inner: Any = app
+    while inner is not None and not hasattr(inner, "proxy_router"):
+        inner = getattr(inner, "_app", None)
+    return inner
+
+
+def _handle_for(proxy: Any, path: str) -> Any:
+    """Return a handle of the replicas that a path leads to, if all that Serve does is pass on."""
+    if proxy.request_timeout_s is not None:
+        return None
+    match = proxy.proxy_router.match_route(path)
+    if match is None or match[0] != "/" or match[1].deployment_name != "Orchestrator":
+        return None
+    handle = match[1]
+    return serve.get_deployment_handle(handle.deployment_name, handle.app_name)
