@@ -6,15 +6,17 @@ addresses (`ReplicaStatus`).
 
 A frame is its size (4 bytes), the call's number (8), its kind (1), and a pickled object. Pickle
 runs what it is sent, so a replica reads nothing from a caller without its key, which Serve alone
-gives away.
+gives away. The connections are encrypted if Ray's own are (RAY_USE_TLS), with the same files.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import pickle
 import secrets
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -32,7 +34,7 @@ log = logging.getLogger(__name__)
 
 KEY_BYTES: Final = 32
 BEAT_S = 1.0  # longest silence of a replica that is alive
-SILENCE_TIMEOUT_S = 10.0  # after it, a connection with open calls counts as lost
+SILENCE_TIMEOUT_S = 10.0  # after it, a connection counts as lost
 TICK_S = 0.5  # unit in which silence is counted
 CONNECT_TIMEOUT_S = 2.0
 HEAD: Final = Struct(">IQB")
@@ -92,7 +94,7 @@ class Listener:
         """Return the address; from the first time on, the replica listens at it."""
         async with self._lock:
             if self._server is None:
-                self._server = await asyncio.start_server(self._connected, host, 0)
+                self._server = await asyncio.start_server(self._connected, host, 0, ssl=_tls())
         return Address(host, self._server.sockets[0].getsockname()[1], self._key)
 
     async def close(self, timeout_s: float) -> None:
@@ -182,7 +184,9 @@ class Connection:
     ) -> Connection:
         """Connect to a replica; raise OSError or TimeoutError if it cannot be reached."""
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(address.host, address.port)
+            reader, writer = await asyncio.open_connection(
+                address.host, address.port, ssl=_tls(caller=True)
+            )
         writer.write(address.key)
         return cls(replica, reader, writer, on_left)
 
@@ -200,8 +204,6 @@ class Connection:
         if self._lost is not None:
             raise ReplicaLost(str(self._lost))  # the replica never had this call
         number, items = next(self._numbers), asyncio.Queue[tuple[int, Any]]()  # a ReplicaLost: END
-        if not self._calls:
-            self._silence_s = 0.0
         self._calls[number] = items
         kind: int = Kind.ITEM
         try:
@@ -252,7 +254,7 @@ class Connection:
         while True:
             await asyncio.sleep(tick_s)
             self._silence_s += tick_s
-            if self._calls and self._silence_s > SILENCE_TIMEOUT_S:
+            if self._silence_s > SILENCE_TIMEOUT_S:
                 self._lose(ReplicaLost(f"a replica was silent for {SILENCE_TIMEOUT_S:g} s"))
 
     def _lose(self, lost: ReplicaLost) -> None:
@@ -265,6 +267,19 @@ class Connection:
         for items in self._calls.values():
             items.put_nowait((Kind.END, lost))
         self._on_left(self)
+
+
+def _tls(*, caller: bool = False) -> ssl.SSLContext | None:
+    """Return what encrypts one end of a connection, if Ray's own connections are encrypted."""
+    env = os.environ
+    if env.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return None
+    purpose = ssl.Purpose.SERVER_AUTH if caller else ssl.Purpose.CLIENT_AUTH
+    context = ssl.create_default_context(purpose, cafile=env["RAY_TLS_CA_CERT"])
+    context.load_cert_chain(env["RAY_TLS_SERVER_CERT"], env["RAY_TLS_SERVER_KEY"])
+    context.check_hostname = False  # the authority signs for Ray's nodes alone
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[int, int, Any]:

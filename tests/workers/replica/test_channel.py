@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from tests.orchestrator.waiting import until
 from workers.replica.channel import Address, Connection, Listener, ReplicaLost
@@ -159,6 +161,37 @@ async def test_a_replica_that_is_not_there_cannot_be_connected_to() -> None:
         address = await listener.address("127.0.0.1")
     with pytest.raises(OSError, match=r"refused|failed"):
         await Connection.open("one", address, lambda _: None)
+
+
+async def test_connections_are_encrypted_if_rays_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def files(authority: trustme.CA, name: str) -> dict[str, str]:
+        made = authority.issue_cert("node")
+        for part, blob in (("CERT", made.cert_chain_pems[0]), ("KEY", made.private_key_pem)):
+            blob.write_to_path(str(tmp_path / f"{name}-{part}"))
+        return {
+            f"RAY_TLS_SERVER_{part}": str(tmp_path / f"{name}-{part}") for part in ("CERT", "KEY")
+        }
+
+    async def ask(address: Address) -> None:
+        other = await Connection.open("one", address, lambda _: None)
+        await asyncio.wait_for(answer(other, "echo", 1), 10)
+
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca"))
+    ours = {"RAY_TLS_CA_CERT": str(tmp_path / "ca"), **files(authority, "ours")}
+    for name, value in {"RAY_USE_TLS": "1", **ours}.items():
+        monkeypatch.setenv(name, value)
+    async with connected(Echo()) as (connection, listener):
+        assert await answer(connection, "echo", 1) == [1]
+        address = await listener.address("127.0.0.1")
+        strangers = files(trustme.CA(), "others")
+        for change in ({"RAY_USE_TLS": "0"}, {"RAY_USE_TLS": "1", **strangers}):
+            for name, value in change.items():
+                monkeypatch.setenv(name, value)
+            with pytest.raises((ReplicaLost, OSError)):
+                await ask(address)
 
 
 def test_a_key_is_not_printed() -> None:
