@@ -24,13 +24,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.background import stop
 from orchestrator.errors import describe
-from workers.replica.broadcast import broadcast
 from workers.replica.channel import Address, Connection, Listener
+from workers.replica.pool import Pool
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 5.0  # so often a proxy looks for new replicas, while there are requests
-TIMEOUT_S: Final = 2.0  # for the replicas to say where they are
 END_S: Final = 5.0  # for a request whose client is gone to end by itself
 SENT: Final = (
     "type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string",
@@ -105,23 +103,20 @@ class Direct:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app, self._forward = app, RequestIdMiddleware(self._pass_on)
-        self._places: dict[str, int] = {}  # by replica, its room
-        self._connections: dict[str, Connection] = {}
-        self._looked_at, self._looking = -LOOK_S, asyncio.Lock()
+        self._pool: Pool[HttpPlace] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        serves = serves_proxy(self._app)
-        handle = None if serves is None else _handle_for(serves, scope["path"])
-        connection = None if handle is None else await self._choose(handle)
-        if serves is None or connection is None:
+        proxy = serves_proxy(self._app)
+        connection = None if proxy is None else await self._choose(proxy, scope["path"])
+        if connection is None:
             await self._app(scope, receive, send)
             return
-        serves._ongoing_requests_start()  # it counts them when its node is to go
+        proxy._ongoing_requests_start()  # it counts them when its node is to go
         try:
             scope = {name: scope[name] for name in SENT if name in scope}
             await self._forward({**scope, "to": connection}, receive, send)
         finally:
-            serves._ongoing_requests_end()
+            proxy._ongoing_requests_end()
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection: Connection = scope.pop("to")
@@ -150,29 +145,19 @@ class Direct:
             with suppress(asyncio.CancelledError):
                 one.result()
 
-    async def _choose(self, handle: Any) -> Connection | None:
-        now = asyncio.get_running_loop().time()
-        if now - self._looked_at > LOOK_S or not self._connections:
-            async with self._looking:
-                if now > self._looked_at:  # not by another request, while this one waited
-                    await self._look(handle)
-                    self._looked_at = asyncio.get_running_loop().time()
-        free = [one for name, one in self._connections.items() if one.calls < self._places[name]]
+    async def _choose(self, proxy: Any, path: str) -> Connection | None:
+        """Return the connection for a path; None if Serve is to do more than pass it on."""
+        match = proxy.proxy_router.match_route(path)
+        if proxy.request_timeout_s is not None or match is None or match[0] != "/":
+            return None
+        name, app = match[1].deployment_name, match[1].app_name
+        if name != "Orchestrator":
+            return None
+        if self._pool is None:
+            self._pool = Pool(serve.get_deployment_handle(name, app), "place", HttpPlace)
+        found, known = await self._pool.found(), self._pool.known
+        free = [one for replica, one in found.items() if one.calls < known[replica].room]
         return min(free, key=lambda one: one.calls, default=None)
-
-    async def _look(self, handle: Any) -> None:
-        asked = broadcast(handle, "place", timeout_s=TIMEOUT_S)
-        async with aclosing(asked) as answers:
-            async for place in answers:
-                if isinstance(place, HttpPlace) and place.replica not in self._connections:
-                    self._places[place.replica] = place.room
-                    with suppress(OSError):  # Serve takes the requests
-                        made = await Connection.open(place.replica, place.address, self._left)
-                        self._connections[place.replica] = made
-
-    def _left(self, connection: Connection) -> None:
-        if self._connections.get(connection.replica) is connection:
-            del self._connections[connection.replica], self._places[connection.replica]
 
 
 def serves_proxy(app: ASGIApp) -> Any:
@@ -181,14 +166,3 @@ def serves_proxy(app: ASGIApp) -> Any:
     while inner is not None and not hasattr(inner, "proxy_router"):
         inner = getattr(inner, "_app", None)
     return inner
-
-
-def _handle_for(proxy: Any, path: str) -> Any:
-    """Return a handle of the replicas that a path leads to, if all that Serve does is pass on."""
-    if proxy.request_timeout_s is not None:
-        return None
-    match = proxy.proxy_router.match_route(path)
-    if match is None or match[0] != "/" or match[1].deployment_name != "Orchestrator":
-        return None
-    handle = match[1]
-    return serve.get_deployment_handle(handle.deployment_name, handle.app_name)

@@ -2,6 +2,7 @@
 
 - `server`: the deployment class around one worker, and how a pool of replicas is deployed.
 - `client`: the `Worker` port over a pool: which replica gets a call, retries.
+- `pool`: the replicas of a deployment that this process is connected to.
 - `channel`: the connection that carries a caller's calls to one replica.
 - `prefixes`: sends only the segments of a transcript that a replica lacks.
 - `broadcast`: a question of Serve's handle to every replica.

@@ -302,6 +302,3 @@ async def _beat(writer: asyncio.StreamWriter) -> None:
     while True:
         await asyncio.sleep(BEAT_S)
         _write(writer, 0, Kind.BEAT)
-
-
-Connect = Callable[[str, Address, Callable[[Connection], object]], Awaitable[Connection]]

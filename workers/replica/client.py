@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from hashlib import blake2b
-from math import inf
 from typing import Any
 
 from orchestrator.errors import BatonError, Overloaded, WorkerUnavailable
@@ -21,8 +20,8 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call, Delta
-from workers.replica.broadcast import broadcast
-from workers.replica.channel import Connect, Connection, ReplicaLost
+from workers.replica.channel import Connection, ReplicaLost
+from workers.replica.pool import LOOK_TIMEOUT_S, Connect, Pool
 from workers.replica.prefixes import PrefixSender, Sent, bare
 from workers.replica.server import Operation, RecentRequests, ReplicaStatus
 from workers.retry import CircuitBreaker, TimedRetry
@@ -30,9 +29,7 @@ from workers.streams import merge_deltas
 
 log = logging.getLogger(__name__)
 
-PROBE_TIMEOUT_S = 2.0  # for the replicas' statuses, and for a call through the open breaker
-LOOK_S = 5.0  # so often the pool is looked at for new replicas, while there are calls
-TICK_S = 0.02
+PROBE_TIMEOUT_S = 2.0  # for a call that the open breaker lets through
 MAX_ENDED = 3  # replicas that may die during one call
 
 
@@ -54,14 +51,10 @@ class ReplicaWorker:
         on_lost: Callable[[], object] = lambda: None,
         connect: Connect = Connection.open,
     ) -> None:
-        self._handle, self._retry_timeout_s, self._on_lost = handle, retry_timeout_s, on_lost
-        self._connect_to = connect
+        self._retry_timeout_s, self._on_lost = retry_timeout_s, on_lost
         self._recent, self._prefixes = RecentRequests(), PrefixSender()
         self._breaker = CircuitBreaker("the pool", failure_threshold=1)
-        self._connections: dict[str, Connection] = {}  # by replica
-        self._connecting = asyncio.Lock()
-        self._looking: asyncio.Task[list[ReplicaStatus]] | None = None
-        self._looked_at = -inf  # a time of the event loop
+        self._pool = Pool(handle, "status", ReplicaStatus, connect)
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
@@ -113,38 +106,11 @@ class ReplicaWorker:
         raise WorkerUnavailable(f"no replica answered within {timeout_s:g} s")
 
     async def _answers(self, timeout_s: float) -> AsyncGenerator[ReplicaStatus, None]:
-        """Yield the statuses as they come, each after there is a connection to its replica."""
-        asked = broadcast(self._handle, "status", timeout_s=timeout_s)
-        async with aclosing(asked) as answers:
+        """Yield the statuses as they come."""
+        async with aclosing(self._pool.ask(timeout_s)) as answers:
             async for status in answers:
-                if isinstance(status, ReplicaStatus) and await self._connect(status):
-                    self._breaker.record_success()
-                    yield status
-
-    async def _connect(self, status: ReplicaStatus) -> bool:
-        """Connect to a replica, if no connection is there; return whether that succeeded."""
-        replica, address = status.replica, status.address
-        async with self._connecting:
-            if replica not in self._connections:
-                try:
-                    made = await self._connect_to(replica, address, self._left)
-                except OSError as error:  # a TimeoutError is one
-                    where = f"{address.host}:{address.port}"
-                    log.error("no connection to replica %s, %s: %s", replica, where, error)
-                    return False
-                self._connections[replica] = made
-        return True
-
-    def _left(self, connection: Connection) -> None:
-        if self._connections.get(connection.replica) is connection:
-            del self._connections[connection.replica]
-
-    def _look(self) -> asyncio.Task[list[ReplicaStatus]]:
-        """Find out in the background which replicas there are; callers share one such task."""
-        if self._looking is None or self._looking.done():
-            self._looked_at = asyncio.get_running_loop().time()
-            self._looking = asyncio.create_task(self.statuses(PROBE_TIMEOUT_S))
-        return self._looking
+                self._breaker.record_success()
+                yield status
 
     async def _connection(self, affinity: str, retry: TimedRetry) -> Connection:
         """Return the connection to the replica that a call goes to.
@@ -154,18 +120,13 @@ class ReplicaWorker:
         Raises:
             WorkerUnavailable: there is none.
         """
-        now = asyncio.get_running_loop().time()
-        if now - self._looked_at > LOOK_S:
-            self._look()
-        if not self._connections:
-            looking = self._look()
-            while not (self._connections or looking.done()):
-                await asyncio.wait([looking], timeout=TICK_S)
-            retry.waited(min(asyncio.get_running_loop().time() - now, PROBE_TIMEOUT_S))
-        if not self._connections:
+        began = asyncio.get_running_loop().time()
+        found = await self._pool.found()
+        if not found:
+            retry.waited(min(asyncio.get_running_loop().time() - began, LOOK_TIMEOUT_S))
             raise WorkerUnavailable("no replica answers")
-        ranked = sorted(self._connections, key=lambda replica: _rank(affinity, replica))
-        return self._connections[ranked[retry.retries % len(ranked)]]
+        ranked = sorted(found, key=lambda replica: _rank(affinity, replica))
+        return found[ranked[retry.retries % len(ranked)]]
 
     def _retry(self) -> TimedRetry:
         """Return the retries of a call.
@@ -206,9 +167,8 @@ class ReplicaWorker:
             await retry.backoff(error)
         except WorkerUnavailable:
             # Only if no replica answers is the pool closed to other calls.
-            with suppress(Exception):  # asking the replicas may fail
-                await asyncio.shield(self._look())
-            if not self._connections:
+            await asyncio.wait([self._pool.look()])
+            if not self._pool.connections:
                 self._breaker.record_failure()
             raise
 

@@ -27,6 +27,7 @@ from tests.workers.replica.handles import (
 )
 from workers import streams
 from workers.replica import channel, client
+from workers.replica import pool as pools
 from workers.replica.client import ReplicaWorker
 from workers.replica.server import ReplicaStatus
 from workers.retry import CircuitBreaker
@@ -101,7 +102,7 @@ async def test_a_replica_that_is_added_is_found() -> None:
     await ask()
     assert handle.calls == 40
     assert not any(one.got for one in later)
-    await asyncio.sleep(client.LOOK_S)
+    await asyncio.sleep(pools.LOOK_S)
     await ask()
     await asyncio.sleep(0.1)
     await ask()
@@ -156,7 +157,8 @@ async def test_replicas_that_had_ended_before_a_call_did_not_die_of_it() -> None
 
 
 async def test_a_pool_that_is_down_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "PROBE_TIMEOUT_S", 0.1)
+    for module, name in ((client, "PROBE_TIMEOUT_S"), (pools, "LOOK_TIMEOUT_S")):
+        monkeypatch.setattr(module, name, 0.1)
     now = 0.0
     handle = Handle(story(), deaths=[0] * 100)
     worker = pool(handle, retry_timeout_s=0.2)
@@ -168,17 +170,17 @@ async def test_a_pool_that_is_down_is_waited_for_once(monkeypatch: pytest.Monkey
 
     async def looks() -> int:
         """How often a call looked for replicas."""
-        looked, before = 0, worker._look
+        looked, before = 0, worker._pool.look
 
         def counted() -> Any:
             nonlocal looked
             looked += 1
             return before()
 
-        monkeypatch.setattr(worker, "_look", counted)
+        monkeypatch.setattr(worker._pool, "look", counted)
         with suppress(WorkerUnavailable):
             await worker.classify(call(), NINE)
-        monkeypatch.setattr(worker, "_look", before)
+        monkeypatch.setattr(worker._pool, "look", before)
         return looked
 
     assert await looks() > 1
@@ -262,10 +264,10 @@ async def test_a_silent_replica_is_given_up_and_found_again_after_it_goes_on(ite
     assert not worker._breaker.is_open
     assert (await collect(worker))[1].segment == undisturbed  # at once, elsewhere
     first.frozen, first.freezes_after = False, 1000
-    await until(lambda: not worker._looking or worker._looking.done())
-    await asyncio.sleep(client.LOOK_S)
+    await until(lambda: not worker._pool._looking or worker._pool._looking.done())
+    await asyncio.sleep(pools.LOOK_S)
     await collect(worker)
-    await until(lambda: len(worker._connections) == 2)
+    await until(lambda: len(worker._pool.connections) == 2)
     asked = len(first.got)
     await collect(worker)
     assert len(first.got) == asked + 1

@@ -1,0 +1,106 @@
+"""The replicas of one deployment that this process is connected to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from math import inf
+from typing import Any, Generic, Protocol, TypeVar
+
+from workers.replica.broadcast import broadcast
+from workers.replica.channel import Address, Connection
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0  # so often the pool is looked at for new replicas, while there are calls
+LOOK_TIMEOUT_S = 2.0  # for the replicas to answer
+TICK_S = 0.02
+
+Connect = Callable[[str, Address, Callable[[Connection], object]], Awaitable[Connection]]
+
+
+class Located(Protocol):
+    """What a replica says of itself."""
+
+    @property
+    def replica(self) -> str: ...  # Serve's tag
+
+    @property
+    def address(self) -> Address: ...
+
+
+T = TypeVar("T", bound=Located)
+
+
+class Pool(Generic[T]):
+    """Asks each replica, through Serve, where it listens, and connects to it.
+
+    Args:
+        handle: Serve's handle of the deployment.
+        question: the method of its replicas that answers with a `kind`.
+        connect: see `Connection.open`.
+    """
+
+    def __init__(
+        self, handle: Any, question: str, kind: type[T], connect: Connect = Connection.open
+    ) -> None:
+        self._handle, self._question, self._kind = handle, question, kind
+        self._connect_to = connect
+        self._connecting = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None
+        self._looked_at = -inf  # a time of the event loop
+        self.connections: dict[str, Connection] = {}
+        """Those that take calls, by replica."""
+        self.known: dict[str, T] = {}
+        """What each of these replicas said when it was connected."""
+
+    async def ask(self, timeout_s: float) -> AsyncGenerator[T, None]:
+        """Yield what the replicas say as it comes, each after there is a connection to it."""
+        asked = broadcast(self._handle, self._question, timeout_s=timeout_s)
+        async with aclosing(asked) as answers:
+            async for said in answers:
+                if isinstance(said, self._kind) and await self._connect(said):
+                    yield said
+
+    async def found(self) -> dict[str, Connection]:
+        """Return the connections. If there are none, look for replicas until the first is found, or
+        all have been asked."""
+        if asyncio.get_running_loop().time() - self._looked_at > LOOK_S:
+            self.look()
+        if not self.connections:
+            looking = self.look()
+            while not (self.connections or looking.done()):
+                await asyncio.wait([looking], timeout=TICK_S)
+        return self.connections
+
+    def look(self) -> asyncio.Task[None]:
+        """Find out in the background which replicas there are; callers share one such task."""
+        if self._looking is None or self._looking.done():
+            self._looked_at = asyncio.get_running_loop().time()
+            self._looking = asyncio.create_task(self._ask_all())
+        return self._looking
+
+    async def _ask_all(self) -> None:
+        async with aclosing(self.ask(LOOK_TIMEOUT_S)) as answers:
+            async for _ in answers:
+                pass
+
+    async def _connect(self, said: T) -> bool:
+        """Connect to a replica, if no connection is there; return whether that succeeded."""
+        replica, address = said.replica, said.address
+        async with self._connecting:
+            if replica not in self.connections:
+                try:
+                    made = await self._connect_to(replica, address, self._left)
+                except OSError as error:  # a TimeoutError is one
+                    where = f"{address.host}:{address.port}"
+                    log.error("no connection to replica %s, %s: %s", replica, where, error)
+                    return False
+                self.connections[replica], self.known[replica] = made, said
+        return True
+
+    def _left(self, connection: Connection) -> None:
+        if self.connections.get(connection.replica) is connection:
+            del self.connections[connection.replica], self.known[connection.replica]
