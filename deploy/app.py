@@ -10,7 +10,6 @@
 # No `from __future__ import annotations`: Ray Serve reads the builder's annotation as a class.
 
 import logging
-from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from deploy.service.config import Args
-from deploy.service.direct import HttpListener, HttpPlace
+from deploy.service.direct import HttpListener, HttpLocation
 from deploy.service.notes import notes
 from deploy.service.pools import TIMEOUT_S, WorkerViews
 from deploy.service.scaling import scaling
@@ -113,13 +112,15 @@ class Orchestrator:
         self._exporter = RayExporter()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        app = create_app(self._service)
-        self._listener = HttpListener(app, _most_requests(self._args))
-        return app
+        args = self._args
+        self._http = HttpListener(
+            create_app(self._service), _most_requests(args), args.limits.deadline_s
+        )
+        return self._http
 
-    async def place(self) -> HttpPlace:
+    async def location(self) -> HttpLocation:
         """Return where this replica takes requests from the proxies."""
-        return await self._listener.place()
+        return await self._http.location()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the load, from which Serve decides how many replicas to run."""
@@ -156,22 +157,11 @@ class Orchestrator:
     def _count_lost(self, name: WorkerName) -> None:
         self._service.metrics.lost.labels(name).inc()
 
-    def __del__(self) -> Coroutine[Any, Any, None] | None:
-        """End; Serve awaits what this returns, so that running requests may end first."""
+    def __del__(self) -> None:
         with suppress(AttributeError):  # it never started
-            if self._listener.is_open:
-                return self._leave()
-            self._end()
-        return None
-
-    async def _leave(self) -> None:
-        await self._listener.close(self._args.limits.deadline_s)
-        self._end()
-
-    def _end(self) -> None:
-        self._export()
-        if self._end_spans is not None:
-            self._end_spans()
+            self._export()
+            if self._end_spans is not None:
+                self._end_spans()
 
 
 async def _answer_now(

@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 BACKOFF_S = 0.1  # before the first retry; twice as long before each further one
 MAX_BACKOFF_S = 10.0  # a server that asks for a longer pause is not called again
 POOL_BACKOFF_S, POOL_MAX_BACKOFF_S = 0.05, 1.0  # shorter in a pool: another replica may answer
+FULL_S = 0.2  # longest pause if a pool is full: a place is taken by who asks first
 
 
 class CircuitBreaker:
@@ -99,7 +100,8 @@ class TimedRetry:
 
     async def backoff(self, error: WorkerUnavailable | Overloaded) -> None:
         """Pause before the next try; raise `error` if the time is up."""
-        pause = min(POOL_BACKOFF_S * 2**self.retries, POOL_MAX_BACKOFF_S)
+        longest = FULL_S if isinstance(error, Overloaded) else POOL_MAX_BACKOFF_S
+        pause = min(POOL_BACKOFF_S * 2**self.retries, longest)
         self.retries += 1
         if self.remaining_s <= pause:
             raise error

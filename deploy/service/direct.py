@@ -15,6 +15,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from random import random
 from typing import Any, Final
 
 from ray import serve
@@ -24,12 +25,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.background import stop
 from orchestrator.errors import describe
-from workers.replica.channel import Address, Connection, Listener
-from workers.replica.pool import Pool
+from workers.replica.channel import Connection, Listener
+from workers.replica.pool import Location, Pool
 
 log = logging.getLogger(__name__)
 
 END_S: Final = 5.0  # for a request whose client is gone to end by itself
+SERVES_OWN: Final = "/-/"  # the paths that Serve's proxy answers itself, such as /-/healthz
 SENT: Final = (
     "type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string",
     "root_path", "headers", "client", "server",
@@ -38,32 +40,39 @@ SENT: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class HttpPlace:
+class HttpLocation(Location):
     """A replica that takes requests: at most `room` at once from each proxy."""
 
-    replica: str
-    address: Address
     room: int
 
 
 class HttpListener:
-    """A replica's end: answers requests by `app`."""
+    """A replica's end, and the application that Serve runs: answers requests by `app`.
 
-    def __init__(self, app: ASGIApp, room: int) -> None:
-        self._app, self._room = app, room
+    Args:
+        room: see `HttpLocation`.
+        end_s: how long a replica that ends waits for its requests.
+    """
+
+    def __init__(self, app: ASGIApp, room: int, end_s: float) -> None:
+        self._app, self._room, self._end_s = app, room, end_s
         self._listener = Listener({"http": self._answer})
 
-    async def place(self) -> HttpPlace:
+    async def location(self) -> HttpLocation:
         replica = serve.get_replica_context().replica_tag
-        return HttpPlace(replica, await self._listener.address(get_node_ip_address()), self._room)
+        address = await self._listener.address(get_node_ip_address())
+        return HttpLocation(replica, address, self._room)
 
-    @property
-    def is_open(self) -> bool:
-        return self._listener.is_open
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that Serve passed on. The application's life ends after its requests."""
 
-    async def close(self, timeout_s: float) -> None:
-        """Send proxies elsewhere, and wait up to `timeout_s` seconds for the running requests."""
-        await self._listener.close(timeout_s)
+        async def later() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                await self._listener.close(self._end_s)
+            return message
+
+        await self._app(scope, later if scope["type"] == "lifespan" else receive, send)
 
     async def _answer(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[Message, None]:
         """Yield the messages of the answer; closing this means that the client is gone."""
@@ -103,11 +112,12 @@ class Direct:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app, self._forward = app, RequestIdMiddleware(self._pass_on)
-        self._pool: Pool[HttpPlace] | None = None
+        self._pool: Pool[HttpLocation] | None = None
+        self._names: tuple[str, str] | None = None  # the pool's
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         proxy = serves_proxy(self._app)
-        connection = None if proxy is None else await self._choose(proxy, scope["path"])
+        connection = None if proxy is None else self._choose(proxy, scope["path"])
         if connection is None:
             await self._app(scope, receive, send)
             return
@@ -145,19 +155,26 @@ class Direct:
             with suppress(asyncio.CancelledError):
                 one.result()
 
-    async def _choose(self, proxy: Any, path: str) -> Connection | None:
-        """Return the connection for a path; None if Serve is to do more than pass it on."""
+    def _choose(self, proxy: Any, path: str) -> Connection | None:
+        """Return the connection for a path; None if there is none yet, or if Serve is to do more
+        than pass the request on."""
+        if path.startswith(SERVES_OWN) or proxy.request_timeout_s is not None:
+            return None
         match = proxy.proxy_router.match_route(path)
-        if proxy.request_timeout_s is not None or match is None or match[0] != "/":
+        if match is None or match[0] != "/" or match[1].deployment_name != "Orchestrator":
             return None
-        name, app = match[1].deployment_name, match[1].app_name
-        if name != "Orchestrator":
-            return None
-        if self._pool is None:
-            self._pool = Pool(serve.get_deployment_handle(name, app), "place", HttpPlace)
-        found, known = await self._pool.found(), self._pool.known
-        free = [one for replica, one in found.items() if one.calls < known[replica].room]
-        return min(free, key=lambda one: one.calls, default=None)
+        names = match[1].deployment_name, match[1].app_name
+        if self._pool is None or self._names != names:
+            handle = serve.get_deployment_handle(*names, _check_exists=False)
+            self._pool, self._names = Pool(handle, "location", HttpLocation), names
+        self._pool.look_again()
+        known = self._pool.known
+        free = [
+            (one.calls, random(), one)
+            for replica, one in self._pool.connections.items()
+            if one.calls < known[replica].room
+        ]
+        return min(free)[2] if free else None
 
 
 def serves_proxy(app: ASGIApp) -> Any:

@@ -37,9 +37,9 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deploy.service.bodies import LARGE_BYTES, Body, BodyRoom
-from deploy.service.direct import Direct
+from deploy.service.direct import SERVES_OWN, Direct
 from deploy.service.recent_refusals import RecentRefusals
-from deploy.service.starting import SERVES_OWN, is_starting, starting_app
+from deploy.service.starting import is_starting, starting_app
 from orchestrator.errors import InvalidRequest, describe
 from orchestrator.http.api import credentials, error_form, error_response
 from orchestrator.http.auth import READ_METHODS, USER_PATHS
@@ -118,7 +118,7 @@ class ProxyMiddleware:
         await made.finish()
 
     async def _try(self, scope: Scope, body: Body, receive: Receive, send: Send) -> _Attempt:
-        """Pass a request to Serve, a large body in its turn."""
+        """Pass a request on, a large body in its turn."""
         attempt = _Attempt(self.refusals, scope, body, receive, send)
         with ExitStack() as turn:
             if body.size > LARGE_BYTES:
@@ -132,7 +132,7 @@ class ProxyMiddleware:
 
 
 class _Attempt:
-    """One try of a request at Serve, and the state of its answer."""
+    """One try of a request, and the state of its answer."""
 
     def __init__(
         self,

@@ -18,7 +18,6 @@ from orchestrator.http.api import error_response
 from orchestrator.http.errors import HttpError
 from orchestrator.http.routes.console import add_console
 
-SERVES_OWN: Final = "/-/"  # its own paths, such as /-/healthz
 READ: Final = ["GET", "HEAD"]
 STARTING: Final = HttpError(
     503, "the service is starting: its API does not answer yet; try again shortly", code="starting"

@@ -3,22 +3,19 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextvars import Context
 from functools import partial
 from typing import Any, cast
 
 from ray import serve
-from ray.exceptions import RayError
 from ray.serve import Application
-from ray.serve.exceptions import RayServeException
 from ray.util import get_node_ip_address
 
 from deploy.service.store_spec import StoreSpec
-from orchestrator.errors import BatonError, StoreUnavailable
+from orchestrator.errors import BatonError, StoreUnavailable, WorkerError
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.store import TIMEOUT_S, Store
-from workers.replica.broadcast import hung_up
-from workers.replica.channel import Address, Connection, Listener, ReplicaLost
+from workers.replica.channel import Listener
+from workers.replica.pool import Location, Pool
 
 
 class StoreReplica:
@@ -29,8 +26,8 @@ class StoreReplica:
         self._store = MemoryStore()
         self._listener = Listener({"ask": self._ask})
 
-    async def address(self) -> Address:
-        return await self._listener.address(get_node_ip_address())
+    async def location(self) -> Location:
+        return Location("Store", await self._listener.address(get_node_ip_address()))
 
     async def _ask(self, verb: str, arguments: Sequence[Any], more: Mapping[str, Any]) -> Any:
         try:
@@ -40,12 +37,10 @@ class StoreReplica:
 
 
 class ServedStore:
-    """A `Store` that passes every call to `StoreReplica`, whose address the handle knows."""
+    """A `Store` that passes every call to `StoreReplica`, which Serve's `handle` finds."""
 
     def __init__(self, handle: Any) -> None:
-        self._handle = handle
-        self._connection: Connection | None = None
-        self._connecting = asyncio.Lock()
+        self._pool = Pool(handle, "location", Location)
 
     def __getattr__(self, verb: str) -> Any:
         if verb.startswith("_") or not hasattr(Store, verb):
@@ -55,38 +50,25 @@ class ServedStore:
     async def _ask(self, verb: str, *arguments: Any, longer_s: float = 0.0, **more: Any) -> Any:
         try:
             async with asyncio.timeout(TIMEOUT_S + longer_s):
-                connection = await self._connected()
-                answer = await connection.answer("ask", verb, arguments, more)
+                for connection in (await self._pool.found()).values():
+                    answer = await connection.answer("ask", verb, arguments, more)
+                    break
+                else:
+                    raise StoreUnavailable("the Store does not answer")
         except TimeoutError:
             raise StoreUnavailable(f"the Store did not answer within {TIMEOUT_S:g} s") from None
-        except (ReplicaLost, RayError, RayServeException, OSError, RuntimeError) as error:
-            raise StoreUnavailable(f"the Store is gone: {type(error).__name__}") from None
-        except asyncio.CancelledError:
-            if hung_up():
-                raise
-            raise StoreUnavailable("the Store went away") from None  # it stopped, not the caller
+        except WorkerError as error:
+            raise StoreUnavailable(f"the Store is gone: {error}") from None
         if isinstance(answer, BatonError):
             raise answer
         return answer
-
-    async def _connected(self) -> Connection:
-        async with self._connecting:
-            if self._connection is None:
-                # Outside the request's context: of two calls that wait under one request's id,
-                # Serve sends only one.
-                address = await Context().run(self._handle.address.remote)
-                self._connection = await Connection.open("Store", address, self._left)
-        return self._connection
-
-    def _left(self, _: Connection) -> None:
-        self._connection = None
 
     async def wait_for_change(self, known: str, timeout_s: float) -> None:
         await self._ask("wait_for_change", known, timeout_s, longer_s=timeout_s)
 
     async def aclose(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
+        for connection in list(self._pool.connections.values()):
+            connection.close()
 
 
 def store_deployment() -> Application:

@@ -1,8 +1,7 @@
 """One connection from a caller to a replica, which carries all of the caller's calls there.
 
-A call over Serve's handle costs 5 ms and half a dozen tasks in two processes; here it is one frame
-each way. Serve still starts, checks, scales and replaces the replicas, and tells callers their
-addresses (`ReplicaStatus`).
+A call over Serve's handle takes 2 to 5 ms, and as much CPU; here it is one frame each way. Serve
+still starts, checks, scales and replaces the replicas, and tells callers their addresses (`pool`).
 
 A frame is its size (4 bytes), the call's number (8), its kind (1), and a pickled object. Pickle
 runs what it is sent, so a replica reads nothing from a caller without its key, which Serve alone
@@ -17,26 +16,27 @@ import os
 import pickle
 import secrets
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from hmac import compare_digest
 from itertools import count
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from orchestrator.background import stop
-from orchestrator.errors import WorkerUnavailable, describe
+from orchestrator.errors import WorkerError, WorkerUnavailable
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 KEY_BYTES: Final = 32
-BEAT_S = 1.0  # longest silence of a replica that is alive
-SILENCE_TIMEOUT_S = 10.0  # after it, a connection counts as lost
-TICK_S = 0.5  # unit in which silence is counted
-CONNECT_TIMEOUT_S = 2.0
+KEY_TIMEOUT_S: Final = 2.0  # for a connection, and for its key to come
+BEAT_S = 1.0  # so often each end says that it is alive
+SILENCE_TIMEOUT_S = 10.0  # after it, the other end counts as lost
 HEAD: Final = Struct(">IQB")
 
 Method = Callable[..., AsyncGenerator[Any, None] | Awaitable[Any]]
@@ -50,8 +50,9 @@ class Kind(IntEnum):
     ITEM = 2  # the next item that the method yielded
     END = 3  # nothing: there are no more items
     LAST = 4  # the only item
-    BEAT = 5  # nothing: the replica is alive
-    LEAVE = 6  # nothing: the replica ends after the calls that it has
+    FAULT = 5  # what the method raised, in words
+    BEAT = 6  # nothing: this end is alive
+    LEAVE = 7  # nothing: the replica ends after the calls that it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,36 @@ class ReplicaLost(WorkerUnavailable):
         self.died = died
 
 
+class _Pulse:
+    """Says on a connection that this end is alive, and calls `lost` if the other end is silent.
+
+    It counts beats, not time, since this process may have been suspended.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter, lost: Callable[[], object]) -> None:
+        self._writer, self._lost, self._silence_s = writer, lost, 0.0
+        self._task = _start(self._beat())
+
+    def heard(self) -> None:
+        """The other end has sent something."""
+        self._silence_s = 0.0
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+    async def _beat(self) -> None:
+        while self._silence_s <= SILENCE_TIMEOUT_S:
+            _write(self._writer, 0, Kind.BEAT)
+            await asyncio.sleep(BEAT_S)
+            self._silence_s += BEAT_S
+        self._lost()
+
+
 class Listener:
     """The replica's end: runs a method for each call, and cancels it if its caller goes away.
 
     Args:
-        methods: by name; each yields the items of its answer, or returns the only one, and raises
-            nothing.
+        methods: by name; each yields the items of its answer, or returns the only one.
     """
 
     def __init__(self, methods: dict[str, Method]) -> None:
@@ -84,25 +109,35 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._callers = set[asyncio.StreamWriter]()
         self._calls = set[asyncio.Task[None]]()
-        self._lock = asyncio.Lock()
+        self._lock, self._leaves = asyncio.Lock(), False
 
     @property
     def is_open(self) -> bool:
-        return self._server is not None
+        return self._server is not None and not self._leaves
 
     async def address(self, host: str) -> Address:
-        """Return the address; from the first time on, the replica listens at it."""
+        """Return the address; from the first time on, the replica listens at it.
+
+        Raises:
+            ReplicaLost: the replica is leaving.
+        """
         async with self._lock:
+            if self._leaves:
+                raise ReplicaLost("the replica is leaving")
             if self._server is None:
-                self._server = await asyncio.start_server(self._connected, host, 0, ssl=_tls())
+                # Every call runs in the context of this one, so it is to be empty: in a request's,
+                # all calls would log that request's id.
+                self._server = await _start(
+                    asyncio.start_server(self._connected, host, 0, ssl=_tls())
+                )
         return Address(host, self._server.sockets[0].getsockname()[1], self._key)
 
     async def close(self, timeout_s: float) -> None:
         """Ask callers to go elsewhere, and wait up to `timeout_s` seconds for the running calls."""
+        self._leaves = True
         if self._server is None:
             return
         self._server.close()
-        self._server = None
         for writer in self._callers:
             _write(writer, 0, Kind.LEAVE)
         with suppress(TimeoutError):
@@ -114,34 +149,39 @@ class Listener:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         calls: dict[int, asyncio.Task[None]] = {}
-        beats = asyncio.create_task(_beat(writer))
+        pulse: _Pulse | None = None
         try:
-            if not compare_digest(await reader.readexactly(KEY_BYTES), self._key):
-                return
+            async with asyncio.timeout(KEY_TIMEOUT_S):
+                if not compare_digest(await reader.readexactly(KEY_BYTES), self._key):
+                    return
             self._callers.add(writer)
+            pulse = _Pulse(writer, writer.close)
             while True:
-                number, kind, content = await _read(reader)
+                number, kind, body = await _read(reader)
+                pulse.heard()
                 if kind == Kind.CALL:
-                    task = asyncio.create_task(self._answer(writer, number, *content))
+                    task = asyncio.create_task(self._answer(writer, number, body))
                     calls[number] = task
                     self._calls.add(task)
                     task.add_done_callback(self._calls.discard)
                     task.add_done_callback(partial(_forget, calls, number))
-                elif number in calls:
+                elif kind == Kind.CANCEL and number in calls:
                     calls[number].cancel()
-        except (asyncio.IncompleteReadError, OSError):
+        except (asyncio.IncompleteReadError, OSError):  # a TimeoutError is one
             pass  # the caller went away
         except asyncio.CancelledError:
             pass  # the loop ends; asyncio would log this task as a failed one
         finally:
             self._callers.discard(writer)
             writer.close()
-            await stop(beats, *calls.values())
+            if pulse is not None:
+                pulse.stop()
+            await stop(*calls.values())
 
-    async def _answer(
-        self, writer: asyncio.StreamWriter, number: int, name: str, args: tuple[Any, ...]
-    ) -> None:
+    async def _answer(self, writer: asyncio.StreamWriter, number: int, body: bytes) -> None:
+        kind, last = Kind.END, None
         try:
+            name, args = _loaded(body)
             answer = self._methods[name](*args)
             if isinstance(answer, Awaitable):
                 _write(writer, number, Kind.LAST, await answer)
@@ -149,9 +189,12 @@ class Listener:
             async with aclosing(answer) as items:
                 async for item in items:
                     _write(writer, number, Kind.ITEM, item)
-        except Exception:
+        except Exception as error:
             log.exception("a call failed")
-        _write(writer, number, Kind.END)
+            kind, last = Kind.FAULT, type(error).__name__
+        except asyncio.CancelledError:
+            pass  # by the caller; or by the method, and then the call is lost
+        _write(writer, number, kind, last)
 
 
 class Connection:
@@ -172,18 +215,18 @@ class Connection:
         self.replica = replica
         self._writer, self._on_left = writer, on_left
         self._numbers = count()
-        self._calls: dict[int, asyncio.Queue[tuple[int, Any]]] = {}
+        self._calls: dict[int, asyncio.Queue[tuple[int, bytes]]] = {}
         self._lost: ReplicaLost | None = None
-        self._silence_s = 0.0
-        self._reading = asyncio.create_task(self._read(reader))
-        self._watching = asyncio.create_task(self._watch())
+        silent = ReplicaLost(f"a replica was silent for {SILENCE_TIMEOUT_S:g} s")
+        self._pulse = _Pulse(writer, partial(self._lose, silent))
+        self._reading = _start(self._read(reader))
 
     @classmethod
     async def open(
         cls, replica: str, address: Address, on_left: Callable[[Connection], object]
     ) -> Connection:
         """Connect to a replica; raise OSError or TimeoutError if it cannot be reached."""
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        async with asyncio.timeout(KEY_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(
                 address.host, address.port, ssl=_tls(caller=True)
             )
@@ -200,23 +243,24 @@ class Connection:
 
         Raises:
             ReplicaLost: the connection is lost.
+            WorkerError: the method failed, and would again.
         """
         if self._lost is not None:
             raise ReplicaLost(str(self._lost))  # the replica never had this call
-        number, items = next(self._numbers), asyncio.Queue[tuple[int, Any]]()  # a ReplicaLost: END
-        self._calls[number] = items
+        number, frames = next(self._numbers), asyncio.Queue[tuple[int, bytes]]()
+        self._calls[number] = frames
         kind: int = Kind.ITEM
         try:
             _write(self._writer, number, Kind.CALL, (method, args))
-            while True:
-                kind, item = await items.get()
+            while kind == Kind.ITEM:
+                kind, body = await frames.get()
+                if kind == Kind.FAULT:
+                    raise WorkerError(f"{method} failed on the replica: {_loaded(body)}")
                 if kind == Kind.END:
-                    if item is not None:
-                        raise ReplicaLost(str(item), item.died)
+                    if self._lost is not None:
+                        raise ReplicaLost(str(self._lost), self._lost.died)
                     return
-                yield item
-                if kind == Kind.LAST:
-                    return
+                yield _loaded(body)
         finally:
             del self._calls[number]
             if kind == Kind.ITEM:
@@ -235,38 +279,30 @@ class Connection:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                number, kind, content = await _read(reader)
-                self._silence_s = 0.0
+                number, kind, body = await _read(reader)
+                self._pulse.heard()
                 if kind == Kind.LEAVE:
                     self._on_left(self)
                 elif number in self._calls and kind != Kind.BEAT:
-                    self._calls[number].put_nowait((kind, content))
+                    self._calls[number].put_nowait((kind, body))
         except (asyncio.IncompleteReadError, OSError):
             self._lose(ReplicaLost("a replica ended", self.replica))
-        except Exception as error:  # such as a class of another version
-            log.exception("a replica's answer cannot be read")
-            self._lose(ReplicaLost(f"a replica's answer cannot be read: {describe(error)}"))
-
-    async def _watch(self) -> None:
-        """Lose the connection if it is silent. Ticks count, not time: this process may have been
-        suspended."""
-        tick_s = min(TICK_S, SILENCE_TIMEOUT_S / 4)
-        while True:
-            await asyncio.sleep(tick_s)
-            self._silence_s += tick_s
-            if self._silence_s > SILENCE_TIMEOUT_S:
-                self._lose(ReplicaLost(f"a replica was silent for {SILENCE_TIMEOUT_S:g} s"))
 
     def _lose(self, lost: ReplicaLost) -> None:
         if self._lost is not None:
             return
         self._lost = lost
         self._writer.close()
-        for one in (self._reading, self._watching):
-            one.cancel()
-        for items in self._calls.values():
-            items.put_nowait((Kind.END, lost))
+        self._pulse.stop()
+        self._reading.cancel()
+        for frames in self._calls.values():
+            frames.put_nowait((Kind.END, b""))
         self._on_left(self)
+
+
+def _start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start a task in an empty context: it outlives the request in whose context it begins."""
+    return asyncio.create_task(work, context=Context())
 
 
 def _tls(*, caller: bool = False) -> ssl.SSLContext | None:
@@ -282,14 +318,9 @@ def _tls(*, caller: bool = False) -> ssl.SSLContext | None:
     return context
 
 
-async def _read(reader: asyncio.StreamReader) -> tuple[int, int, Any]:
+async def _read(reader: asyncio.StreamReader) -> tuple[int, int, bytes]:
     size, number, kind = HEAD.unpack(await reader.readexactly(HEAD.size))
-    body = await reader.readexactly(size)
-    return number, kind, pickle.loads(body) if body else None  # noqa: S301 the key came first
-
-
-def _forget(calls: dict[int, asyncio.Task[None]], number: int, _: object) -> None:
-    calls.pop(number, None)
+    return number, kind, await reader.readexactly(size)
 
 
 def _write(writer: asyncio.StreamWriter, number: int, kind: Kind, content: Any = None) -> None:
@@ -298,7 +329,9 @@ def _write(writer: asyncio.StreamWriter, number: int, kind: Kind, content: Any =
         writer.write(HEAD.pack(len(body), number, kind) + body)
 
 
-async def _beat(writer: asyncio.StreamWriter) -> None:
-    while True:
-        await asyncio.sleep(BEAT_S)
-        _write(writer, 0, Kind.BEAT)
+def _loaded(body: bytes) -> Any:
+    return pickle.loads(body) if body else None  # noqa: S301 the sender had the key
+
+
+def _forget(calls: dict[int, asyncio.Task[None]], number: int, _: object) -> None:
+    calls.pop(number, None)

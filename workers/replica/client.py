@@ -76,6 +76,7 @@ class ReplicaWorker:
                         yield item
                         if isinstance(item, Generation):
                             return
+                raise ReplicaLost("a replica ended a stream early")
             except (WorkerUnavailable, Overloaded) as error:
                 await self._back_off(retry, error)
 

@@ -6,8 +6,10 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from contextvars import Context
+from dataclasses import dataclass
 from math import inf
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from workers.replica.broadcast import broadcast
 from workers.replica.channel import Address, Connection
@@ -21,17 +23,15 @@ TICK_S = 0.02
 Connect = Callable[[str, Address, Callable[[Connection], object]], Awaitable[Connection]]
 
 
-class Located(Protocol):
-    """What a replica says of itself."""
+@dataclass(frozen=True, slots=True)
+class Location:
+    """What a replica says of itself: Serve's tag of it, and where it listens."""
 
-    @property
-    def replica(self) -> str: ...  # Serve's tag
-
-    @property
-    def address(self) -> Address: ...
+    replica: str
+    address: Address
 
 
-T = TypeVar("T", bound=Located)
+T = TypeVar("T", bound=Location)
 
 
 class Pool(Generic[T]):
@@ -67,19 +67,24 @@ class Pool(Generic[T]):
     async def found(self) -> dict[str, Connection]:
         """Return the connections. If there are none, look for replicas until the first is found, or
         all have been asked."""
-        if asyncio.get_running_loop().time() - self._looked_at > LOOK_S:
-            self.look()
+        self.look_again()
         if not self.connections:
             looking = self.look()
             while not (self.connections or looking.done()):
                 await asyncio.wait([looking], timeout=TICK_S)
         return self.connections
 
+    def look_again(self) -> None:
+        """Look for new replicas if that is due."""
+        if asyncio.get_running_loop().time() - self._looked_at > LOOK_S:
+            self.look()
+
     def look(self) -> asyncio.Task[None]:
         """Find out in the background which replicas there are; callers share one such task."""
         if self._looking is None or self._looking.done():
             self._looked_at = asyncio.get_running_loop().time()
-            self._looking = asyncio.create_task(self._ask_all())
+            # In an empty context, not in that of the request that happens to look.
+            self._looking = asyncio.create_task(self._ask_all(), context=Context())
         return self._looking
 
     async def _ask_all(self) -> None:
@@ -94,9 +99,12 @@ class Pool(Generic[T]):
             if replica not in self.connections:
                 try:
                     made = await self._connect_to(replica, address, self._left)
-                except OSError as error:  # a TimeoutError is one
-                    where = f"{address.host}:{address.port}"
-                    log.error("no connection to replica %s, %s: %s", replica, where, error)
+                except Exception as error:  # such as a firewall, or TLS without its files
+                    where, why = (
+                        f"{address.host}:{address.port}",
+                        f"{type(error).__name__}: {error}",
+                    )
+                    log.error("no connection to replica %s, %s: %s", replica, where, why)
                     return False
                 self.connections[replica], self.known[replica] = made, said
         return True

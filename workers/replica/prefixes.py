@@ -18,6 +18,7 @@ from typing import Any
 
 from cachetools import TTLCache
 
+from orchestrator.errors import BatonError
 from orchestrator.types import Message, Segment, Segments, Transcript
 from orchestrator.worker import Call
 from workers.memo import KEPT_S, remembered
@@ -64,7 +65,8 @@ class PrefixSender:
                 async for item in items:
                     if isinstance(item, PrefixMissing):
                         break
-                    self.delivered(call)
+                    if not isinstance(item, BatonError):  # a call that is refused is not kept
+                        self.delivered(call)
                     yield item
                 else:
                     return

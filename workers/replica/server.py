@@ -19,7 +19,8 @@ from orchestrator.efforts import TemplateEfforts
 from orchestrator.errors import BatonError, WorkerError, WorkerUnavailable, describe
 from orchestrator.types import GREEDY, Generation, Sampling
 from orchestrator.worker import Call, Delta
-from workers.replica.channel import Address, Listener
+from workers.replica.channel import Listener
+from workers.replica.pool import Location
 from workers.replica.prefixes import PrefixMissing, PrefixReceiver, Sent
 from workers.streams import batch_stream, resume_generation
 from workers.worker import EngineWorker
@@ -40,12 +41,9 @@ NOTHING = Delta("", ())
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaStatus:
-    """What a replica tells of itself: where it listens, its counters and gauges, and its model's
-    context length, sampling and efforts."""
+class ReplicaStatus(Location):
+    """A replica's counters and gauges, and its model's context length, sampling and efforts."""
 
-    replica: str  # Serve's tag
-    address: Address
     stats: dict[str, int]
     context: int | None
     sampling: Sampling = GREEDY

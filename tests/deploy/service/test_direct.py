@@ -21,6 +21,7 @@ from deploy.service.direct import Direct, HttpListener
 from deploy.service.http_protocol import BoundedProtocol
 from deploy.service.proxy import ProxyMiddleware
 from tests.orchestrator.waiting import until
+from workers.replica import pool as direct_pool
 
 
 class Application:
@@ -94,8 +95,8 @@ class Serve:
         self.open -= 1
 
     def broadcast(self, method: str) -> Any:
-        assert method == "place"
-        calls = [SimpleNamespace(get_async=one.place) for one in self.replicas]
+        assert method == "location"
+        calls = [SimpleNamespace(get_async=one.location) for one in self.replicas]
 
         async def results() -> Any:
             return calls
@@ -108,13 +109,14 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     names = iter(f"replica {n}" for n in range(100))
     tags: dict[Any, str] = {}
 
-    async def place(self: HttpListener) -> Any:
+    async def location(self: HttpListener) -> Any:
         tag = tags.setdefault(self, next(names))
-        return direct.HttpPlace(tag, await self._listener.address("127.0.0.1"), self._room)
+        return direct.HttpLocation(tag, await self._listener.address("127.0.0.1"), self._room)
 
-    monkeypatch.setattr(HttpListener, "place", place)
+    monkeypatch.setattr(HttpListener, "location", location)
     known: dict[str, Any] = {}
-    monkeypatch.setattr(serve, "get_deployment_handle", lambda *_: known["serve"])
+    monkeypatch.setattr(direct_pool, "LOOK_S", 0.3)
+    monkeypatch.setattr(serve, "get_deployment_handle", lambda *_, **__: known["serve"])
     return known
 
 
@@ -130,6 +132,8 @@ async def serving(known: dict[str, Any], proxy: Serve) -> AsyncIterator[httpx.As
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            await client.get("/v1/x")  # Serve answers; the replicas are looked for meanwhile
+            await asyncio.sleep(0.1)
             yield client
     finally:
         server.should_exit = True
@@ -137,7 +141,7 @@ async def serving(known: dict[str, Any], proxy: Serve) -> AsyncIterator[httpx.As
 
 
 async def test_requests_reach_the_replicas_as_they_are(pools: dict[str, Any]) -> None:
-    replicas = [HttpListener(Application(name), 100) for name in "ab"]
+    replicas = [HttpListener(Application(name), 100, 60.0) for name in "ab"]
     proxy = Serve(*replicas)
     async with serving(pools, proxy) as client:
         for number in range(4):
@@ -149,15 +153,14 @@ async def test_requests_reach_the_replicas_as_they_are(pools: dict[str, Any]) ->
         named = await client.get("/v1/x", headers={"x-request-id": "mine"})
         assert named.headers.get_list("x-request-id") == ["mine"]
         await until(lambda: not proxy.open)
-        assert proxy.most
+        assert proxy.most == 1
         long = await client.post("/v1/x", content=b"x" * (2 << 20))
         assert long.text == "Serve"  # which can pass a body on as it comes
 
 
 async def test_a_replica_with_fewer_requests_gets_the_next_one(pools: dict[str, Any]) -> None:
     apps = [Application(name) for name in "ab"]
-    async with serving(pools, Serve(*(HttpListener(one, 2) for one in apps))) as client:
-        await client.get("/v1/x")
+    async with serving(pools, Serve(*(HttpListener(one, 2, 60.0) for one in apps))) as client:
         waiting = [asyncio.create_task(client.get("/wait")) for _ in range(4)]
         await until(lambda: [one.live for one in apps] == [2, 2])
         assert (await client.get("/v1/x")).text == "Serve"  # the replicas have no room
@@ -169,7 +172,7 @@ async def test_a_replica_with_fewer_requests_gets_the_next_one(pools: dict[str, 
 
 async def test_a_client_that_hangs_up_is_noticed(pools: dict[str, Any]) -> None:
     app = Application("a")
-    async with serving(pools, Serve(HttpListener(app, 100))) as client:
+    async with serving(pools, Serve(HttpListener(app, 100, 60.0))) as client:
         async with client.stream("GET", "/wait") as answer:
             assert await anext(answer.aiter_text()) == "one "
         await until(lambda: app.hung_up == 1)
@@ -178,15 +181,14 @@ async def test_a_client_that_hangs_up_is_noticed(pools: dict[str, Any]) -> None:
 
 async def test_a_request_is_made_again_if_its_replica_ends(pools: dict[str, Any]) -> None:
     apps = [Application(name) for name in "ab"]
-    replicas = [HttpListener(one, 100) for one in apps]
+    replicas = [HttpListener(one, 100, 60.0) for one in apps]
     proxy = Serve(*replicas)
     async with serving(pools, proxy) as client:
-        await client.get("/v1/x")
         waiting = asyncio.create_task(client.get("/wait"))
         await until(lambda: sum(one.live for one in apps) == 1)
         first = next(n for n, one in enumerate(apps) if one.live)
         proxy.replicas.pop(first)
-        await replicas[first].close(0)
+        await replicas[first]._listener.close(0)
         with pytest.raises(httpx.RemoteProtocolError):
             await waiting  # some of the answer was there
         for _ in range(3):
@@ -195,29 +197,53 @@ async def test_a_request_is_made_again_if_its_replica_ends(pools: dict[str, Any]
 
 async def test_a_replica_that_leaves_ends_its_requests_first(pools: dict[str, Any]) -> None:
     old, new = Application("old"), Application("new")
-    listener = HttpListener(old, 100)
+    listener = HttpListener(old, 100, 60.0)
     proxy = Serve(listener)
     async with serving(pools, proxy) as client:
         waiting = asyncio.create_task(client.get("/wait"))
         await until(lambda: old.live == 1)
-        proxy.replicas = [HttpListener(new, 100)]
-        leaving = asyncio.create_task(listener.close(60))
+        proxy.replicas = [HttpListener(new, 100, 60.0)]
+        left = asyncio.Event()
+        leaving = asyncio.create_task(lifespan(listener, left))
         await asyncio.sleep(0.1)
-        assert (await client.get("/v1/x")).json()["replica"] == "new"
+        assert (await client.get("/v1/x")).text == "Serve"  # no other is known yet
+        await asyncio.sleep(direct_pool.LOOK_S)
+        for _ in range(2):
+            said = await client.get("/v1/x")
+            await asyncio.sleep(0.1)
+        assert said.json()["replica"] == "new"
+        assert not left.is_set()
         old.go.set()
         assert (await waiting).text == "one two"
         await leaving
+        assert left.is_set()
+
+
+async def lifespan(app: Any, left: asyncio.Event) -> None:
+    """End an application's life as Serve does."""
+    messages = [{"type": "lifespan.shutdown"}]
+
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["type"] == "lifespan.shutdown"
+        left.set()
+
+    app._app = inner
+
+    async def receive() -> Any:
+        return messages.pop()
+
+    await app({"type": "lifespan"}, receive, receive_nothing)
 
 
 async def test_a_fault_of_the_application_is_an_error(pools: dict[str, Any]) -> None:
-    async with serving(pools, Serve(HttpListener(Application("a"), 100))) as client:
+    async with serving(pools, Serve(HttpListener(Application("a"), 100, 60.0))) as client:
         answer = await client.get("/fault")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replica_lost")
 
 
-@pytest.mark.parametrize("what", ["prefix", "timeout", "other", "none"])
+@pytest.mark.parametrize("what", ["prefix", "timeout", "other", "none", "own"])
 async def test_serve_takes_the_rest(pools: dict[str, Any], what: str) -> None:
-    proxy = Serve(HttpListener(Application("a"), 100))
+    proxy = Serve(HttpListener(Application("a"), 100, 60.0))
     if what == "prefix":
         proxy.prefix = "/v1"
     elif what == "timeout":
@@ -227,7 +253,8 @@ async def test_serve_takes_the_rest(pools: dict[str, Any], what: str) -> None:
     else:
         proxy.replicas = []
     async with serving(pools, proxy) as client:
-        assert (await client.get("/v1/x")).text == "Serve"
+        path = "/-/healthz" if what == "own" else "/v1/x"
+        assert (await client.get(path)).text == "Serve"
 
 
 async def test_what_is_not_serves_proxy_is_called_as_it_is() -> None:

@@ -3,64 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
 
 from deploy.service import stores
 from deploy.service.stores import ServedStore, StoreReplica
 from orchestrator.errors import InvalidRequest, StoreUnavailable
 
 
-class Handle:
-    """Stands for Serve's: every call ends by `failure`."""
-
-    def __init__(self, failure: BaseException) -> None:
-        self.failure, self.address = failure, self
-
-    async def remote(self, *_: Any) -> Any:
-        raise self.failure
-
-
-@pytest.mark.parametrize(
-    "failure",
-    [ActorDiedError(), RuntimeError("a router's"), OSError(), asyncio.CancelledError()],
-    ids=lambda one: type(one).__name__,
-)
-async def test_every_failure_on_the_way_is_a_store_that_is_away(failure: BaseException) -> None:
-    with pytest.raises(StoreUnavailable):
-        await ServedStore(Handle(failure)).get("a")
-
-
-async def test_a_caller_that_goes_is_not_the_store() -> None:
-    class Waiting(Handle):
-        async def remote(self, *_: Any) -> Any:
-            await asyncio.Event().wait()
-
-    asked = asyncio.create_task(ServedStore(Waiting(InvalidRequest(""))).get("a"))
-    await asyncio.sleep(0)
-    asked.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asked
+async def test_a_store_that_is_away_is_unavailable() -> None:
+    with pytest.raises(StoreUnavailable, match="does not answer"):
+        await ServedStore(Known(None)).get("a")  # type: ignore[attr-defined]
 
 
 class Known:
-    """Stands for Serve's handle of a store that is there."""
+    """Stands for Serve's handle of the store."""
 
-    def __init__(self) -> None:
-        self.replica, self.asked, self.address = StoreReplica(), 0, self
+    def __init__(self, replica: StoreReplica | None) -> None:
+        self.replica, self.asked = replica, 0
 
-    async def remote(self) -> Any:
+    def broadcast(self, method: str) -> Any:
+        assert method == "location"
         self.asked += 1
-        return await self.replica.address()
+
+        async def results() -> list[Any]:
+            return (
+                [] if self.replica is None else [SimpleNamespace(get_async=self.replica.location)]
+            )
+
+        return SimpleNamespace(_fetch_replica_results_async=results)
 
 
 async def test_calls_share_a_connection_and_find_a_store_that_was_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stores, "get_node_ip_address", lambda: "127.0.0.1")
-    handle = Known()
+    replica = StoreReplica()
+    handle = Known(replica)
     store: Any = ServedStore(handle)
     await asyncio.gather(*(store.put(f"k{n}", b"v", ttl_s=60.0) for n in range(20)))
     assert await store.get("k7") == b"v"
@@ -70,11 +51,11 @@ async def test_calls_share_a_connection_and_find_a_store_that_was_replaced(
 
     waiting = asyncio.create_task(store.wait_for_change((await store.state()).revision, 60.0))
     await asyncio.sleep(0.05)
-    await handle.replica._listener.close(0)
-    handle.replica = StoreReplica()
+    await replica._listener.close(0)
+    handle.replica = replica = StoreReplica()
     with pytest.raises(StoreUnavailable, match="gone"):
         await waiting
     assert await store.get("k7") is None
     assert handle.asked == 2
     await store.aclose()
-    await handle.replica._listener.close(0)
+    await replica._listener.close(0)

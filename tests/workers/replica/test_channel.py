@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 import trustme
 
+from orchestrator.errors import WorkerError
 from tests.orchestrator.waiting import until
+from workers.replica import channel
 from workers.replica.channel import Address, Connection, Listener, ReplicaLost
 
 
@@ -41,6 +44,11 @@ class Echo:
             raise KeyError(sent)
         return sent
 
+    async def odd(self, what: str) -> Any:
+        if what == "cancelled":
+            raise asyncio.CancelledError
+        return lambda: None  # pickle cannot write it
+
     async def fail(self) -> AsyncGenerator[Any, None]:
         yield 1
         raise KeyError("a fault")
@@ -50,7 +58,9 @@ class Echo:
 async def connected(
     echo: Echo, left: list[Any] | None = None
 ) -> AsyncIterator[tuple[Connection, Listener]]:
-    listener = Listener({"echo": echo.echo, "wait": echo.wait, "fail": echo.fail, "one": echo.one})
+    listener = Listener(
+        {"echo": echo.echo, "wait": echo.wait, "fail": echo.fail, "one": echo.one, "odd": echo.odd}
+    )
     address = await listener.address("127.0.0.1")
     connection = await Connection.open("one", address, [].append if left is None else left.append)
     try:
@@ -137,12 +147,82 @@ async def test_a_replica_does_not_wait_for_a_call_for_ever() -> None:
         await call.aclose()
 
 
-async def test_a_fault_in_a_method_ends_the_answer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fault_in_a_method_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
     async with connected(Echo()) as (connection, _):
-        assert await answer(connection, "fail") == [1]
-        assert await answer(connection, "one", "fault") == []
-        assert "KeyError" in caplog.text
+        items = connection.call("fail")
+        assert await anext(items) == 1
+        with pytest.raises(WorkerError, match="fail failed on the replica: KeyError"):
+            await anext(items)
+        with pytest.raises(WorkerError, match="one failed on the replica: KeyError"):
+            await answer(connection, "one", "fault")
+        with pytest.raises(WorkerError, match="odd failed on the replica"):
+            await answer(connection, "odd", "unwritable")
+        with pytest.raises(WorkerError, match="none failed on the replica: KeyError"):
+            await answer(connection, "none")
+        assert "a fault" in caplog.text
         assert await answer(connection, "echo", 2) == [2]
+
+
+async def test_a_method_that_is_cancelled_loses_its_call() -> None:
+    async with connected(Echo()) as (connection, _):
+        with pytest.raises(ReplicaLost, match="no answer"):
+            await asyncio.wait_for(connection.answer("odd", "cancelled"), 10)
+
+
+async def test_who_is_silent_is_lost_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "BEAT_S", 0.02)
+    monkeypatch.setattr(channel, "SILENCE_TIMEOUT_S", 0.1)
+    echo, left = Echo(), list[Connection]()
+    async with connected(echo, left) as (connection, listener):
+        items = connection.call("wait")
+        await anext(items)
+        await asyncio.sleep(0.3)
+        assert not left  # beats keep it
+        connection._pulse.stop()  # the caller's node is gone
+        await until(lambda: not echo.running)
+        with pytest.raises(ReplicaLost):
+            await anext(items)
+    async with connected(echo, left := []) as (connection, listener):
+        monkeypatch.setattr(channel._Pulse, "heard", lambda _: None)
+        with pytest.raises(ReplicaLost, match=r"silent for 0\.1 s|ended"):
+            await answer(connection, "wait")
+        assert left
+        assert listener.is_open
+
+
+async def test_calls_run_in_no_request_s_context() -> None:
+    request: ContextVar[str] = ContextVar("request", default="none")
+    seen: list[str] = []
+
+    async def look() -> str:
+        seen.append(request.get())
+        return request.get()
+
+    listener = Listener({"look": look})
+    request.set("the first")
+    address = await listener.address("127.0.0.1")
+    connection = await Connection.open("one", address, lambda _: None)
+    assert await connection.answer("look") == "none"
+    connection.close()
+    await listener.close(0)
+
+
+async def test_a_replica_that_leaves_tells_nobody_its_address() -> None:
+    async with connected(Echo()) as (_, listener):
+        await listener.close(0)
+        with pytest.raises(ReplicaLost, match="leaving"):
+            await listener.address("127.0.0.1")
+
+
+async def test_a_caller_that_sends_no_key_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected(Echo()) as (_, listener):
+        monkeypatch.setattr(channel, "KEY_TIMEOUT_S", 0.05)
+        address = await listener.address("127.0.0.1")
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
 
 
 @pytest.mark.parametrize("key", [b"", b"x" * 32, b"x" * 31])

@@ -239,13 +239,25 @@ async def test_a_full_replica_is_left_for_another() -> None:
     assert [len(one.got) for one in handle.replicas] in ([2, 1], [1, 2])
 
 
+async def test_a_stream_that_ends_early_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def cut(*_: Any) -> Any:
+        yield Delta("One ", (1,), ())
+
+    handle = Handle(story())
+    monkeypatch.setattr(handle.replica.server, "_generate", cut)
+    lost: list[int] = []
+    with pytest.raises(WorkerUnavailable, match="early"):
+        await collect(pool(handle, retry_timeout_s=0.0, on_lost=lambda: lost.append(1)))
+    assert len(lost) == 1
+
+
 async def test_a_pool_that_stays_full_says_so() -> None:
     handle = Handle(story(failures={n: Overloaded("full") for n in range(1000)}))
     lost: list[int] = []
     worker = pool(handle, retry_timeout_s=3.0, on_lost=lambda: lost.append(1))
     with pytest.raises(Overloaded, match="full"):
         await collect(worker)
-    assert 3 < handle.calls < 12
+    assert 10 < handle.calls < 25
     assert not lost
     assert not worker._breaker.is_open
 
@@ -340,7 +352,10 @@ async def test_a_replica_that_cannot_be_reached_does_not_answer(
         await worker.status(0.1)
     with pytest.raises(WorkerUnavailable, match="no replica answers"):
         await collect(worker)
-    assert "no connection to replica replica 0, replica 0:1: refused" in caplog.text
+    assert (
+        "no connection to replica replica 0, replica 0:1: ConnectionRefusedError: refused"
+        in caplog.text
+    )
 
 
 async def test_who_waits_for_an_answer_may_hang_up() -> None:
