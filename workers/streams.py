@@ -30,7 +30,7 @@ from workers.text.boundaries import StepEnd, begun
 
 BATCH_S = 0.02  # deltas closer together than this are sent as one: less work beside the engine
 MAX_BATCH_S = 0.25
-BATCHES_PER_S = 200  # of all streams of a replica: a message costs three processes a millisecond
+BATCHES_PER_S = 200  # of all streams of a replica: three processes handle each message
 
 
 Items = AsyncGenerator[Delta | Generation, None]
