@@ -93,14 +93,18 @@ class HttpListener:
             finally:
                 messages.put_nowait(None)
 
-        task = asyncio.create_task(run())
+        task, answers = asyncio.create_task(run()), False
         try:
             while (message := await messages.get()) is not None:
+                answers = True
                 yield message
         finally:
             gone.set()
-            await asyncio.wait([task], timeout=END_S)
-            await stop(task)
+            try:
+                if answers:  # else it may wait for a place, and does not look
+                    await asyncio.wait([task], timeout=END_S)
+            finally:
+                await stop(task)
 
 
 class Direct:

@@ -52,7 +52,8 @@ class Kind(IntEnum):
     LAST = 4  # the only item
     FAULT = 5  # what the method raised, in words
     BEAT = 6  # nothing: this end is alive
-    LEAVE = 7  # nothing: the replica ends after the calls that it has
+    LEAVE = 7  # nothing: the replica ends, and the caller is to close after the calls it has
+    LOST = 8  # never sent: the connection was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Listener:
         self._methods, self._key = methods, secrets.token_bytes(KEY_BYTES)
         self._server: asyncio.Server | None = None
         self._callers = set[asyncio.StreamWriter]()
-        self._calls = set[asyncio.Task[None]]()
+        self._gone = asyncio.Event()  # set when a caller goes away
         self._lock, self._leaves = asyncio.Lock(), False
 
     @property
@@ -133,7 +134,8 @@ class Listener:
         return Address(host, self._server.sockets[0].getsockname()[1], self._key)
 
     async def close(self, timeout_s: float) -> None:
-        """Ask callers to go elsewhere, and wait up to `timeout_s` seconds for the running calls."""
+        """Ask callers to go elsewhere. Wait up to `timeout_s` seconds until all have gone, each
+        after its calls."""
         self._leaves = True
         if self._server is None:
             return
@@ -142,8 +144,9 @@ class Listener:
             _write(writer, 0, Kind.LEAVE)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._calls:
-                    await asyncio.wait(self._calls)
+                while self._callers:
+                    self._gone.clear()
+                    await self._gone.wait()
         for writer in self._callers:
             writer.close()
 
@@ -155,15 +158,15 @@ class Listener:
                 if not compare_digest(await reader.readexactly(KEY_BYTES), self._key):
                     return
             self._callers.add(writer)
-            pulse = _Pulse(writer, writer.close)
+            if self._leaves:
+                _write(writer, 0, Kind.LEAVE)
+            pulse = _Pulse(writer, writer.transport.abort)
             while True:
                 number, kind, body = await _read(reader)
                 pulse.heard()
                 if kind == Kind.CALL:
                     task = asyncio.create_task(self._answer(writer, number, body))
                     calls[number] = task
-                    self._calls.add(task)
-                    task.add_done_callback(self._calls.discard)
                     task.add_done_callback(partial(_forget, calls, number))
                 elif kind == Kind.CANCEL and number in calls:
                     calls[number].cancel()
@@ -173,6 +176,7 @@ class Listener:
             pass  # the loop ends; asyncio would log this task as a failed one
         finally:
             self._callers.discard(writer)
+            self._gone.set()
             writer.close()
             if pulse is not None:
                 pulse.stop()
@@ -217,8 +221,9 @@ class Connection:
         self._numbers = count()
         self._calls: dict[int, asyncio.Queue[tuple[int, bytes]]] = {}
         self._lost: ReplicaLost | None = None
+        self._leaving = False
         silent = ReplicaLost(f"a replica was silent for {SILENCE_TIMEOUT_S:g} s")
-        self._pulse = _Pulse(writer, partial(self._lose, silent))
+        self._pulse = _Pulse(writer, partial(self._lose, silent, at_once=True))
         self._reading = _start(self._read(reader))
 
     @classmethod
@@ -256,15 +261,16 @@ class Connection:
                 kind, body = await frames.get()
                 if kind == Kind.FAULT:
                     raise WorkerError(f"{method} failed on the replica: {_loaded(body)}")
+                if kind == Kind.LOST and self._lost is not None:
+                    raise ReplicaLost(str(self._lost), self._lost.died)
                 if kind == Kind.END:
-                    if self._lost is not None:
-                        raise ReplicaLost(str(self._lost), self._lost.died)
                     return
                 yield _loaded(body)
         finally:
             del self._calls[number]
             if kind == Kind.ITEM:
                 _write(self._writer, number, Kind.CANCEL)
+            self._close_if_left()
 
     async def answer(self, method: str, *args: Any) -> Any:
         """Return the only item of the answer; raise ReplicaLost if there is none."""
@@ -272,6 +278,12 @@ class Connection:
             async for item in items:
                 return item
         raise ReplicaLost("a replica gave no answer")
+
+    def leave(self) -> None:
+        """Take no more calls, and close after those that there are."""
+        self._leaving = True
+        self._on_left(self)
+        self._close_if_left()
 
     def close(self) -> None:
         self._lose(ReplicaLost("the connection was closed"))
@@ -282,21 +294,29 @@ class Connection:
                 number, kind, body = await _read(reader)
                 self._pulse.heard()
                 if kind == Kind.LEAVE:
-                    self._on_left(self)
+                    self.leave()
                 elif number in self._calls and kind != Kind.BEAT:
                     self._calls[number].put_nowait((kind, body))
         except (asyncio.IncompleteReadError, OSError):
-            self._lose(ReplicaLost("a replica ended", self.replica))
+            # One that was leaving did not die of its calls.
+            self._lose(ReplicaLost("a replica ended", None if self._leaving else self.replica))
 
-    def _lose(self, lost: ReplicaLost) -> None:
+    def _close_if_left(self) -> None:
+        if self._leaving and not self._calls:
+            self.close()
+
+    def _lose(self, lost: ReplicaLost, *, at_once: bool = False) -> None:
+        """Close the connection; `at_once`, since nobody would read what is not yet sent."""
         if self._lost is not None:
             return
         self._lost = lost
+        if at_once:
+            self._writer.transport.abort()
         self._writer.close()
         self._pulse.stop()
         self._reading.cancel()
         for frames in self._calls.values():
-            frames.put_nowait((Kind.END, b""))
+            frames.put_nowait((Kind.LOST, b""))
         self._on_left(self)
 
 
@@ -315,6 +335,8 @@ def _tls(*, caller: bool = False) -> ssl.SSLContext | None:
     context.load_cert_chain(env["RAY_TLS_SERVER_CERT"], env["RAY_TLS_SERVER_KEY"])
     context.check_hostname = False  # the authority signs for Ray's nodes alone
     context.verify_mode = ssl.CERT_REQUIRED
+    # Python 3.13 asks of an authority what one that OpenSSL makes by default lacks.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 
 

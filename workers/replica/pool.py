@@ -58,11 +58,13 @@ class Pool(Generic[T]):
 
     async def ask(self, timeout_s: float) -> AsyncGenerator[T, None]:
         """Yield what the replicas say as it comes, each after there is a connection to it."""
-        asked = broadcast(self._handle, self._question, timeout_s=timeout_s)
-        async with aclosing(asked) as answers:
+        async with aclosing(self._answers(timeout_s)) as answers:
             async for said in answers:
                 if isinstance(said, self._kind) and await self._connect(said):
                     yield said
+
+    def _answers(self, timeout_s: float) -> AsyncGenerator[Any, None]:
+        return broadcast(self._handle, self._question, timeout_s=timeout_s)
 
     async def found(self) -> dict[str, Connection]:
         """Return the connections. If there are none, look for replicas until the first is found, or
@@ -88,9 +90,18 @@ class Pool(Generic[T]):
         return self._looking
 
     async def _ask_all(self) -> None:
-        async with aclosing(self.ask(LOOK_TIMEOUT_S)) as answers:
-            async for _ in answers:
-                pass
+        """Connect to new replicas; if all that Serve knows answered, leave those it forgot."""
+        before, named, all_answered = dict(self.connections), set[str](), True
+        async with aclosing(self._answers(LOOK_TIMEOUT_S)) as answers:
+            async for said in answers:
+                if isinstance(said, self._kind):
+                    named.add(said.replica)
+                    await self._connect(said)
+                else:
+                    all_answered = False
+        if named and all_answered:
+            for replica in before.keys() - named:
+                before[replica].leave()
 
     async def _connect(self, said: T) -> bool:
         """Connect to a replica, if no connection is there; return whether that succeeded."""

@@ -50,8 +50,15 @@ class Writer:
         if not self._closed and self._passes(data):
             self._reader.feed_data(data)
 
+    @property
+    def transport(self) -> Writer:
+        return self
+
     def is_closing(self) -> bool:
         return self._closed
+
+    def abort(self) -> None:
+        self.close()
 
     def close(self) -> None:
         if not self._closed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +44,11 @@ class Echo:
             raise KeyError(sent)
         return sent
 
+    async def slow(self, sent: Any) -> Any:
+        self.running += 1
+        await self.go.wait()
+        return sent
+
     async def odd(self, what: str) -> Any:
         if what == "cancelled":
             raise asyncio.CancelledError
@@ -58,9 +63,8 @@ class Echo:
 async def connected(
     echo: Echo, left: list[Any] | None = None
 ) -> AsyncIterator[tuple[Connection, Listener]]:
-    listener = Listener(
-        {"echo": echo.echo, "wait": echo.wait, "fail": echo.fail, "one": echo.one, "odd": echo.odd}
-    )
+    names = ("echo", "wait", "fail", "one", "odd", "slow")
+    listener = Listener({name: getattr(echo, name) for name in names})
     address = await listener.address("127.0.0.1")
     connection = await Connection.open("one", address, [].append if left is None else left.append)
     try:
@@ -126,10 +130,14 @@ async def test_a_caller_that_goes_away_ends_its_calls() -> None:
 async def test_a_replica_that_leaves_ends_its_calls_first() -> None:
     echo, left = Echo(), list[Connection]()
     async with connected(echo, left) as (connection, listener):
+        address = await listener.address("127.0.0.1")
         call = connection.call("wait")
         await anext(call)
         closing = asyncio.create_task(listener.close(60))
         await until(lambda: left == [connection])
+        late: list[Connection] = []  # one whose key was on its way
+        with suppress(OSError):
+            await Connection.open("one", address, late.append)
         assert not closing.done()
         assert await answer(connection, "echo", 1) == [1]  # one that crossed the news
         echo.go.set()
@@ -137,6 +145,30 @@ async def test_a_replica_that_leaves_ends_its_calls_first() -> None:
         assert [item async for item in call] == []
         await closing
         assert not listener.is_open
+        assert not listener._callers
+
+
+async def test_the_last_answer_of_a_replica_that_leaves_arrives_whole() -> None:
+    """Although beats cross it, which would reset a connection that is closed at that end."""
+    echo, text = Echo(), "x" * (20 << 20)
+    async with connected(echo) as (connection, listener):
+        call = asyncio.create_task(connection.answer("slow", text))
+        await until(lambda: echo.running == 1)
+        closing = asyncio.create_task(listener.close(60))
+        await asyncio.sleep(0)
+        echo.go.set()
+        assert await call == text
+        await closing
+
+
+async def test_a_call_that_a_leaving_replica_cuts_off_did_not_end_it() -> None:
+    async with connected(Echo()) as (connection, listener):
+        call = connection.call("wait")
+        await anext(call)
+        await listener.close(0.05)
+        with pytest.raises(ReplicaLost) as lost:
+            await anext(call)
+        assert lost.value.died is None
 
 
 async def test_a_replica_does_not_wait_for_a_call_for_ever() -> None:

@@ -109,6 +109,20 @@ async def test_a_replica_that_is_added_is_found() -> None:
     assert all(one.got for one in later)
 
 
+async def test_a_replica_that_serve_forgot_is_left() -> None:
+    handle = Handle(story(), story())
+    worker = pool(handle)
+    first = await home_of("r1", handle, worker)
+    await collect(worker)
+    handle.replicas.remove(first)
+    await asyncio.sleep(pools.LOOK_S + 1)
+    await collect(worker)
+    await until(lambda: len(worker._pool.connections) == 1)
+    await collect(worker)
+    assert [len(one.got) for one in (first, *handle.replicas)] == [2, 1]
+    await until(lambda: first._ends[1].is_closing())
+
+
 @pytest.mark.parametrize("items", range(6))
 @pytest.mark.parametrize("criteria", [CRITERIA, StopCriteria(100), StopCriteria(3)])
 async def test_a_stream_that_dies_goes_on_where_it_broke_off(
