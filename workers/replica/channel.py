@@ -306,7 +306,7 @@ class Connection:
             self.close()
 
     def _lose(self, lost: ReplicaLost, *, at_once: bool = False) -> None:
-        """Close the connection; `at_once`, since nobody would read what is not yet sent."""
+        """Close the connection; `at_once` without what is not yet sent."""
         if self._lost is not None:
             return
         self._lost = lost
