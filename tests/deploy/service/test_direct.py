@@ -250,7 +250,7 @@ async def test_serve_takes_the_rest(pools: dict[str, Any], what: str) -> None:
         proxy.request_timeout_s = 5.0
     elif what == "other":
         proxy.deployment_name = "Another"
-    else:
+    elif what == "none":
         proxy.replicas = []
     async with serving(pools, proxy) as client:
         path = "/-/healthz" if what == "own" else "/v1/x"
