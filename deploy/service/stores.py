@@ -50,11 +50,11 @@ class ServedStore:
     async def _ask(self, verb: str, *arguments: Any, longer_s: float = 0.0, **more: Any) -> Any:
         try:
             async with asyncio.timeout(TIMEOUT_S + longer_s):
-                for connection in (await self._pool.found()).values():
-                    answer = await connection.answer("ask", verb, arguments, more)
-                    break
-                else:
+                found = await self._pool.found()
+                if not found:
                     raise StoreUnavailable("the Store does not answer")
+                (connection, *_) = found.values()  # two, if it has just been replaced
+                answer = await connection.answer("ask", verb, arguments, more)
         except TimeoutError:
             raise StoreUnavailable(f"the Store did not answer within {TIMEOUT_S:g} s") from None
         except WorkerError as error:

@@ -119,7 +119,7 @@ class ReplicaWorker:
         Calls of one affinity go to one replica, by rendezvous hashing, and each retry to the next.
 
         Raises:
-            WorkerUnavailable: there is none.
+            WorkerUnavailable: no replica answers.
         """
         began = asyncio.get_running_loop().time()
         found = await self._pool.found()
@@ -146,7 +146,9 @@ class ReplicaWorker:
             attempt = self._attempt(retry, call, "answer", operation, *args)
             try:
                 async with aclosing(attempt) as items:
-                    return await anext(items)
+                    async for item in items:
+                        return item
+                raise ReplicaLost("a replica gave no answer")
             except (WorkerUnavailable, Overloaded) as error:
                 await self._back_off(retry, error)
 
@@ -183,18 +185,14 @@ class ReplicaWorker:
         def exchange(sent: Sent) -> AsyncGenerator[Any, None]:
             return connection.call(method, call.request, returning, sent, *args)
 
-        answered = False
         async with aclosing(self._prefixes.send(call, exchange)) as items:
             async for item in items:
                 if isinstance(item, WorkerUnavailable):
                     raise ReplicaLost(str(item))
-                answered = True
                 self._breaker.record_success()
                 if isinstance(item, BatonError):
                     raise item
                 yield item
-        if not answered:
-            raise ReplicaLost("a replica gave no answer")
 
 
 def _rank(affinity: str, replica: str) -> bytes:
