@@ -160,8 +160,7 @@ class Direct:
                 one.result()
 
     def _choose(self, proxy: Any, path: str) -> Connection | None:
-        """Return the connection for a path; None if there is none yet, or if Serve is to do more
-        than pass the request on."""
+        """Return the connection for a path; None if Serve must take the request."""
         if path.startswith(SERVES_OWN) or proxy.request_timeout_s is not None:
             return None
         match = proxy.proxy_router.match_route(path)
@@ -182,7 +181,7 @@ class Direct:
 
 
 def serves_proxy(app: ASGIApp) -> Any:
-    """Return Serve's proxy at the end of a chain of middleware; None if there is none."""
+    """Return Serve's proxy, which is at the end of a chain of middleware, or None."""
     inner: Any = app
     while inner is not None and not hasattr(inner, "proxy_router"):
         inner = getattr(inner, "_app", None)

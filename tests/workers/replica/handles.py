@@ -74,7 +74,7 @@ class Replica:
 
     Attributes:
         frozen: nothing passes to or from it, as if its process were stopped.
-        freezes_after: so many items.
+        freezes_after: how many items it sends before it freezes.
         got: what it was sent of each call.
         cancels: how many calls were cancelled.
     """

@@ -224,10 +224,8 @@ async def test_who_is_silent_is_lost_at_both_ends(monkeypatch: pytest.MonkeyPatc
 
 async def test_calls_run_in_no_request_s_context() -> None:
     request: ContextVar[str] = ContextVar("request", default="none")
-    seen: list[str] = []
 
     async def look() -> str:
-        seen.append(request.get())
         return request.get()
 
     listener = Listener({"look": look})
