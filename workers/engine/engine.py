@@ -30,7 +30,7 @@ from workers.speculation.decode import Decoder
 log = logging.getLogger(__name__)
 
 LEASE_S = 10.0  # after which a request is dropped if no caller waits for it
-COPIED = 8 * CHUNK  # tokens of prefixes copied before the live rows take their turn, about
+COPIED = 8 * CHUNK  # tokens of prefixes copied in an iteration, about
 
 
 class Engine:
@@ -59,6 +59,9 @@ class Engine:
         self._waiting: deque[EngineRequest] = deque()  # as they came; callers append
         self._prefilling: list[EngineRequest] = []
         self._decoding: dict[int, GenerateRequest] = {}  # by slot
+        self._late: list[Row] | None = None  # joined since the round began; None: none may join
+        self._read_tokens = self._copied_before = 0  # of this iteration
+        decoder.pause_with(self._serve_between_drafts)
         kinds = ("prompt", "cached", "generated", "emitted", "ahead", "adopted")
         self._counts = dict.fromkeys(("rounds", *(f"{kind}_tokens" for kind in kinds)), 0)
         self._closing = self._resetting = False
@@ -143,12 +146,19 @@ class Engine:
 
     def _iterate(self) -> None:
         """One iteration over everything that is live; if nothing is, over what runs ahead."""
+        self._read_tokens, self._copied_before = 0, self._prefixes.copied
         self._drop_abandoned()
         self._admit()
         self._prefill()
         self._decode()
         if not self._is_serving:
             self._run_ahead()
+
+    def _serve_between_drafts(self) -> None:
+        """Answer calls that need no row, and let new rows join the round that is drafted."""
+        if self._late is not None and (self._waiting or self._prefilling):
+            self._admit()
+            self._prefill()
 
     def _drop_abandoned(self) -> None:
         """Let go of requests that were cancelled or whose lease ran out."""
@@ -168,7 +178,6 @@ class Engine:
             self._resetting = False
             self._drop_ahead(self._ahead.rows)
             self._prefixes.reset()
-        copied = self._prefixes.copied
         while self._waiting and len(self._prefilling) + len(self._decoding) < self.rows:
             request = self._next()
             if isinstance(request, GenerateRequest):
@@ -184,7 +193,7 @@ class Engine:
             )
             self._counts["prompt_tokens"] += len(request.ids)
             self._counts["cached_tokens"] += request.cached
-            if self._prefixes.copied - copied > COPIED:  # the live rows take their turn first
+            if self._prefixes.copied - self._copied_before > COPIED:
                 break
 
     def _next(self) -> EngineRequest:
@@ -195,20 +204,19 @@ class Engine:
         return first
 
     def _prefill(self) -> None:
-        """Read at most about `CHUNK` tokens of prompts before the live rows take their turn."""
+        """Read at most about `CHUNK` tokens of prompts an iteration, for the live rows' sake."""
         for request in [one for one in self._prefilling if self._is_ready(one)]:
             self._end_prefill(request, None)
         if self._prefilling:  # tokens held back are not to wait for these passes
             for decoding in self._decoding.values():
                 decoding.handle.flush()
-        spent = 0
         while self._prefilling:
             chunks = self._next_chunks()
             tokens = sum(len(chunk.tokens) for _, chunk in chunks)
-            if spent and spent + tokens > CHUNK:
+            if self._read_tokens and self._read_tokens + tokens > CHUNK:
                 break
             self._read(chunks)
-            spent += tokens
+            self._read_tokens += tokens
 
     def _is_ready(self, request: EngineRequest) -> bool:
         """Whether a prompt needs no separate pass: nothing is left of it, or only its last token,
@@ -287,6 +295,8 @@ class Engine:
         accepted = []
         if output is None:
             self.decoder.add(row)
+            if self._late is not None:
+                self._late.append(row)
         else:
             accepted = [self.decoder.join(row, output)]
         self._prefilling.remove(request)
@@ -336,12 +346,15 @@ class Engine:
         """One step for each method group; if one fails, the rows of the others continue."""
         live = [row for row in self.decoder.rows if row.slot in self._decoding]
         for rows in self.decoder.method_groups(live):
+            self._late = []
             try:
-                emitted = self.decoder.step(rows)
+                emitted = self.decoder.step(rows, self._late)
             except Exception as error:
                 for row in rows:
                     self._fail(self._decoding[row.slot], error)
                 continue
+            finally:
+                self._late = None
             self._counts["rounds"] += len(emitted)
             for row, accepted in emitted:
                 self._counts["emitted_tokens"] += len(accepted.tokens)

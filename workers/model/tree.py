@@ -96,6 +96,14 @@ class Plan:
     rows: list[Row]
     trees: list[Tree]
 
+    def beside(self, rows: Sequence[Row]) -> Plan:
+        """Return the plan with more rows, for which nothing is drafted."""
+        if not rows:
+            return self
+        trees = [*self.trees, *(Tree([row.ids[-1]], [-1]) for row in rows)]
+        both = sorted(zip([*self.rows, *rows], trees, strict=True), key=lambda one: one[0].slot)
+        return Plan([row for row, _ in both], [tree for _, tree in both])
+
 
 @dataclass(slots=True)
 class Accepted:

@@ -10,7 +10,7 @@ change places.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -42,10 +42,14 @@ class Decoder:
         return list(groups.values())
 
     @torch.inference_mode()
-    def step(self, rows: list[Row]) -> list[tuple[Row, Accepted]]:
-        """*** One round for the rows of one method. *** Each gains at least one token."""
+    def step(self, rows: list[Row], late: Sequence[Row] = ()) -> list[tuple[Row, Accepted]]:
+        """*** One round for the rows of one method. *** Each gains at least one token.
+
+        Those of `late`, to which rows may be added while the method drafts, gain one as well.
+        """
         method, cache = self.method_of(rows[0]), self.target.cache
         plan = method.draft(rows)  # a token tree for each row
+        plan = plan.beside([row for row in late if self.method_of(row) is method])
         scores = mask(plan, method.score(self.target, plan))  # one target pass over all trees
         accepted = method.verify(plan, scores)  # rejection sampling along each tree
         for row, tree, one in zip(plan.rows, plan.trees, accepted, strict=True):
@@ -83,6 +87,11 @@ class Decoder:
         """End a row; its slot keeps what is cached for the next call with that prefix."""
         self.rows.remove(row)
         self.method_of(row).leave(row)
+
+    def pause_with(self, serve: Callable[[], None]) -> None:
+        """Call `serve` between the passes of drafts if rows may join there."""
+        for method in self.methods:
+            method.pause_with(serve)
 
     def copy(self, source: int, slot: int, length: int) -> None:
         """Start an idle slot with the first `length` cached tokens of another."""

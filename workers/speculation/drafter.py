@@ -51,6 +51,8 @@ class TreeExpander(ABC):
 class Drafter:
     """A draft model with a cache of the target's slots; missing tokens run with the next draft."""
 
+    pause: Callable[[], None] = staticmethod(lambda: None)  # called between the passes of a draft
+
     def __init__(self, model: Target) -> None:
         self.model = model
         self.cache = self.model.cache
@@ -88,6 +90,7 @@ class Drafter:
             ]
             if expander.ended() or not any(parent_index):  # no probability is left
                 break
+            self.pause()
         self._cached = {
             slot: (one.before, run) for slot, one, run in zip(slots, growing, skip, strict=True)
         }
@@ -292,3 +295,6 @@ class DraftModelMethod(DrafterMethod):
         slots, max_len = target.cache.slots, target.max_len
         model = Target(model, slots=slots, max_len=max_len, vocabulary=vocabulary)
         super().__init__(target, Drafter(model))
+
+    def pause_with(self, serve: Callable[[], None]) -> None:
+        self.drafter.pause = serve

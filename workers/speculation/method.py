@@ -48,6 +48,9 @@ class Method:
     def copy(self, source: int, slot: int, length: int) -> None:
         """Follow the target's cache, which copied a prefix from one slot to another."""
 
+    def pause_with(self, serve: Callable[[], None]) -> None:
+        """Call `serve` between the passes of a draft if a row may join there; else ignore it."""
+
     def stats(self) -> dict[str, int]:
         """Return the method's counters since the start, which are added to the engine's."""
         return {}

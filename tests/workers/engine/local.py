@@ -30,9 +30,9 @@ def slow(worker: EngineWorker, seconds: float) -> None:
     """Make every iteration take that much longer."""
     decode = worker.backend.engine.decoder.step
 
-    def slower(rows: Any) -> Any:
+    def slower(*rows: Any) -> Any:
         time.sleep(seconds)
-        return decode(rows)
+        return decode(*rows)
 
     worker.backend.engine.decoder.step = slower  # type: ignore[method-assign]
 
@@ -43,7 +43,7 @@ def held(worker: EngineWorker) -> Iterator[None]:
     decoder = worker.backend.engine.decoder
     decode = decoder.step
 
-    def waiting(rows: Any) -> Any:
+    def waiting(*rows: Any) -> Any:
         time.sleep(0.001)
         return []
 

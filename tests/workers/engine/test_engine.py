@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from math import nan
@@ -14,9 +16,18 @@ import pytest
 import torch
 
 from orchestrator.errors import Overloaded, WorkerError, WorkerUnavailable
-from orchestrator.types import LabelQuery, Message, Sampling, Segment, StopCriteria, Transcript
+from orchestrator.types import (
+    Generation,
+    LabelQuery,
+    Message,
+    Sampling,
+    Segment,
+    StopCriteria,
+    Transcript,
+)
 from orchestrator.worker import Call
 from tests.workers.engine.local import ask, held, run, slow, until
+from workers.engine import engine
 from workers.engine.loading import load
 from workers.replica.server import ReplicaServer
 from workers.text.detokenizer import Detokenizer
@@ -251,6 +262,74 @@ def drafting(method: str, **more: Any) -> EngineWorker:
     """The embedded large model, with its weak draft model as `method` wants it."""
     speculation = {"method": method, "draft": "embedded:draft"}
     return load("embedded:large", rows=2, max_len=512, threads=1, speculation=speculation, **more)
+
+
+def served_in_a_draft(worker: EngineWorker, *calls: tuple[Call, int]) -> list[Future[Generation]]:
+    """Submit calls, each with its `max_tokens`, when the next draft pauses for the first time."""
+    drafter = worker.backend.engine.decoder.method.drafter  # type: ignore[attr-defined]
+    serve, loop, submitted = drafter.pause, asyncio.get_running_loop(), list[Future[Generation]]()
+
+    def pause() -> None:
+        if not submitted:
+            for call, most in calls:
+                asked = run(worker, call, StopCriteria(most))
+                submitted.append(asyncio.run_coroutine_threadsafe(asked, loop))
+            while worker.stats()["queued"] < len(calls):
+                time.sleep(0.001)
+        serve()
+
+    drafter.pause = pause
+    return submitted
+
+
+async def test_a_call_that_comes_while_a_draft_is_made_joins_its_round() -> None:
+    large = drafting("chain")
+    decoder = large.backend.engine.decoder
+    step, rounds = decoder.step, list[int]()
+
+    def noting(*rows: Any) -> Any:
+        emitted = step(*rows)
+        rounds.append(len(emitted))
+        return emitted
+
+    decoder.step = noting  # type: ignore[method-assign]
+    try:
+        first, second = ask("What is 12 + 34?"), ask("What is 3 * 21?")
+        expected = [await run(large, call, StopCriteria(40)) for call in (first, second)]
+        rounds.clear()
+        joined = served_in_a_draft(large, (second, 40))
+        answers = await run(large, first, StopCriteria(40)), await asyncio.wrap_future(joined[0])
+        assert [one.segment.tokens for one in answers] == [one.segment.tokens for one in expected]
+        assert rounds[0] == 2
+        assert sum(answer.usage.passes for answer in answers) == sum(rounds)
+    finally:
+        large.close()
+
+
+async def test_prompts_are_read_between_the_passes_of_a_draft(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = drafting("chain")
+    target = large.backend.engine.decoder.target
+    monkeypatch.setattr(engine, "CHUNK", 32)
+    monkeypatch.setattr(target, "next_chunk", partial(target.next_chunk, most=32))
+    extend_all, sizes, rounds = target.extend_all, list[int](), list[int]()
+
+    def reading(chunks: Any) -> Any:
+        sizes.append(sum(len(chunk.tokens) for chunk in chunks))
+        rounds.append(large.stats()["rounds"])
+        return extend_all(chunks)
+
+    try:
+        expected = await run(large, ask(), StopCriteria(60))
+        monkeypatch.setattr(target, "extend_all", reading)
+        read = served_in_a_draft(large, (ask("Is this one long? " * 12), 0))
+        assert (await run(large, ask(), StopCriteria(60))).segment.tokens == expected.segment.tokens
+        usage = (await asyncio.wrap_future(read[0])).usage
+        assert sum(sizes) == usage.prompt - usage.cached > 2 * 32
+        assert len({*rounds}) == len(rounds)  # one chunk a round, so that the row goes on
+    finally:
+        large.close()
 
 
 async def test_a_draft_that_is_nan_fails_its_own_row_only(

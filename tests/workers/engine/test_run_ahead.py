@@ -215,11 +215,11 @@ async def test_a_failure_while_running_ahead_harms_no_call(ahead: EngineWorker) 
     step, failed = engine.decoder.step, asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def failing(rows: Any) -> Any:
+    def failing(rows: Any, *late: Any) -> Any:
         if rows[0] in engine._ahead:
             loop.call_soon_threadsafe(failed.set)
             raise RuntimeError("planted")
-        return step(rows)
+        return step(rows, *late)
 
     engine.decoder.step = failing  # type: ignore[method-assign]
     first = await run(ahead, call, StopCriteria(4))
