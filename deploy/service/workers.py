@@ -109,4 +109,7 @@ def connect_worker(spec: WorkerSpec) -> ModelWorker[RemoteBackend]:
     assert spec.model is not None
     server, name = connect(spec), resolve(spec.tokenizer or spec.model, TOKENIZER)
     tokenizer = load_tokenizer(name, thinking=parse_thinking(spec.thinking))
-    return ModelWorker(RemoteBackend(server, spec.model, tokenizer, context=spec.max_len))
+    backend = RemoteBackend(
+        server, spec.model, tokenizer, context=spec.max_len, run_ahead=spec.run_ahead or 0
+    )
+    return ModelWorker(backend)

@@ -5,6 +5,7 @@
 - `probe`: finds what a server can do, by trying it.
 - `capabilities`: what the probe found.
 - `request_builder`: a transcript as a prompt: ids, text, or messages.
+- `running`: a stream while it runs, for one call after the other.
 - `response_parser`: a stream's chunks to tokens of a text.
 - `agreement`: checks that a server's text is that of its ids.
 - `protocol`: parts of answers that all dialects share.

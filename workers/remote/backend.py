@@ -40,12 +40,15 @@ from workers.remote.dialects.sglang import PATH, Sglang
 from workers.remote.errors import Gap
 from workers.remote.listing import context as listed_context
 from workers.remote.probe import probe
-from workers.remote.protocol import Vocabulary, checked_answer
+from workers.remote.protocol import Chunk, Vocabulary, checked_answer
 from workers.remote.request_builder import prompt_fields
 from workers.remote.response_parser import ResponseParser
+from workers.remote.running import RunningStream
 from workers.remote.server import Server
 from workers.rng import reseeded
+from workers.run_ahead import GenerationsAhead
 from workers.text.checks import check_length
+from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import Scores
@@ -62,7 +65,7 @@ class RemoteBackend:
     """Requests to a `Server` for one model, by the served model's tokenizer.
 
     Without `context`, its length in tokens, the server is asked; if it does not say, it is left to
-    refuse what is too long.
+    refuse what is too long, and no stream runs ahead. The others may by `run_ahead` tokens.
     """
 
     methods = ()
@@ -70,13 +73,20 @@ class RemoteBackend:
     sampling = GREEDY
 
     def __init__(
-        self, server: Server, model: str, tokenizer: Tokenizer, *, context: int | None = None
+        self,
+        server: Server,
+        model: str,
+        tokenizer: Tokenizer,
+        *,
+        context: int | None = None,
+        run_ahead: int = 0,
     ) -> None:
         self.server, self.model = server, model
         self.prompts, self.vocabulary = PromptRenderer(tokenizer), Vocabulary(tokenizer)
         self.context = context
         eos = tokenizer.eos_id
         self.ends = tokenizer.ends | (set() if eos is None else {eos})
+        self._ahead, self._live = GenerationsAhead[RunningStream](run_ahead), 0
         self._capabilities: ServerCapabilities | None = None
         self._missing: Missing = None  # what streams lacked although the probe saw it
         self._asked_again = 0.0  # when it is asked for again, by the monotonic clock
@@ -135,22 +145,34 @@ class RemoteBackend:
             text.read_text()
         ids = [*prompt.ids, *text.before.tokens]
         body = self._body(ids, wanted, able)
-        parser = ResponseParser(text, self.prompts, able)
+        stream, goes_on, adopted = None, False, 0
         if text.max_tokens > 0:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
-            body |= able.stop_fields(text, self.prompts.tokenizer)
-            events = self.server.events(able.path, body, prompt.call.affinity)
-            async with aclosing(events):
-                async for event in events:
+            stream = await self._stream(prompt, wanted, able, body)
+        agreement = None if stream is None else stream.agreement
+        parser = ResponseParser(text, self.prompts, able, agreement)
+        if stream is not None:
+            self._live += 1
+            try:
+                while (event := await stream.take()) is not None:
                     with checked_answer(self.server.name):
                         done = parser.read(event, self.vocabulary)
-                    if done:
+                    if stream.found:
+                        stream.found, adopted = stream.found - 1, text.count
+                    goes_on = self._goes_on(stream, parser, text)
+                    if done or goes_on:
                         break
                     if parser.finish is None and (delta := text.delta(ended=False)):
                         yield delta
+            finally:
+                self._live -= 1
+                if not goes_on:
+                    await stream.close()
             if parser.finish is None:
                 how = f" ended by {parser.reason!r}" if parser.reason else ": the stream broke off"
                 raise WorkerUnavailable(f"{self.server.name}{how}")
+            if goes_on:
+                stream.run_ahead(parser.agreement, event if parser.finish == "doubt" else None)
+                self._ahead.keep(prompt, [stream])
         elif text.criteria.max_tokens == 0 and (self.context is None or len(ids) < self.context):
             parser.answer = await self.server.ask(able.path, body, prompt.call.affinity)
         if delta := text.delta(ended=True):
@@ -160,13 +182,48 @@ class RemoteBackend:
             await asyncio.to_thread(
                 check_held, prompt.call.constraint, segment.text, self.server.name
             )
-        with checked_answer(self.server.name):
-            usage = parser.usage(len(ids), shared=_shared(prompt, able))
+        inside = parser.inside
+        if stream is not None and stream.is_adopted:  # it counts the tokens of all its calls
+            made = max(parser.made, text.count)
+            usage = Usage(len(ids), len(ids), made, max(1, made), adopted)
+            inside = inside or (segment.finish == "length" and text.generated < text.max_tokens)
+        else:
+            with checked_answer(self.server.name):
+                usage = parser.usage(len(ids), shared=_shared(prompt, able))
+        if stream is not None:
+            stream.ids, stream.is_adopted = [*ids, *segment.tokens], True
         if before := len(text.before.tokens):  # these are not part of the caller's prompt
             read = usage.prompt - before
             cached = min(usage.cached, read)
             usage = replace(usage, prompt=read, cached=cached, generated=len(segment.tokens))
-        yield Generation(segment, usage), parser.inside
+        yield Generation(segment, usage), inside
+
+    async def _stream(
+        self, prompt: Prompt, wanted: Decoding, able: ServerCapabilities, body: dict[str, Any]
+    ) -> RunningStream:
+        """Return the stream that ran ahead for a call, or a new one."""
+        text, stops = wanted.text, partial(able.stop_fields, wanted.text, self.prompts.tokenizer)
+        form, ahead = (wanted.sampling, text.thinking, able, stops(steps=False)), 0
+        if not text.before.tokens:
+            if (adopted := await self._ahead.adopt(prompt, form)) is not None:
+                return adopted
+            if able.reads_ids and not (self.context is None or text.is_bound or self._live):
+                room = self.context - len(prompt.ids) - text.max_tokens
+                ahead = max(0, min(self._ahead.tokens, room))
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body |= stops(steps=not ahead) | {"max_tokens": text.max_tokens + ahead}
+        events = self.server.events(able.path, body, prompt.call.affinity)
+
+        def chunk(event: dict[str, Any]) -> Chunk | None:
+            with checked_answer(self.server.name):
+                return None if able.dialect.left_out else able.dialect.chunk(event, self.vocabulary)
+
+        return RunningStream(events, chunk, form, ahead)
+
+    def _goes_on(self, stream: RunningStream, parser: ResponseParser, text: Continuation) -> bool:
+        """Whether a stream may run ahead of its call, whose text may have ended."""
+        ended = parser.finish is not None and text.goes_on(parser.finish) and parser.may_go_on
+        return ended and stream.ahead > 0 and self._live == 1
 
     async def _able(self, wanted: Decoding, gap: Missing) -> ServerCapabilities:
         """Return the capabilities for a generation; `gap` is what a stream of this call lacked.
@@ -363,6 +420,7 @@ class RemoteBackend:
 
     async def aclose(self) -> None:
         """Close the connections; calls in progress fail."""
+        await self._ahead.end()
         await self.server.aclose()
 
     async def _probe(self) -> ServerCapabilities:

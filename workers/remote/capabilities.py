@@ -72,10 +72,13 @@ class ServerCapabilities:
         shown = min(top, self.top)
         return fields | self.dialect.logprob_fields(shown, chat=self.prompt == "chat")
 
-    def stop_fields(self, text: Continuation, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the fields that stop a generation where its text ends."""
+    def stop_fields(
+        self, text: Continuation, tokenizer: Tokenizer, *, steps: bool = True
+    ) -> dict[str, Any]:
+        """Return the fields that stop a generation where its text ends; without `steps`, not at
+        the delimiters of steps."""
         if self.reads_ids:
-            return self.dialect.stop_fields(text, tokenizer)
+            return self.dialect.stop_fields(text, tokenizer, steps=steps)
         return self.dialect.marker_fields(tokenizer, ending=bool(text.closing), extras=self.extras)
 
     def lacking(self, what: Missing) -> ServerCapabilities:

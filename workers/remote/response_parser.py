@@ -32,17 +32,24 @@ class ResponseParser:
         finish: why the text ends, once it does.
         reason: the server's finish_reason, once it has ended.
         answer: the event with the usage.
+        agreement: of the stream's ids and texts; a text that continues another takes its.
+        last: how many tokens the last chunk had.
         inside: whether the server stopped at a delimiter that ends no step, as in a block of code.
     """
 
     def __init__(
-        self, text: Continuation, prompts: PromptRenderer, able: ServerCapabilities
+        self,
+        text: Continuation,
+        prompts: PromptRenderer,
+        able: ServerCapabilities,
+        agreement: Agreement | None = None,
     ) -> None:
         self._text, self._able = text, able
         self._tokenizer = prompts.tokenizer
-        self._agreement = Agreement(self._tokenizer, prompts.unfinished(text.call.transcript))
+        begun = prompts.unfinished(text.call.transcript)
+        self.agreement = agreement or Agreement(self._tokenizer, begun)
         self._ahead = b""  # bytes of our ids that the server has not shown yet
-        self.made = self._seen = 0
+        self.made = self.last = self._seen = 0
         self._whole = True  # nothing was cut from a text that is encoded again
         self._unsent = 0  # tokens at the end that the server may have made and not sent, at most
         self.inside = False
@@ -89,6 +96,14 @@ class ResponseParser:
         # With no tokens asked for, it prefilled at most.
         return replace(spent, generated=0) if text.max_tokens <= 0 else spent
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether a text that continues this one may begin with the stream's next event; in doubt
+        with the last one."""
+        in_doubt = self.finish == "doubt"
+        whole = self.made == self._seen and (self.last == 1 or not in_doubt) and not self._ahead
+        return whole and self.reason is None and self.made - in_doubt == self._text.count
+
     def push(self, chunk: Chunk) -> Finish | None:
         """Take a chunk; return why the generation ends with it, if it does."""
         if not self._able.reads_ids:
@@ -96,6 +111,7 @@ class ResponseParser:
             self._whole = cut is None
             return cut or self._server_finish(chunk)
         tokens, finish = chunk.tokens or (), None
+        self.last = len(tokens)
         self._seen += len(tokens)
         for place, token in enumerate(tokens, start=1):
             finish = self._token(token)
@@ -103,7 +119,7 @@ class ResponseParser:
                 return finish  # the chunk's text is that of further tokens, too
         if self._able.dialect.token_a_chunk and not tokens and chunk.finish is None:
             raise Gap("ids")  # of a token that adds no text
-        self._agreement.shown(chunk.text)
+        self.agreement.shown(chunk.text)
         return finish or self._server_finish(chunk)
 
     def _ended_unasked(self, chunk: Chunk, finish: Finish) -> None:
@@ -186,10 +202,10 @@ class ResponseParser:
             for i in left_out:
                 self.made += 1
                 self._seen += 1
-                self._agreement.made(i)
+                self.agreement.made(i)
                 if finish := self._text.push(i, 0.0, 1.0):
                     return finish
-            self._agreement.made(token.id)
+            self.agreement.made(token.id)
         return self._text.push(token.id, token.logprob or 0.0, confidence)
 
     def _server_finish(self, chunk: Chunk) -> Finish | None:

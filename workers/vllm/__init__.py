@@ -4,7 +4,6 @@
 - `requests`: parameters of vLLM's requests, and its outputs.
 - `running`: a request while it runs, and what a call costs in requests.
 - `token_ends`: tokens that end a step by themselves.
-- `run_ahead`: requests that decode on after their call, for the call that continues there.
 - `counter`: what its engine reports.
 - `arguments`: `engine_args` and parameters of speculation, checked.
 - `loading`: from a checkpoint and `engine_args` to a worker.

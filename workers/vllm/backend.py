@@ -43,6 +43,7 @@ from orchestrator.worker import Call, Delta
 from workers.backend import Decoding, Prompt, Scoring
 from workers.reporting import first_line
 from workers.rng import reseeded
+from workers.run_ahead import GenerationsAhead
 from workers.text.checks import check_length
 from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
@@ -56,7 +57,6 @@ from workers.vllm.requests import (
     prompt_scores,
     request_parameters,
 )
-from workers.vllm.run_ahead import RequestsAhead
 from workers.vllm.running import Cost, Output, Running
 from workers.vllm.scheduler import Drafts
 from workers.vllm.token_ends import TokenEnds
@@ -110,7 +110,7 @@ class VllmBackend:
         self.sampling, self.lossy = sampling, lossy
         self._capacity, self._counter = capacity, counter
         self._live, self._closed = 0, False
-        self._ahead = RequestsAhead(capacity.run_ahead)
+        self._ahead = GenerationsAhead[Running](capacity.run_ahead)
         self._token_ends = TokenEnds(prompts)
         counted = ("prompt_tokens", "cached_tokens", "generated_tokens", "adopted_tokens")
         self._counts = dict.fromkeys(counted, 0)
@@ -129,7 +129,7 @@ class VllmBackend:
         finish: Finish | None = None
         cost = Cost(len(ids), prompt.call.owner)
         if text.max_tokens > 0:
-            running = await self._ahead.adopt(prompt, wanted.sampling, text.thinking)
+            running = await self._ahead.adopt(prompt, (wanted.sampling, text.thinking))
             if running is None:
                 running = self._begun(prompt, wanted, cost)
             else:

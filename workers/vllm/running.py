@@ -64,6 +64,10 @@ class Running:
     _is_new: bool = False
     _next: asyncio.Task[Output] | None = None
 
+    @property
+    def form(self) -> tuple[Sampling, bool]:
+        return self.sampling, self.thinking
+
     def begin(self) -> None:
         """Send the request to vLLM now, not when its first output is read."""
         self._next = asyncio.ensure_future(anext(self.outputs))

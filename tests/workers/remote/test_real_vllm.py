@@ -95,6 +95,28 @@ async def test_a_thought_ends_where_a_proxy_drops_all_ids(address: str, builtin:
         assert theirs.finish == "think_end"
 
 
+async def test_it_generates_as_our_own_engine_if_streams_run_ahead(
+    address: str, builtin: Any
+) -> None:
+    server = Server(f"{address}/v1")
+    tokenizer = load_tokenizer(FOLDER)
+    ahead = ModelWorker(RemoteBackend(server, "large", tokenizer, context=1024, run_ahead=24))
+    adopted, step = 0, StopCriteria(120, until=("\n\n",))
+    for question in QUESTIONS:
+        chains = []
+        for worker in (ahead, builtin):
+            where, made = ask(question), []
+            for criteria in (StopCriteria(5), step, StopCriteria(9, min_confidence=0.9), step):
+                answer = await write(worker, where, criteria)
+                made.append((answer.segment.tokens, answer.segment.finish))
+                where = where.extend(answer.segment)
+                adopted += worker is ahead and answer.usage.cached == answer.usage.prompt
+            chains.append(made)
+        assert chains[0] == chains[1]
+    assert adopted > 0
+    await ahead.backend.aclose()
+
+
 async def test_it_generates_as_our_own_engine(served: ModelWorker, builtin: Any) -> None:
     for question in QUESTIONS:
         for criteria in (StopCriteria(120), StopCriteria(120, until=("\n\n",)), StopCriteria(5)):

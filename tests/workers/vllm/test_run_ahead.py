@@ -12,7 +12,7 @@ import pytest
 from orchestrator.types import GREEDY, Message, Sampling, Segment, StopCriteria, Transcript
 from orchestrator.worker import Call
 from tests.workers.engine.local import run
-from workers.vllm import run_ahead
+from workers import run_ahead
 from workers.vllm.loading import load
 
 AHEAD = 24

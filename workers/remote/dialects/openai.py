@@ -83,9 +83,13 @@ class OpenAI:
         no field does."""
         return {"echo": True}
 
-    def stop_fields(self, text: Continuation, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the fields that stop a server that returns ids where a text ends."""
-        texts = stop_strings(text, (*text.criteria.until, *text.criteria.stop))
+    def stop_fields(
+        self, text: Continuation, tokenizer: Tokenizer, *, steps: bool = True
+    ) -> dict[str, Any]:
+        """Return the fields that stop a server that returns ids where a text ends; without `steps`,
+        not at the delimiters of steps."""
+        until = text.criteria.until if steps else ()
+        texts = stop_strings(text, (*until, *text.criteria.stop))
         fields: dict[str, Any] = {}
         if text.closing and tokenizer.close_id is not None:
             fields["stop_token_ids"] = [tokenizer.close_id]

@@ -47,11 +47,13 @@ class Vllm(OpenAI):
     def prompt_logprob_fields(self, top: int) -> dict[str, Any]:
         return {"prompt_logprobs": top}
 
-    def stop_fields(self, text: Continuation, tokenizer: Tokenizer) -> dict[str, Any]:
+    def stop_fields(
+        self, text: Continuation, tokenizer: Tokenizer, *, steps: bool = True
+    ) -> dict[str, Any]:
         """Return the fields; with `min_tokens` the server suppresses `stop_token_ids` until then,
         and stop strings are found here."""
         if not text.criteria.min_tokens:
-            return super().stop_fields(text, tokenizer)
+            return super().stop_fields(text, tokenizer, steps=steps)
         ends = set(text.ends) - ({tokenizer.close_id} if text.closing else set())
         least = min(text.criteria.min_tokens, text.max_tokens)
         return {"min_tokens": least, "stop_token_ids": sorted(ends)}
