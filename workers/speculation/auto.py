@@ -171,7 +171,8 @@ class Auto(Method):
         self.clock = clock
         self.choice: Choice = (0, 0)
         self._with: dict[int, int] = {}  # candidate that each live row has joined, by slot
-        self._begun = 0.0
+        self._begun = self._paused = 0.0
+        self._chooser = Chooser(choices)  # of this round
         self._counts = dict.fromkeys(("plain_rounds", "drafted_rounds", "switches"), 0)
 
     def _build(
@@ -222,11 +223,18 @@ class Auto(Method):
         for method in self.methods:
             method.copy(source, slot, length)
 
-    def _chooser(self, rows: list[Row]) -> Chooser:
-        return self.choosers[(len(rows) - 1).bit_length()]
+    def pause_with(self, serve: Callable[[], None]) -> None:
+        def timed() -> None:
+            began = self.clock()
+            serve()
+            self._paused += self.clock() - began
+
+        for method in self.methods:
+            method.pause_with(timed)
 
     def draft(self, rows: list[Row]) -> Plan:
-        before, self.choice = self.choice, self._chooser(rows).choose()
+        self._chooser = self.choosers[(len(rows) - 1).bit_length()]
+        before, self.choice = self.choice, self._chooser.choose()
         number, length = self.choice
         self._counts["switches"] += number != before[0]
         if length:
@@ -237,7 +245,7 @@ class Auto(Method):
                 self.methods[self._with[row.slot]].leave(row)
                 self._with[row.slot] = number
                 self.current.join(row)
-        self._begun = self.clock()  # the cost of a change does not count
+        self._begun, self._paused = self.clock(), 0.0  # the cost of a change does not count
         return self.current.draft(rows)
 
     def score(self, target: Target, plan: Plan) -> ModelOutput:
@@ -248,7 +256,7 @@ class Auto(Method):
 
     def commit(self, plan: Plan, accepted: Sequence[Accepted], scores: ModelOutput) -> None:
         self.current.commit(plan, accepted, scores)
-        seconds = self.clock() - self._begun
+        seconds = self.clock() - self._begun - self._paused
         number, length = self.choice
         self._counts["drafted_rounds" if number else "plain_rounds"] += len(plan.rows)
         drafts = [
@@ -258,5 +266,6 @@ class Auto(Method):
                 len(one.path) - 1,
             )
             for row, tree, one in zip(plan.rows, plan.trees, accepted, strict=True)
+            if len(tree) > 1 or not length  # rows that joined while the others drafted have none
         ]
-        self._chooser(plan.rows).learn(self.choice, seconds, drafts)
+        self._chooser.learn(self.choice, seconds, drafts)

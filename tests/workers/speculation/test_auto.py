@@ -224,6 +224,29 @@ def test_rows_come_and_go_and_caches_stay_right() -> None:
         assert row.ids[len(prompt) :] == said[: len(row.ids) - len(prompt)]
 
 
+def test_rows_that_join_while_others_draft_are_no_rejected_drafts() -> None:
+    loop, prompts = automatic(draft="same", candidates=["chain"]), [[5, 9, 2, 7], [8] * 12]
+    rows, late = [begin(loop, 0, prompts[0], room=30)], list[Row]()
+
+    def serve() -> None:
+        if len(rows) == 1:
+            rows.append(begin(loop, 3, prompts[1], room=30))
+            late.append(rows[1])
+
+    loop.pause_with(serve)
+    while any(row.remaining_tokens > 0 for row in rows):
+        late.clear()
+        loop.step([row for row in rows if row.remaining_tokens > 0], late)
+        check_caches(loop)
+    for row, prompt, said in zip(rows, prompts, stock_tokens(tiny(), prompts, 30), strict=True):
+        assert row.ids[len(prompt) :] == said[: len(row.ids) - len(prompt)]
+    assert isinstance(loop.method, Auto)
+    known = [known for one in loop.method.choosers.values() for known in one.known]
+    depths = [depth for one in known for depth in one.depths]
+    assert depths
+    assert all(tried == taken for tried, taken in depths)
+
+
 def test_without_a_draft_model_it_looks_up() -> None:
     auto = Auto(
         Target(tiny(), slots=1, max_len=64), lambda name: pytest.fail("there is no model to load")
