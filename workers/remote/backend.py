@@ -145,34 +145,15 @@ class RemoteBackend:
             text.read_text()
         ids = [*prompt.ids, *text.before.tokens]
         body = self._body(ids, wanted, able)
-        stream, goes_on, adopted = None, False, 0
+        stream = None
         if text.max_tokens > 0:
             stream = await self._stream(prompt, wanted, able, body)
         agreement = None if stream is None else stream.agreement
         parser = ResponseParser(text, self.prompts, able, agreement)
         if stream is not None:
-            self._live += 1
-            try:
-                while (event := await stream.take()) is not None:
-                    with checked_answer(self.server.name):
-                        done = parser.read(event, self.vocabulary)
-                    if stream.found:
-                        stream.found, adopted = stream.found - 1, text.count
-                    goes_on = self._goes_on(stream, parser, text)
-                    if done or goes_on:
-                        break
-                    if parser.finish is None and (delta := text.delta(ended=False)):
-                        yield delta
-            finally:
-                self._live -= 1
-                if not goes_on:
-                    await stream.close()
-            if parser.finish is None:
-                how = f" ended by {parser.reason!r}" if parser.reason else ": the stream broke off"
-                raise WorkerUnavailable(f"{self.server.name}{how}")
-            if goes_on:
-                stream.run_ahead(parser.agreement, event if parser.finish == "doubt" else None)
-                self._ahead.keep(prompt, [stream])
+            async with aclosing(self._written(prompt, text, stream, parser)) as deltas:
+                async for piece in deltas:
+                    yield piece
         elif text.criteria.max_tokens == 0 and (self.context is None or len(ids) < self.context):
             parser.answer = await self.server.ask(able.path, body, prompt.call.affinity)
         if delta := text.delta(ended=True):
@@ -185,7 +166,7 @@ class RemoteBackend:
         inside = parser.inside
         if stream is not None and stream.is_adopted:  # it counts the tokens of all its calls
             made = max(parser.made, text.count)
-            usage = Usage(len(ids), len(ids), made, max(1, made), adopted)
+            usage = Usage(len(ids), len(ids), made, max(1, made), stream.adopted)
             inside = inside or (segment.finish == "length" and text.generated < text.max_tokens)
         else:
             with checked_answer(self.server.name):
@@ -220,10 +201,38 @@ class RemoteBackend:
 
         return RunningStream(events, chunk, form, ahead)
 
-    def _goes_on(self, stream: RunningStream, parser: ResponseParser, text: Continuation) -> bool:
-        """Whether a stream may run ahead of its call, whose text may have ended."""
-        ended = parser.finish is not None and text.goes_on(parser.finish) and parser.may_go_on
-        return ended and stream.ahead > 0 and self._live == 1
+    async def _written(
+        self, prompt: Prompt, text: Continuation, stream: RunningStream, parser: ResponseParser
+    ) -> AsyncGenerator[Delta, None]:
+        """Yield what a stream writes until its text has ended; then end it, or let it run ahead.
+
+        Raises:
+            WorkerUnavailable: it ended before its text.
+        """
+        goes_on = False
+        self._live += 1
+        try:
+            while (event := await stream.take()) is not None:
+                with checked_answer(self.server.name):
+                    done = parser.read(event, self.vocabulary)
+                stream.count(text.count)
+                if parser.finish is not None:
+                    alone = stream.ahead > 0 and self._live == 1
+                    goes_on = alone and text.goes_on(parser.finish) and parser.may_go_on
+                elif delta := text.delta(ended=False):
+                    yield delta
+                if done or goes_on:
+                    break
+        finally:
+            self._live -= 1
+            if not goes_on:
+                await stream.close()
+        if parser.finish is None:
+            how = f" ended by {parser.reason!r}" if parser.reason else ": the stream broke off"
+            raise WorkerUnavailable(f"{self.server.name}{how}")
+        if goes_on:
+            stream.run_ahead(parser.agreement, event if parser.finish == "doubt" else None)
+            self._ahead.keep(prompt, [stream])
 
     async def _able(self, wanted: Decoding, gap: Missing) -> ServerCapabilities:
         """Return the capabilities for a generation; `gap` is what a stream of this call lacked.

@@ -26,7 +26,7 @@ class RunningStream:
         ahead: tokens that it may make after its first call; 0: it ends with that.
         ids: of its prompt, and of the text that calls have taken.
         agreement: of its ids and texts so far; None before the first call has ended.
-        found: how many of the events that are left came before the call that adopted it.
+        adopted: tokens that its call has of those that were there before.
         is_adopted: whether its first call has ended.
     """
 
@@ -36,8 +36,9 @@ class RunningStream:
     ahead: int
     ids: list[int] = field(default_factory=list)
     agreement: Agreement | None = None
-    found: int = 0
+    adopted: int = 0
     is_adopted: bool = False
+    _found: int = 0  # how many of the events that are left came before the call
     _unread: deque[Event | BatonError | None] = field(default_factory=deque)  # None: the end
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _reading: asyncio.Task[None] | None = None
@@ -67,7 +68,7 @@ class RunningStream:
             self._reading = asyncio.ensure_future(self._read())
 
     async def leads_to(self, ids: list[int]) -> bool:
-        self.found = len(self._unread)
+        self._found, self.adopted = len(self._unread), 0
         with suppress(BatonError):
             while len(self.ids) < len(ids) and self.ids == ids[: len(self.ids)]:
                 if not await self._skip():
@@ -85,8 +86,13 @@ class RunningStream:
             self.agreement.made(token.id)
             self.ids.append(token.id)
         self.agreement.shown(chunk.text)
-        self.found = max(0, self.found - 1)
+        self._found -= 1
         return True
+
+    def count(self, tokens: int) -> None:
+        """Note that the call has so many tokens after one more event."""
+        if self._found > 0:
+            self._found, self.adopted = self._found - 1, tokens
 
     async def close(self) -> None:
         """Hang up."""
