@@ -29,6 +29,7 @@ from deploy.evaluation.problems import load_problems
 from deploy.lab.clients import ask_all
 from deploy.lab.peers.servers import baton
 from deploy.lab.processes import running
+from deploy.launch.placement import AUTO
 
 PLAIN, SPECULATING = "large-only", "large-only@chain"
 MAX_TOKENS, SEED = 400, 1
@@ -75,8 +76,8 @@ PLANS = {
         seed=20261201,
         count=32,
         clients=16,
-        candidates="large-only,large-only@chain,bild:rollback=1.5,small-only",
-        chain={},
+        candidates="large-only,large-only@chain,large-only@auto,bild:rollback=1.5,small-only",
+        chain={"gamma": 12, "threshold": 0.6},
         large_threads=2,
         max_len=1024,
         rounds=1,
@@ -138,8 +139,10 @@ def serving(plan: LoadPlan) -> Iterator[str]:
         workers = args["workers"]
         for name, threads in (("small", 1), ("large", plan.large_threads)):
             workers[name] |= {"rows": plan.clients, "max_len": plan.max_len, "threads": threads}
-        chain = {"method": "chain", "params": {"draft": workers["small"]["model"]} | plan.chain}
-        workers["large"]["speculation"] = {"also": [chain]}
+        draft = {"draft": workers["small"]["model"]}
+        chain = {"method": "chain", "params": draft | plan.chain}
+        auto = {"method": "auto", "params": draft | AUTO}
+        workers["large"]["speculation"] = {"also": [chain, auto]}
 
     with TemporaryDirectory() as name:
         how = baton(Path(plan.file), Path(name), edit)

@@ -20,8 +20,9 @@ SHORTEST = 2048  # tokens of a context for which weights get 4 bits instead of 8
 CPU_USABLE = 0.8  # of this machine's memory
 NGRAM = {"method": "ngram", "params": {"num_speculative_tokens": 4, "prompt_lookup_max": 4}}
 """A lossless method of vLLM that takes neither training nor memory."""
-CHAIN = {"gamma": 12, "threshold": 0.6}
-"""The fastest lossless method on a CPU, with the pretrained pair (deploy/lab/results)."""
+AUTO = {"candidates": [{"method": "chain", "threshold": 0.6}], "lengths": [4, 12]}
+"""The fastest lossless method on a CPU for one request, `chain`, and for several at once, which is
+plain decoding, both with the pretrained pair (deploy/lab/results)."""
 
 
 Models = Mapping[WorkerName, ModelSize]
@@ -209,10 +210,11 @@ def _on_cpu(models: Models, machine: Machine) -> Placed:
     elif len(models) == 2 and one_vocabulary(*(one.vocabulary for one in models.values())):
         draft = taken("small")
         if need() + draft <= usable:
-            params = CHAIN | {"draft": models["small"].name}
-            workers["large"]["speculation"] = {"method": "chain", "params": params}
+            params = AUTO | {"draft": models["small"].name}
+            workers["large"]["speculation"] = {"method": "auto", "params": params}
             reasons.append(
-                f"The large model decodes with the small one's drafts, {in_gb(draft)} more."
+                "The large model decodes with the small one's drafts while that is faster, "
+                f"{in_gb(draft)} more."
             )
     return workers, reasons
 

@@ -39,7 +39,7 @@ class RunningStream:
     adopted: int = 0
     is_adopted: bool = False
     _found: int = 0  # how many of the events that are left came before the call
-    _unread: deque[Event | BatonError | None] = field(default_factory=deque)  # None: the end
+    _unread: deque[Event | Exception | None] = field(default_factory=deque)  # None: the end
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _reading: asyncio.Task[None] | None = None
 
@@ -55,7 +55,7 @@ class RunningStream:
             self._arrived.clear()
             await self._arrived.wait()
         event = self._unread.popleft()
-        if isinstance(event, BatonError):
+        if isinstance(event, Exception):
             raise event
         return event
 
@@ -107,9 +107,9 @@ class RunningStream:
             async for event in self.events:
                 self._add(event)
             self._add(None)
-        except BatonError as error:
+        except Exception as error:  # for the call that reads on
             self._add(error)
 
-    def _add(self, event: Event | BatonError | None) -> None:
+    def _add(self, event: Event | Exception | None) -> None:
         self._unread.append(event)
         self._arrived.set()

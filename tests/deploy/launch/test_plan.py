@@ -295,7 +295,7 @@ def test_models_of_one_vocabulary_share_tokens_and_others_nothing(
     [
         ("a", machine(H100), "ngram"),
         ("b", machine(H100, H100), "ngram"),
-        ("a", Machine((), 8, 80 * GB), "chain"),
+        ("a", Machine((), 8, 80 * GB), "auto"),
         ("b", Machine((), 8, 80 * GB), None),
         ("a", Machine((), 8, 32 * GB), None),
     ],
@@ -306,7 +306,7 @@ def test_the_large_model_speculates_if_the_machine_has_room_for_a_draft_model(
     planned = plan(replace(TINY, vocabulary="a"), replace(MIDDLE, vocabulary=vocabulary), where)
     speculation: Any = checked(planned, tmp_path)["large"].get("speculation", {})
     assert speculation.get("method") == method
-    assert speculation.get("params", {}).get("draft") == (TINY.name if method == "chain" else None)
+    assert speculation.get("params", {}).get("draft") == (TINY.name if method == "auto" else None)
 
 
 def test_a_checkpoint_says_its_vocabulary(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.errors import WorkerUnavailable
 from orchestrator.types import GREEDY, Generation, Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
 from policies import POLICIES
@@ -170,13 +171,16 @@ async def test_a_stream_that_no_call_continues_ends(
             await asyncio.sleep(0.01)
 
 
-async def test_a_broken_stream_is_asked_for_again(ahead: Any, engine: EngineWorker) -> None:
+@pytest.mark.parametrize("end", [None, WorkerUnavailable("the server is gone")])
+async def test_a_broken_stream_is_asked_for_again(
+    ahead: Any, engine: EngineWorker, end: Exception | None
+) -> None:
     worker, _ = ahead
     first = await run(worker, QUESTION, StopCriteria(6))
     ((stream,),) = worker.backend._ahead._running.values()
     stream._reading.cancel()
     stream._unread.clear()
-    stream._unread.append(None)
+    stream._unread.append(end)
     second = await run(worker, after(QUESTION, first), StopCriteria(6))
     whole = await run(engine, QUESTION, StopCriteria(12))
     assert first.segment.tokens + second.segment.tokens == whole.segment.tokens
