@@ -53,6 +53,7 @@ class GenerationsAhead(Generic[R]):
     def keep(self, prompt: Prompt, running: Sequence[R]) -> None:
         """Let generations run after their call has ended."""
         name = _name(prompt)
+        self._expire(name)  # of another call, which has ended as well
         self._running[name] = running
         loop = asyncio.get_running_loop()
         self._timers[name] = loop.call_later(SECONDS, self._expire, name)
@@ -83,7 +84,8 @@ class GenerationsAhead(Generic[R]):
         return self._running.pop(name, ())
 
     def _expire(self, name: tuple[str, str]) -> None:
-        self._closing = asyncio.ensure_future(_close(self._take(name)))
+        if taken := self._take(name):
+            self._closing = asyncio.ensure_future(_close(taken))
 
 
 async def _close(requests: Iterable[RunsAhead]) -> None:

@@ -60,6 +60,7 @@ class Engine:
         self._prefilling: list[EngineRequest] = []
         self._decoding: dict[int, GenerateRequest] = {}  # by slot
         self._late: list[Row] | None = None  # joined since the round began; None: none may join
+        self._broken: Exception | None = None  # by which serving between drafts has failed
         self._read_tokens = self._copied_before = 0  # of this iteration
         decoder.pause_with(self._serve_between_drafts)
         kinds = ("prompt", "cached", "generated", "emitted", "ahead", "adopted")
@@ -156,9 +157,13 @@ class Engine:
 
     def _serve_between_drafts(self) -> None:
         """Answer calls that need no row, and let new rows join the round that is drafted."""
-        if self._late is not None and (self._waiting or self._prefilling):
+        if self._late is None or self._broken or not (self._waiting or self._prefilling):
+            return
+        try:
             self._admit()
             self._prefill()
+        except Exception as error:  # the round's rows are not to blame; it ends the thread
+            self._broken = error
 
     def _drop_abandoned(self) -> None:
         """Let go of requests that were cancelled or whose lease ran out."""
@@ -179,6 +184,8 @@ class Engine:
             self._drop_ahead(self._ahead.rows)
             self._prefixes.reset()
         while self._waiting and len(self._prefilling) + len(self._decoding) < self.rows:
+            if self._prefixes.copied - self._copied_before > COPIED:
+                break
             request = self._next()
             if isinstance(request, GenerateRequest):
                 if (ahead := self._ahead.adopt(request)) is not None:
@@ -193,8 +200,6 @@ class Engine:
             )
             self._counts["prompt_tokens"] += len(request.ids)
             self._counts["cached_tokens"] += request.cached
-            if self._prefixes.copied - self._copied_before > COPIED:
-                break
 
     def _next(self) -> EngineRequest:
         """Take the first waiting request whose key has the fewest rows."""
@@ -346,15 +351,17 @@ class Engine:
         """One step for each method group; if one fails, the rows of the others continue."""
         live = [row for row in self.decoder.rows if row.slot in self._decoding]
         for rows in self.decoder.method_groups(live):
-            self._late = []
+            self._late = late = list[Row]()
             try:
-                emitted = self.decoder.step(rows, self._late)
+                emitted = self.decoder.step(rows, late)
             except Exception as error:
-                for row in rows:
+                for row in (*rows, *late):
                     self._fail(self._decoding[row.slot], error)
                 continue
             finally:
                 self._late = None
+                if self._broken is not None:
+                    raise self._broken
             self._counts["rounds"] += len(emitted)
             for row, accepted in emitted:
                 self._counts["emitted_tokens"] += len(accepted.tokens)

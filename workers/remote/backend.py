@@ -146,33 +146,40 @@ class RemoteBackend:
         ids = [*prompt.ids, *text.before.tokens]
         body = self._body(ids, wanted, able)
         stream = None
-        if text.max_tokens > 0:
-            stream = await self._stream(prompt, wanted, able, body)
-        agreement = None if stream is None else stream.agreement
-        parser = ResponseParser(text, self.prompts, able, agreement)
-        if stream is not None:
-            async with aclosing(self._written(prompt, text, stream, parser)) as deltas:
-                async for piece in deltas:
-                    yield piece
-        elif text.criteria.max_tokens == 0 and (self.context is None or len(ids) < self.context):
-            parser.answer = await self.server.ask(able.path, body, prompt.call.affinity)
-        if delta := text.delta(ended=True):
+        self._live += 1
+        try:
+            if text.max_tokens > 0:
+                stream = await self._stream(prompt, wanted, able, body)
+            agreement = None if stream is None else stream.agreement
+            parser = ResponseParser(text, self.prompts, able, agreement)
+            if stream is not None:
+                async with aclosing(self._written(text, stream, parser)) as deltas:
+                    async for piece in deltas:
+                        yield piece
+            elif text.criteria.max_tokens == 0 and (
+                self.context is None or len(ids) < self.context
+            ):
+                parser.answer = await self.server.ask(able.path, body, prompt.call.affinity)
+            delta = text.delta(ended=True)
+            segment = text.segment(parser.finish or "length")
+            if stream is not None:
+                await self._end(prompt, stream, parser, [*ids, *segment.tokens])
+        finally:
+            self._live -= 1
+        if delta:
             yield delta
-        segment = text.segment(parser.finish or "length")
         if parser.finish == "eos":
             await asyncio.to_thread(
                 check_held, prompt.call.constraint, segment.text, self.server.name
             )
         inside = parser.inside
-        if stream is not None and stream.is_adopted:  # it counts the tokens of all its calls
+        if stream is not None and agreement is not None:  # it counts the tokens of all its calls
             made = max(parser.made, text.count)
             usage = Usage(len(ids), len(ids), made, max(1, made), stream.adopted)
             inside = inside or (segment.finish == "length" and text.generated < text.max_tokens)
         else:
             with checked_answer(self.server.name):
                 usage = parser.usage(len(ids), shared=_shared(prompt, able))
-        if stream is not None:
-            stream.ids, stream.is_adopted = [*ids, *segment.tokens], True
         if before := len(text.before.tokens):  # these are not part of the caller's prompt
             read = usage.prompt - before
             cached = min(usage.cached, read)
@@ -185,10 +192,13 @@ class RemoteBackend:
         """Return the stream that ran ahead for a call, or a new one."""
         text, stops = wanted.text, partial(able.stop_fields, wanted.text, self.prompts.tokenizer)
         form, ahead = (wanted.sampling, text.thinking, able, stops(steps=False)), 0
-        if not text.before.tokens:
+        if text.before.tokens:
+            await self._ahead.end()
+        else:
             if (adopted := await self._ahead.adopt(prompt, form)) is not None:
                 return adopted
-            if able.reads_ids and not (self.context is None or text.is_bound or self._live):
+            alone = self._live == 1 and not text.is_bound
+            if able.reads_ids and self.context is not None and alone:
                 room = self.context - len(prompt.ids) - text.max_tokens
                 ahead = max(0, min(self._ahead.tokens, room))
         body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -202,37 +212,47 @@ class RemoteBackend:
         return RunningStream(events, chunk, form, ahead)
 
     async def _written(
-        self, prompt: Prompt, text: Continuation, stream: RunningStream, parser: ResponseParser
+        self, text: Continuation, stream: RunningStream, parser: ResponseParser
     ) -> AsyncGenerator[Delta, None]:
-        """Yield what a stream writes until its text has ended; then end it, or let it run ahead.
+        """Yield what a stream writes until its text has ended; close it if it may not go on.
 
         Raises:
             WorkerUnavailable: it ended before its text.
         """
         goes_on = False
-        self._live += 1
         try:
             while (event := await stream.take()) is not None:
+                ended = parser.finish is not None
                 with checked_answer(self.server.name):
                     done = parser.read(event, self.vocabulary)
                 stream.count(text.count)
-                if parser.finish is not None:
-                    alone = stream.ahead > 0 and self._live == 1
-                    goes_on = alone and text.goes_on(parser.finish) and parser.may_go_on
-                elif delta := text.delta(ended=False):
-                    yield delta
+                if parser.finish is None:
+                    if delta := text.delta(ended=False):
+                        yield delta
+                elif not ended:
+                    goes_on = stream.ahead > 0 and self._live == 1 and text.goes_on(parser.finish)
+                    stream.last = event
                 if done or goes_on:
                     break
         finally:
-            self._live -= 1
             if not goes_on:
                 await stream.close()
+        if parser.finish is None and stream.is_spent:  # another request writes the rest
+            parser.finish = "length"
         if parser.finish is None:
             how = f" ended by {parser.reason!r}" if parser.reason else ": the stream broke off"
             raise WorkerUnavailable(f"{self.server.name}{how}")
-        if goes_on:
-            stream.run_ahead(parser.agreement, event if parser.finish == "doubt" else None)
+
+    async def _end(
+        self, prompt: Prompt, stream: RunningStream, parser: ResponseParser, ids: list[int]
+    ) -> None:
+        """Let a stream run ahead of a call whose text ended after `ids`, or close it."""
+        alone = stream.ahead > 0 and self._live == 1
+        if alone and not stream.is_closed and parser.may_go_on(len(ids) - len(prompt.ids)):
+            stream.run_ahead(ids, parser.agreement, again=parser.finish == "doubt")
             self._ahead.keep(prompt, [stream])
+        else:
+            await stream.close()
 
     async def _able(self, wanted: Decoding, gap: Missing) -> ServerCapabilities:
         """Return the capabilities for a generation; `gap` is what a stream of this call lacked.

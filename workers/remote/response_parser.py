@@ -96,13 +96,12 @@ class ResponseParser:
         # With no tokens asked for, it prefilled at most.
         return replace(spent, generated=0) if text.max_tokens <= 0 else spent
 
-    @property
-    def may_go_on(self) -> bool:
-        """Whether a text that continues this one may begin with the stream's next event; in doubt
-        with the last one."""
+    def may_go_on(self, given: int) -> bool:
+        """Return whether a text that continues this one, of which `given` tokens were given out,
+        may begin with the stream's next event; in doubt with the last one."""
         in_doubt = self.finish == "doubt"
         whole = self.made == self._seen and (self.last == 1 or not in_doubt) and not self._ahead
-        return whole and self.reason is None and self.made - in_doubt == self._text.count
+        return whole and self.reason is None and self.made - in_doubt == given
 
     def push(self, chunk: Chunk) -> Finish | None:
         """Take a chunk; return why the generation ends with it, if it does."""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from orchestrator.errors import BatonError
@@ -23,11 +24,12 @@ class RunningStream:
     Attributes:
         chunk: reads an event; None if it cannot be read without the text before.
         form: see `workers.run_ahead.RunsAhead`.
-        ahead: tokens that it may make after its first call; 0: it ends with that.
+        ahead: how many events are read for no call; 0: it ends with its first call.
         ids: of its prompt, and of the text that calls have taken.
         agreement: of its ids and texts so far; None before the first call has ended.
+        last: the event with which the call's text ended.
         adopted: tokens that its call has of those that were there before.
-        is_adopted: whether its first call has ended.
+        is_spent: whether it was closed after `ahead` events.
     """
 
     events: AsyncGenerator[Event, None]
@@ -36,9 +38,12 @@ class RunningStream:
     ahead: int
     ids: list[int] = field(default_factory=list)
     agreement: Agreement | None = None
+    last: Event | None = None
     adopted: int = 0
-    is_adopted: bool = False
+    is_spent: bool = False
+    is_closed: bool = False
     _found: int = 0  # how many of the events that are left came before the call
+    _left: float = inf  # how many more are read
     _unread: deque[Event | Exception | None] = field(default_factory=deque)  # None: the end
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _reading: asyncio.Task[None] | None = None
@@ -59,27 +64,38 @@ class RunningStream:
             raise event
         return event
 
-    def run_ahead(self, agreement: Agreement, again: Event | None) -> None:
-        """Read on after a call; the next one reads `again` first."""
-        self.agreement = agreement
-        if again is not None:
-            self._unread.appendleft(again)
+    def count(self, tokens: int) -> None:
+        """Note that the call has so many tokens after one more event."""
+        if self._found > 0:
+            self._found, self.adopted = self._found - 1, tokens
+
+    def run_ahead(self, ids: list[int], agreement: Agreement, *, again: bool) -> None:
+        """Read on after a call whose text ended after `ids`; the next call reads the last event
+        again if its text did not take that."""
+        self.ids, self.agreement = ids, agreement
+        if again and self.last is not None:
+            self._unread.appendleft(self.last)
+        self._left = self.ahead - len(self._unread)
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
 
     async def leads_to(self, ids: list[int]) -> bool:
         self._found, self.adopted = len(self._unread), 0
+        if any(isinstance(one, Exception) for one in self._unread):
+            return False
         with suppress(BatonError):
             while len(self.ids) < len(ids) and self.ids == ids[: len(self.ids)]:
-                if not await self._skip():
+                if not self._skip():
                     return False
-            return self.ids == ids
+            if self.ids == ids:
+                self._left = inf
+                return True
         return False
 
-    async def _skip(self) -> bool:
+    def _skip(self) -> bool:
         """Take an event that another model wrote as well; return whether there is one."""
-        event = await self.take()
-        chunk = None if event is None else self.chunk(event)
+        event = self._unread.popleft() if self._unread else None
+        chunk = self.chunk(event) if isinstance(event, dict) else None
         if chunk is None or chunk.finish or not chunk.tokens or self.agreement is None:
             return False
         for token in chunk.tokens:
@@ -89,23 +105,23 @@ class RunningStream:
         self._found -= 1
         return True
 
-    def count(self, tokens: int) -> None:
-        """Note that the call has so many tokens after one more event."""
-        if self._found > 0:
-            self._found, self.adopted = self._found - 1, tokens
-
     async def close(self) -> None:
         """Hang up."""
+        self.is_closed = True
         if self._reading is not None:
             self._reading.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._reading
+            await asyncio.wait([self._reading])
         await self.events.aclose()
 
     async def _read(self) -> None:
         try:
             async for event in self.events:
                 self._add(event)
+                self._left -= 1
+                if self._left <= 0:
+                    self.is_spent = True
+                    await self.events.aclose()
+                    break
             self._add(None)
         except Exception as error:  # for the call that reads on
             self._add(error)

@@ -173,6 +173,7 @@ class Auto(Method):
         self._with: dict[int, int] = {}  # candidate that each live row has joined, by slot
         self._begun = self._paused = 0.0
         self._chooser = Chooser(choices)  # of this round
+        self._drafting: set[int] = set()  # slots of its rows; others join while it drafts
         self._counts = dict.fromkeys(("plain_rounds", "drafted_rounds", "switches"), 0)
 
     def _build(
@@ -234,6 +235,7 @@ class Auto(Method):
 
     def draft(self, rows: list[Row]) -> Plan:
         self._chooser = self.choosers[(len(rows) - 1).bit_length()]
+        self._drafting = {row.slot for row in rows}
         before, self.choice = self.choice, self._chooser.choose()
         number, length = self.choice
         self._counts["switches"] += number != before[0]
@@ -266,6 +268,6 @@ class Auto(Method):
                 len(one.path) - 1,
             )
             for row, tree, one in zip(plan.rows, plan.trees, accepted, strict=True)
-            if len(tree) > 1 or not length  # rows that joined while the others drafted have none
+            if row.slot in self._drafting
         ]
         self._chooser.learn(self.choice, seconds, drafts)

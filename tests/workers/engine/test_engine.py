@@ -306,6 +306,33 @@ async def test_a_call_that_comes_while_a_draft_is_made_joins_its_round() -> None
         large.close()
 
 
+async def test_a_failure_between_the_passes_of_a_draft_answers_all_callers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = drafting("chain")
+    try:
+        served = served_in_a_draft(large, (ask("Read?"), 0))
+
+        def broken() -> Any:
+            raise RuntimeError("the device is past use")
+
+        drafter = large.backend.engine.decoder.method.drafter  # type: ignore[attr-defined]
+        pause = drafter.pause
+
+        def failing() -> None:
+            monkeypatch.setattr(large.backend.engine, "_admit", broken)
+            pause()
+
+        drafter.pause = failing
+        with pytest.raises(WorkerUnavailable, match="has stopped"):
+            await run(large, ask(), StopCriteria(40))
+        with pytest.raises(WorkerUnavailable, match="has stopped"):
+            await asyncio.wrap_future(served[0])
+        assert not large.alive
+    finally:
+        large.close()
+
+
 async def test_prompts_are_read_between_the_passes_of_a_draft(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,6 +13,7 @@ from orchestrator.errors import WorkerUnavailable
 from orchestrator.types import GREEDY, Generation, Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
 from policies import POLICIES
+from tests.workers.engine.local import force
 from tests.workers.remote.test_worker import QUESTIONS, answer
 from tests.workers.remote.vllm_like import MODEL, VllmLike, serving
 from workers import run_ahead
@@ -96,12 +97,8 @@ async def test_every_policy_decides_as_without(name: str, pair: dict[Any, Engine
             app.requests.clear()
             workers = {"small": ModelWorker(backend), "large": pair["large"]}
             answers = [await answer(POLICIES[name](), workers, each) for each in QUESTIONS]
-            found.append(
-                [
-                    (one.transcript.thought.text(), one.transcript.reply, one.metrics.small_tokens)
-                    for one in answers
-                ]
-            )
+            texts = [(one.transcript.thought.text(), one.transcript.reply) for one in answers]
+            found.append(texts)
             asked.append(len(app.requests))
             await backend.aclose()
     assert found[0] == found[1]
@@ -150,6 +147,37 @@ async def test_another_call_ends_it(ahead: Any, change: str) -> None:
     await run(worker, call, criteria, sampling)
     assert len(app.requests) == 2
     assert len(worker.backend._ahead) <= 1
+
+
+async def test_it_reads_no_further_than_it_may(ahead: Any, engine: EngineWorker) -> None:
+    worker, app = ahead
+    first = await run(worker, QUESTION, StopCriteria(300, ("\n\n",)))
+    assert first.segment.finish == "until"
+    ((stream,),) = worker.backend._ahead._running.values()
+    async with asyncio.timeout(60):
+        while not stream._reading.done():
+            await asyncio.sleep(0.01)
+    assert len(stream._unread) <= AHEAD + 1
+    await all_made(app)
+    second = await run(worker, after(QUESTION, first), StopCriteria(300))
+    whole = await run(engine, after(QUESTION, first), StopCriteria(300))
+    assert second.segment.tokens == whole.segment.tokens
+    assert second.segment.finish == whole.segment.finish == "think_end"
+
+
+async def test_half_a_character_at_the_end_is_no_text_to_continue(
+    ahead: Any, engine: EngineWorker
+) -> None:
+    worker, _ = ahead
+    pieces = engine.tokenizer.pieces
+    half = next(i for i, piece in enumerate(pieces) if piece == "é".encode()[:1])
+    force(engine, half)
+    try:
+        first = await run(worker, QUESTION, StopCriteria(3))
+        assert first.segment.tokens == ()
+        assert not worker.backend._ahead
+    finally:
+        del engine.backend.engine.decoder.target.forward
 
 
 async def test_nothing_runs_ahead_beside_another_call(ahead: Any) -> None:
