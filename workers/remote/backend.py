@@ -214,7 +214,7 @@ class RemoteBackend:
     async def _written(
         self, text: Continuation, stream: RunningStream, parser: ResponseParser
     ) -> AsyncGenerator[Delta, None]:
-        """Yield what a stream writes until its text has ended; close it if it may not go on.
+        """Yield what a stream writes until its text has ended; close it if no call may continue it.
 
         Raises:
             WorkerUnavailable: it ended before its text.

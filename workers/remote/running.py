@@ -65,7 +65,7 @@ class RunningStream:
         return event
 
     def count(self, tokens: int) -> None:
-        """Note that the call has so many tokens after one more event."""
+        """Note the number of tokens that the call has after one more event."""
         if self._found > 0:
             self._found, self.adopted = self._found - 1, tokens
 
