@@ -1,6 +1,8 @@
 """llama.cpp's server over a checkpoint, as a GGUF file, or over such a file.
 
-python -m deploy.lab.peers.llama_cpp MODEL PORT SLOTS THREADS
+python -m deploy.lab.peers.llama_cpp MODEL PORT SLOTS THREADS [DRAFT]
+
+DRAFT is the GGUF file of a draft model.
 """
 
 from __future__ import annotations
@@ -134,10 +136,11 @@ def main() -> None:
     """Serve until a signal comes."""
     ends = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before the server starts its threads
-    model, port, slots, threads = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    model, port, slots, threads = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    draft = Path(sys.argv[5]) if len(sys.argv) > 5 else None
     with tempfile.TemporaryDirectory() as folder:
         path = write_gguf(model, Path(folder) / "model.gguf") if model.is_dir() else model
-        with serving_gguf(path, context=1024, slots=slots, port=port, threads=threads):
+        with serving_gguf(path, 1024, slots, port, threads, draft=draft):
             signal.sigwait(ends)
 
 

@@ -142,6 +142,13 @@ def llama_cpp(run: BenchRun) -> Iterator[Figure]:
         yield from _streams(run, "llama.cpp", server)
 
 
+def llama_cpp_drafts(run: BenchRun) -> Iterator[Figure]:
+    """The same with drafts by the small model."""
+    how = servers.llama_cpp(run.pair, run.folder, drafts=True)
+    with _running(run, "llama_cpp_drafts", how) as server:
+        yield from _streams(run, "llama.cpp, drafts", server)
+
+
 def call(run: BenchRun) -> Iterator[Figure]:
     """A call through Serve beside Serve's own."""
     from deploy.launch.environment import prepare
@@ -162,6 +169,7 @@ ROWS: Final[Mapping[str, Callable[[BenchRun], Iterator[Figure]]]] = {
     "transformers": transformers,
     "vllm": vllm,
     "llama_cpp": llama_cpp,
+    "llama_cpp_drafts": llama_cpp_drafts,
     "call": call,
 }
 

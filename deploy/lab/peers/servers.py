@@ -31,12 +31,14 @@ class PeerPair:
     threads: int
     baton_dtype: str  # what Baton makes of the weights
     gguf: str | None = None  # None: written from the large checkpoint
+    draft_gguf: str | None = None
 
 
 EMBEDDED = PeerPair("embedded:small", "embedded:large", "float32", 1, "float32")
 REAL = PeerPair(
     str(REAL_FOLDER / "small"), str(REAL_FOLDER / "large"), dtype="bfloat16", threads=2,
     baton_dtype="int4+bfloat16", gguf=str(REAL_FOLDER / "large.gguf"),
+    draft_gguf=str(REAL_FOLDER / "small.gguf"),
 )  # fmt: skip
 
 
@@ -124,9 +126,13 @@ def vllm(pair: PeerPair, folder: Path) -> ServerCommand:
     return ServerCommand(command, port, model, env=env)
 
 
-def llama_cpp(pair: PeerPair, folder: Path) -> ServerCommand:
-    """Run llama.cpp's server."""
+def llama_cpp(pair: PeerPair, folder: Path, *, drafts: bool = False) -> ServerCommand:
+    """Run llama.cpp's server, with the small model's drafts if asked for."""
     port = free_port()
     model = pair.gguf or _checkpoint(pair, folder)
     command = [sys.executable, "-m", "deploy.lab.peers.llama_cpp", model]
-    return ServerCommand([*command, str(port), str(SLOTS), str(pair.threads)], port, "model")
+    command += [str(port), str(SLOTS), str(pair.threads)]
+    if drafts:
+        assert pair.draft_gguf is not None, "the embedded pair has no file of its small model"
+        command.append(pair.draft_gguf)
+    return ServerCommand(command, port, "model")
