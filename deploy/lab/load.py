@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -151,6 +153,7 @@ def serving(plan: LoadPlan) -> Iterator[str]:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is ended on the way out
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pair", choices=PLANS, required=True)
     parser.add_argument("--candidates")
