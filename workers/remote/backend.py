@@ -247,8 +247,7 @@ class RemoteBackend:
         self, prompt: Prompt, stream: RunningStream, parser: ResponseParser, ids: list[int]
     ) -> None:
         """Let a stream run ahead of a call whose text ended after `ids`, or close it."""
-        alone = stream.ahead > 0 and self._live == 1
-        if alone and not stream.is_closed and parser.may_go_on(len(ids) - len(prompt.ids)):
+        if not stream.is_closed and parser.may_go_on(len(ids) - len(prompt.ids)):
             stream.run_ahead(ids, parser.agreement, again=parser.finish == "doubt")
             self._ahead.keep(prompt, [stream])
         else:

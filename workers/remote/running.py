@@ -30,6 +30,7 @@ class RunningStream:
         last: the event with which the call's text ended.
         adopted: tokens that its call has of those that were there before.
         is_spent: whether it was closed after `ahead` events.
+        is_closed: whether no call may continue it.
     """
 
     events: AsyncGenerator[Event, None]
