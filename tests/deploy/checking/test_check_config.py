@@ -332,8 +332,9 @@ def test_a_folder_with_a_tokenizer_alone(tmp_path: Path) -> None:
     right, found = found_in(large)
     assert right
     assert "thinking: deepseek_r1" in found
-    prompts = connect_worker(WorkerSpec(**server, run_ahead=16)).prompts
-    assert prompts.tokenizer.hash == load_tokenizer(EMBEDDED).hash
+    worker = connect_worker(WorkerSpec(**server, run_ahead=16))
+    assert worker.prompts.tokenizer.hash == load_tokenizer(EMBEDDED).hash
+    assert worker.backend._ahead.tokens == 16
     (tmp_path / "tokenizer.json").write_text("{}")
     _, broken = found_in(large)
     assert "large.tokenizer:" in broken

@@ -37,6 +37,7 @@ from tests.workers.remote.test_worker import (
     answer,
     ask,
     call,
+    runs_ahead,
     texts,
     write,
 )
@@ -101,19 +102,7 @@ async def test_texts_are_those_of_the_model_if_streams_run_ahead(
     ahead = ModelWorker(
         RemoteBackend(Server(urls["small"]), MODEL, pair["small"].tokenizer, run_ahead=24)
     )
-    adopted, step = 0, StopCriteria(200, until=("\n\n",))
-    for question in QUESTIONS:
-        chains = []
-        for worker in (ahead, pair["small"]):
-            where, made = ask(question), []
-            for criteria in (StopCriteria(5), step, StopCriteria(9, min_confidence=0.9), step):
-                answer = await write(worker, where, criteria)
-                made.append((answer.segment.tokens, answer.segment.finish))
-                where = where.extend(answer.segment)
-                adopted += worker is ahead and answer.usage.cached == answer.usage.prompt
-            chains.append(made)
-        assert chains[0] == chains[1]
-    assert adopted > 0
+    await runs_ahead(ahead, pair["small"], StopCriteria(200, until=("\n\n",)))
     await ahead.backend.aclose()
 
 

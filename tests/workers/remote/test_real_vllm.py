@@ -12,7 +12,16 @@ import pytest
 from orchestrator.types import LabelQuery, StopCriteria
 from tests.workers.remote.conftest import running
 from tests.workers.remote.corruptions import Corrupting
-from tests.workers.remote.test_worker import DIGITS, GREEDY, JUDGE, QUESTIONS, ask, call, write
+from tests.workers.remote.test_worker import (
+    DIGITS,
+    GREEDY,
+    JUDGE,
+    QUESTIONS,
+    ask,
+    call,
+    runs_ahead,
+    write,
+)
 from tests.workers.remote.vllm_like import serving
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load
@@ -101,19 +110,7 @@ async def test_it_generates_as_our_own_engine_if_streams_run_ahead(
     server = Server(f"{address}/v1")
     tokenizer = load_tokenizer(FOLDER)
     ahead = ModelWorker(RemoteBackend(server, "large", tokenizer, context=1024, run_ahead=24))
-    adopted, step = 0, StopCriteria(120, until=("\n\n",))
-    for question in QUESTIONS:
-        chains = []
-        for worker in (ahead, builtin):
-            where, made = ask(question), []
-            for criteria in (StopCriteria(5), step, StopCriteria(9, min_confidence=0.9), step):
-                answer = await write(worker, where, criteria)
-                made.append((answer.segment.tokens, answer.segment.finish))
-                where = where.extend(answer.segment)
-                adopted += worker is ahead and answer.usage.cached == answer.usage.prompt
-            chains.append(made)
-        assert chains[0] == chains[1]
-    assert adopted > 0
+    await runs_ahead(ahead, builtin, StopCriteria(120, until=("\n\n",)))
     await ahead.backend.aclose()
 
 

@@ -232,6 +232,23 @@ async def answer(
     return last
 
 
+async def runs_ahead(ahead: ModelWorker, ours: EngineWorker, step: StopCriteria) -> None:
+    """Check that a worker whose streams run ahead adopts some, and writes what ours does."""
+    adopted = 0
+    for question in QUESTIONS:
+        chains = []
+        for worker in (ahead, ours):
+            where, made = ask(question), []
+            for criteria in (StopCriteria(5), step, StopCriteria(9, min_confidence=0.9), step):
+                answer = await write(worker, where, criteria)
+                made.append((answer.segment.tokens, answer.segment.finish))
+                where = where.extend(answer.segment)
+                adopted += worker is ahead and answer.usage.cached == answer.usage.prompt
+            chains.append(made)
+        assert chains[0] == chains[1]
+    assert adopted > 0
+
+
 async def test_what_a_server_can_do_is_seen(
     way: tuple[dict[Any, ModelWorker], ServerCapabilities],
 ) -> None:
