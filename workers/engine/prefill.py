@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-READING = 32  # padding tokens that cost a CPU about one more read of the weights; a GPU takes more
+READING = 48
+"""Padding tokens whose attention costs a CPU about one more read of the weights; products pass over
+them. A GPU takes more."""
 
 
 def fitting(sizes: Sequence[tuple[int, int]], most: int, capacity: int) -> list[int]:

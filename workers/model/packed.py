@@ -173,11 +173,6 @@ def can_pack() -> bool:
     return _LIBRARY in torch.backends.quantized.supported_engines
 
 
-def grows_with_tokens(linear: nn.Module) -> bool:
-    """Whether the product takes time in proportion to the tokens, from about four tokens on."""
-    return isinstance(linear, PackedLinear) and linear.packing in ("half", "int8", "int4")
-
-
 def computation(packing: Packing) -> torch.dtype:
     """The type of norms, activations and cache beside weights that are packed so."""
     return torch.bfloat16 if packing == "bfloat16" else torch.float32

@@ -21,15 +21,15 @@ from workers.model.early_exit import Adapter, EarlyExitHead
 from workers.model.families import AttentionKind, Computation, head_size
 from workers.model.layer import Layer, Ragged, RMSNorm
 from workers.model.linear import FusedLinear
-from workers.model.packed import grows_with_tokens
+from workers.model.packed import parameter_count
 from workers.model.placement import CHUNK, Placement, View
 from workers.model.sampling import is_nan
 from workers.model.transfer import on_device
 from workers.model.tree import Tree
 
-FREE, FREE_BY_TOKEN = 32, 4
-"""Tokens of padding in a pass that take less time on a CPU than passing over them by indices does;
-the second number if products take as long as they have tokens."""
+FREE = 4  # tokens of padding in a pass, whose products a CPU makes while it reads the weights
+SKIPPING = 2_000_000
+"""Multiplications that take a CPU as long as a layer takes to pass over padding by indices."""
 SPARE = 128  # cache entries beyond `max_len`, for the rejected part of a draft
 
 
@@ -86,8 +86,7 @@ class Target:
         self._embedding_scale, self._logits_divisor = scale, computation.logits_divisor
         self.vocabulary, self.encode = vocabulary or config.vocab_size, encode
         self.passes = 0  # those that reach the last layer
-        by_token = grows_with_tokens(base.layers[0].mlp.down_proj)
-        self._free_padding = FREE_BY_TOKEN if by_token else FREE
+        self._free_padding = max(FREE, SKIPPING // parameter_count(base.layers[0]))
         self.early_exit: EarlyExitHead | None = None
         with torch.no_grad():
             self.layers = [Layer(layer) for layer in base.layers]

@@ -45,6 +45,7 @@ def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr("workers.model.cache.APART", 0)
     if request.param == "unpadded":
         monkeypatch.setattr("workers.model.target.FREE", 0)
+        monkeypatch.setattr("workers.model.target.SKIPPING", 0)
 
 
 @pytest.mark.usefixtures("reading")
