@@ -56,6 +56,7 @@ class LoadPlan:
     max_len: int
     rounds: int
     temperature: float = 0.0
+    dtype: str | None = None  # of both models; None: as in the file
 
 
 PLANS = {
@@ -141,6 +142,8 @@ def serving(plan: LoadPlan) -> Iterator[str]:
         workers = args["workers"]
         for name, threads in (("small", 1), ("large", plan.large_threads)):
             workers[name] |= {"rows": plan.clients, "max_len": plan.max_len, "threads": threads}
+            if plan.dtype is not None:
+                workers[name]["dtype"] = plan.dtype
         draft = {"draft": workers["small"]["model"]}
         chain = {"method": "chain", "params": draft | plan.chain}
         auto = {"method": "auto", "params": draft | AUTO}
@@ -160,6 +163,7 @@ def main() -> None:
     for name in ("count", "clients", "rounds"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--temperature", type=float)
+    parser.add_argument("--dtype")
     parser.add_argument("--out", type=Path)
     options = vars(parser.parse_args())
     pair, out = options.pop("pair"), options.pop("out")
