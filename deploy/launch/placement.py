@@ -194,6 +194,8 @@ def _on_cpu(models: Models, machine: Machine) -> Placed:
         }
         for name, model in models.items()
     }
+    if len(models) == 2:  # it drafts while the large model reads; a token waits for memory
+        workers["small"]["threads"] = max(1, machine.cores // 2)
     reasons = [
         f"Our own engine on {machine.cores} cores, with "
         f"{' and '.join(types.values())} weights: a pass takes as long as "

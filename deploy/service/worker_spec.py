@@ -261,8 +261,7 @@ class WorkerSpec(StrictModel):
 
 
 def _runs_ahead(spec: WorkerSpec) -> WorkerSpec:
-    shares_cores = spec.device == "cpu" and spec.threads is None
-    if spec.url is not None or spec.run_ahead is not None or shares_cores:
+    if spec.url is not None or spec.run_ahead is not None:
         return spec
     return spec.model_copy(update={"run_ahead": RUN_AHEAD})
 

@@ -89,6 +89,7 @@ def test_weights_have_8_bits_and_what_cache_fits(tmp_path: Path) -> None:
     roomy = Machine((), 8, 20 * GB)
     workers = checked(plan(TINY, MIDDLE, roomy), tmp_path)
     assert {worker["dtype"] for worker in workers.values()} == {"int8"}
+    assert [worker.get("threads") for worker in workers.values()] == [4, None]
     assert all("engine" not in worker for worker in workers.values())
     cached = sum(
         2 * int(str(worker["rows"])) * int(str(worker["max_len"])) * 2 * model.token_bytes

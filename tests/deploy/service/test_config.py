@@ -14,7 +14,7 @@ import yaml
 
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.config import Args, Auth
-from deploy.service.worker_spec import LOSSY, MethodSpec, Workers, WorkerSpec
+from deploy.service.worker_spec import LOSSY, RUN_AHEAD, MethodSpec, Workers, WorkerSpec
 from orchestrator.errors import ConfigError
 from orchestrator.http.auth import Access, Keys
 from orchestrator.types import TokenPrices
@@ -66,6 +66,19 @@ def test_a_lossy_method_is_marked(tmp_path: Path) -> None:
     )
     assert server.speculation()["large"] == "the server's"
     assert server.methods() == {}
+
+
+def test_the_small_model_runs_ahead_unless_the_file_says_how_far() -> None:
+    url = "http://h/v1"
+    for small, ahead in (
+        ({"model": "m"}, RUN_AHEAD),
+        ({"model": "m", "threads": 1}, RUN_AHEAD),
+        ({"model": "m", "run_ahead": 0}, 0),
+        ({"model": "m", "url": url}, None),
+        ({"model": "m", "url": url, "run_ahead": 8}, 8),
+    ):
+        workers = Workers.model_validate({"small": small, "large": {"model": "m"}})
+        assert (workers.small.run_ahead, workers.large.run_ahead) == (ahead, None)
 
 
 def test_what_a_request_may_ask_of_the_large_worker(tmp_path: Path) -> None:
