@@ -194,8 +194,6 @@ def _on_cpu(models: Models, machine: Machine) -> Placed:
         }
         for name, model in models.items()
     }
-    if len(models) == 2:  # it drafts while the large model reads; a token waits for memory
-        workers["small"]["threads"] = max(1, machine.cores // 2)
     reasons = [
         f"Our own engine on {machine.cores} cores, with "
         f"{' and '.join(types.values())} weights: a pass takes as long as "
@@ -203,6 +201,9 @@ def _on_cpu(models: Models, machine: Machine) -> Placed:
         f"They take about {in_gb(need())}, with {len(models) * rows} cached sequences of "
         f"{context:,} tokens.",
     ]
+    if len(models) == 2:
+        workers["small"]["threads"] = half = max(1, machine.cores // 2)
+        reasons.append(f"The small model takes {half} of the cores, so that both work at once.")
     if "int4" in types.values():
         reasons.append(
             f"Weights have 4 bits because they do not fit in 8 beside {SHORTEST:,} tokens. While "
