@@ -116,9 +116,9 @@ def baton(run: BenchRun) -> Iterator[Figure]:
 
 
 def chain(run: BenchRun) -> Iterator[Figure]:
-    """The same with drafts in the large worker; those of the embedded pair as it is served."""
-    drafts = {"gamma": 4} if run.real else {"gamma": 16, "threshold": 0.6}
-    chain = {"method": "chain", "params": {"draft": run.pair.small, **drafts}}
+    """The same with drafts in the large worker; the embedded pair as it is served."""
+    drafts = {"method": "chain", "params": {"draft": run.pair.small, "gamma": 4}}
+    chain = drafts if run.real else None
     with _running(run, "chain", servers.baton_over(run.pair, run.folder, chain)) as server:
         yield from _streams(run, "Baton, chain", server)
 

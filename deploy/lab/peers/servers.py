@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -17,6 +18,7 @@ from workers.embedded.checkpoints import resolve
 
 REAL_FOLDER = ROOT / "build" / "real-pair"
 TRANSFORMERS = "from transformers.cli.transformers import main; main()"
+PLAIN = MappingProxyType({"method": "vanilla"})
 SLOTS = 16  # sequences at once, if a server wants to know
 CONTEXT = 1024
 
@@ -55,9 +57,9 @@ def baton(file: Path, folder: Path, edit: Callable[[dict[str, Any]], object]) ->
 
 
 def baton_over(
-    pair: PeerPair, folder: Path, speculation: Mapping[str, Any] | None = None
+    pair: PeerPair, folder: Path, speculation: Mapping[str, Any] | None = PLAIN
 ) -> ServerCommand:
-    """Run Baton over a pair; without `speculation` the large worker decodes plainly."""
+    """Run Baton over a pair; None: the large worker decodes as the deployment file says."""
 
     def edit(args: dict[str, Any]) -> None:
         args["limits"]["concurrent"] = 128
@@ -67,7 +69,8 @@ def baton_over(
             worker |= {"threads": pair.threads, "rows": 4 * SLOTS}
             if pair is REAL:
                 worker["max_len"] = CONTEXT
-        args["workers"]["large"]["speculation"] = speculation or {"method": "vanilla"}
+        if speculation is not None:
+            args["workers"]["large"]["speculation"] = dict(speculation)
         if pair is REAL:
             args["policy"]["params"] = {}
 
