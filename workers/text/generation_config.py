@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import Any
+
+from pydantic import ValidationError
 
 from orchestrator.errors import ConfigError
-from orchestrator.types import Sampling
+from orchestrator.types import PartialSampling, Sampling
 from workers.text.gguf_tokenizer import is_gguf
 from workers.text.tokenizer_files import checkpoint_folder, read_object
 
@@ -30,22 +30,11 @@ def sampling_defaults(model: str | Path) -> Sampling:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     if config.get("do_sample") is not True:
         return Sampling()
-    temperature = _number(file, config, "temperature", 1.0)
-    top_p, top_k = _number(file, config, "top_p", 1.0), _number(file, config, "top_k", 0)
-    if temperature > 2 or not 0 < top_p <= 1 or top_k != int(top_k):
-        raise ConfigError(
-            f"{file}: expected temperature from 0 to 2, top_p above 0 and at most 1, and a whole "
-            f"top_k, not {temperature:g}, {top_p:g}, {top_k:g}"
-        )
-    return Sampling(temperature, top_p, int(top_k))
-
-
-def _number(file: Path, config: dict[str, Any], name: str, absent: float) -> float:
-    value = config.get(name)
-    if value is None:
-        return absent
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{file}: {name} must be a number, not {type(value).__name__}")
-    if not 0 <= value < math.inf:
-        raise ConfigError(f"{file}: {name} must be finite and at least 0, not {value:g}")
-    return value
+    names = ("temperature", "top_p", "top_k")
+    try:
+        given = PartialSampling(**{name: config.get(name) for name in names})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        said = f"{first['loc'][0]}: {first['msg']}, not {first['input']!r:.60}"
+        raise ConfigError(f"{file}: {said}") from error
+    return given.over(Sampling(temperature=1.0))
