@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from itertools import takewhile
+from math import inf
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -56,7 +57,7 @@ class Tokenizer:
     added: frozenset[int]  # ids of the added tokens that no user's text becomes
     eos_id: int | None  # the end of a turn, if the checkpoint names one
     begin: tuple[int, ...]  # ids that servers put before any text
-    token_chars: int  # the most characters of a text that one token represents, fused ones apart
+    token_chars: float  # the most characters of a text that one token may represent
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Tokenizer:
         self.controls = frozenset(special | markers)
         self.ends = self.controls - (named - {self.eos_id})
         self.added = frozenset(hidden)
-        self.token_chars = _COMPOSED * max(map(len, self.pieces))
+        self.token_chars = _token_chars(spec, max(map(len, self.pieces)))
         self._encode_short = remembered(
             self._encode, _REMEMBERED_BYTES, lambda ids: _ID_BYTES * len(ids)
         )
@@ -165,6 +166,22 @@ def _hash(model: dict[str, Any], added: dict[int, str]) -> str:
         rows = vocabulary
     parts = [model.get("type"), rows, model.get("merges"), sorted(added.items())]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _token_chars(spec: dict[str, Any], longest: int) -> float:
+    """Return the most characters of a text that a token of at most `longest` bytes represents."""
+    normalizer, model = spec["normalizer"], spec["model"]
+    if model.get("fuse_unk") and not model.get("byte_fallback"):
+        return inf
+    if normalizer is None:
+        return longest
+    for part in normalizer.get("normalizers", [normalizer]):
+        replaced = part.get("pattern", {}).get("String")
+        if replaced is not None and len(part["content"]) >= len(replaced):
+            continue
+        if part["type"] not in ("NFC", "NFD", "NFKC", "NFKD"):
+            return inf
+    return _COMPOSED * longest
 
 
 def _continuing(spec: dict[str, Any]) -> dict[str, Any]:
