@@ -101,10 +101,6 @@ class LocalBackend(Backend, Protocol):
         """Return counters since the start, and current gauges."""
         ...
 
-    def reset_prefix_cache(self) -> None:
-        """Drop the cached prefixes of all ended calls before the next call begins."""
-        ...
-
     def close(self) -> None:
         """Stop the engine; calls in progress fail with `WorkerUnavailable`."""
         ...

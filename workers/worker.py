@@ -143,9 +143,6 @@ class EngineWorker(ModelWorker[AnyLocal]):
     def stats(self) -> dict[str, int]:
         return self.backend.stats()
 
-    def reset_prefix_cache(self) -> None:
-        self.backend.reset_prefix_cache()
-
     def close(self) -> None:
         self.backend.close()
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import httpx
 from httpx_sse import aconnect_sse
@@ -47,17 +47,10 @@ class RequestOptions:
 Item = TextDelta | StepCompleted | EvaluatedAnswer
 
 
-@runtime_checkable
-class PrefixCacheOwner(Protocol):
-    """A worker whose prefix cache can be emptied."""
-
-    def reset_prefix_cache(self) -> None: ...
-
-
 class LocalClient:
     """Both workers in this process, without a server.
 
-    `recording`: keep each answer's recording. `fresh`: empty the prefix caches before each answer.
+    `recording`: keep each answer's recording. `fresh`: no answer finds another's prefix cached.
     """
 
     def __init__(
@@ -74,9 +67,6 @@ class LocalClient:
 
     async def stream(self, question: str, candidate: Candidate) -> AsyncGenerator[Item, None]:
         """Yield text and steps as they come, and the answer at the end."""
-        for worker in self._workers.values() if self._fresh else ():
-            if isinstance(worker, PrefixCacheOwner):
-                worker.reset_prefix_cache()
         options, args, record = self._options, self._args, self._recording
         policy = policy_of(args, candidate)
         limits = Limits(
@@ -84,11 +74,13 @@ class LocalClient:
             deadline_s=None,  # among many at once, an answer may take long
             prices=args.prices,
         )
+        name = secrets.token_hex(8)
         request = Request(
-            secrets.token_hex(8),
+            name,
             (Message("user", question),),
             Sampling(options.temperature, seed=options.seed),
             limits,
+            owner=name if self._fresh else "",
             # A replay of a recording has no remark.
             remarks={} if record else args.workers.remarks(),
         )

@@ -106,9 +106,6 @@ class BuiltinBackend:
     def stats(self) -> dict[str, int]:
         return self.engine.stats()
 
-    def reset_prefix_cache(self) -> None:
-        self.engine.reset_prefix_cache()
-
     def close(self) -> None:
         self.engine.close()
 

@@ -65,7 +65,7 @@ class Engine:
         decoder.pause_with(self._serve_between_drafts)
         kinds = ("prompt", "cached", "generated", "emitted", "ahead", "adopted")
         self._counts = dict.fromkeys(("rounds", *(f"{kind}_tokens" for kind in kinds)), 0)
-        self._closing = self._resetting = False
+        self._closing = False
         self._work = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -109,11 +109,6 @@ class Engine:
             "lossy": int(not self.decoder.lossless),
         }
         return self._counts | self.decoder.stats() | gauges
-
-    def reset_prefix_cache(self) -> None:
-        """Forget the prefixes of all ended requests, before any request that comes after this."""
-        self._resetting = True
-        self._work.set()
 
     def close(self) -> None:
         """Stop the thread; requests in progress fail with `WorkerUnavailable`."""
@@ -179,10 +174,6 @@ class Engine:
 
     def _admit(self) -> None:
         """Give waiting requests their slots while rows are free."""
-        if self._resetting:
-            self._resetting = False
-            self._drop_ahead(self._ahead.rows)
-            self._prefixes.reset()
         while self._waiting and len(self._prefilling) + len(self._decoding) < self.rows:
             if self._prefixes.copied - self._copied_before > COPIED:
                 break

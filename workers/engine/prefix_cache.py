@@ -39,7 +39,7 @@ class PrefixCache:
             self._decoder.copy(best, slot, shared[best])
             self.copied += shared[best]
         elif self._owners[slot] != owner:
-            self._clear(slot)
+            self._decoder.copy(slot, slot, 0)  # forget all, in the methods' caches as well
         self._owners[slot] = owner
         del self._free[slot]
         return slot, self._cache.truncate(slot, ids, len(ids) - num_logits)
@@ -55,13 +55,5 @@ class PrefixCache:
             self._cache.lengths[slot] = min(self._cache.lengths[slot], kept_length)
         self._free[slot] = None
 
-    def reset(self) -> None:
-        for slot in self._free:
-            self._clear(slot)
-
     def _shared_with(self, slot: int, ids: Sequence[int]) -> int:
         return common_prefix(self._cache.ids[slot], ids, self._cache.lengths[slot])
-
-    def _clear(self, slot: int) -> None:
-        """Forget a slot's tokens, in the methods' caches as well."""
-        self._decoder.copy(slot, slot, 0)

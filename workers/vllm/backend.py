@@ -13,11 +13,9 @@ Differences from the built-in engine, all of them vLLM's:
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -60,8 +58,6 @@ from workers.vllm.requests import (
 from workers.vllm.running import Cost, Output, Running
 from workers.vllm.scheduler import Drafts
 from workers.vllm.token_ends import TokenEnds
-
-log = logging.getLogger(__name__)
 
 ASKED = ("temperature", "top_p", "top_k", "seed", "max_tokens", "min_tokens")
 """vLLM's parameters that come from a client; the others are the worker's."""
@@ -114,7 +110,6 @@ class VllmBackend:
         self._token_ends = TokenEnds(prompts)
         counted = ("prompt_tokens", "cached_tokens", "generated_tokens", "adopted_tokens")
         self._counts = dict.fromkeys(counted, 0)
-        self._resetting: asyncio.Task[Any] | None = None
 
     @property
     def context(self) -> int:
@@ -321,12 +316,6 @@ class VllmBackend:
             "lossy": int(self.lossy),
         }
 
-    def reset_prefix_cache(self) -> None:
-        self._resetting = None
-        with suppress(RuntimeError):  # no loop runs: nothing was cached by it
-            loop = asyncio.get_running_loop()
-            self._resetting = loop.create_task(self._reset())
-
     def close(self) -> None:
         if not self._closed:
             self._closed = True
@@ -345,7 +334,6 @@ class VllmBackend:
         self._live += 1
         cached = 0
         try:
-            await self._reset_ended()
             prompt = tokens_input(list(ids), cache_salt=owner or None)
             name = secrets.token_hex(8)
             outputs = self.engine.generate(prompt, parameters, name, priority=priority)
@@ -381,26 +369,6 @@ class VllmBackend:
             if (state := processor.request_states.get(own)) is not None:
                 return state.spec_decode_metrics
         return output.outputs[0].spec_decode_metrics
-
-    async def _reset_ended(self) -> None:
-        """Wait for a reset of the cache, which a cancelled caller does not cancel."""
-        resetting = self._resetting
-        if resetting is None:
-            return
-        try:
-            await asyncio.shield(resetting)
-        finally:
-            if self._resetting is resetting and resetting.done():
-                self._resetting = None
-
-    async def _reset(self) -> None:
-        """Retry until vLLM resets its cache, which it does only while no block is in use."""
-        await self._ahead.end()
-        for _ in range(100):
-            if await self.engine.reset_prefix_cache():
-                return
-            await asyncio.sleep(0.01)
-        log.warning("vLLM's prefix cache was not reset: calls are still running")
 
     async def _answer(
         self, ids: Sequence[int], parameters: SamplingParams, priority: int, cost: Cost

@@ -8,19 +8,27 @@ import httpx
 import pytest
 
 from deploy.evaluation.candidates import Candidate
-from deploy.evaluation.clients import HttpClient, LocalClient, PrefixCacheOwner, ask
+from deploy.evaluation.clients import HttpClient, LocalClient, ask
 from deploy.evaluation.service_client import error_of
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from orchestrator.errors import ConfigError, WorkerUnavailable
 from orchestrator.http.settings import ServiceLimits
 from tests.deploy.conftest import free_port
 from tests.workers.scripted import Scripted
-from workers.worker import EngineWorker
 
 
-def test_a_model_in_this_process_lets_its_prefix_cache_be_emptied() -> None:
-    """By the method's name, which nothing else checks."""
-    assert issubclass(EngineWorker, PrefixCacheOwner)
+@pytest.mark.parametrize("fresh", [True, False])
+async def test_answers_that_are_timed_share_no_cached_prefix(fresh: bool) -> None:
+    large = Scripted(story=("2+2 is 4.", "It is four."))
+    client = LocalClient(load(DEFAULT_FILE).args, {"large": large}, fresh=fresh)
+    owners = []
+    for _ in range(2):
+        made = len(large.calls)
+        await ask(client, "2+2?", Candidate.parse("large-only"))
+        owners.append({one.call.owner for one in large.calls[made:]})
+    (first,), (second,) = owners
+    assert (first != second) == fresh
+    assert fresh or not first
 
 
 async def test_the_deadline_of_a_service_does_not_end_answers_of_an_evaluation() -> None:

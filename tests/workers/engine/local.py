@@ -13,8 +13,9 @@ from orchestrator.worker import Call
 from workers.worker import EngineWorker
 
 
-def ask(text: str = "What is 12 + 34?") -> Call:
-    return Call("r", Transcript((Message("user", text),)))
+def ask(text: str = "What is 12 + 34?", owner: str = "") -> Call:
+    """A call; one of another owner finds nothing cached."""
+    return Call("r", Transcript((Message("user", text),)), owner=owner)
 
 
 async def run(

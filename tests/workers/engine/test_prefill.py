@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from orchestrator.errors import WorkerError
 from orchestrator.types import LabelQuery, Message, Sampling, StopCriteria
+from orchestrator.worker import Call
 from tests.workers.engine.local import ask, run
 from workers.engine.loading import load
 from workers.engine.prefill import fitting
@@ -77,12 +79,13 @@ async def together(worker: EngineWorker, *calls: Awaitable[Any]) -> tuple[list[A
 
 
 QUESTIONS = [ask(f"What is {number} and {number * 7}?" + "?" * number) for number in range(6)]
+AGAIN = [replace(one, owner="another") for one in QUESTIONS]
+"""The same where nothing is cached."""
 
 
 async def test_judges_that_wait_share_one_pass(wide: EngineWorker) -> None:
     alone = [await wide.classify(one, QUERY) for one in QUESTIONS]
-    wide.reset_prefix_cache()
-    answers, passes = await together(wide, *(wide.classify(one, QUERY) for one in QUESTIONS))
+    answers, passes = await together(wide, *(wide.classify(one, QUERY) for one in AGAIN))
     assert [len(rows) for rows in passes] == [6]
     for answer, known in zip(answers, alone, strict=True):
         assert answer.probabilities == pytest.approx(known.probabilities, abs=1e-5)
@@ -92,17 +95,16 @@ async def test_judges_that_wait_share_one_pass(wide: EngineWorker) -> None:
 async def test_calls_of_each_kind_share_one_pass(wide: EngineWorker) -> None:
     segment = (await run(wide, QUESTIONS[0], StopCriteria(3))).segment
 
-    def calls() -> list[Any]:
+    def calls(questions: list[Call]) -> list[Any]:
         return [
-            run(wide, QUESTIONS[1], StopCriteria(5)),
-            wide.classify(QUESTIONS[2], QUERY),
-            wide.verify(QUESTIONS[3], segment, Sampling()),
-            run(wide, QUESTIONS[4], StopCriteria(0)),
+            run(wide, questions[1], StopCriteria(5)),
+            wide.classify(questions[2], QUERY),
+            wide.verify(questions[3], segment, Sampling()),
+            run(wide, questions[4], StopCriteria(0)),
         ]
 
-    alone = [await call for call in calls()]
-    wide.reset_prefix_cache()
-    answers, passes = await together(wide, *calls())
+    alone = [await call for call in calls(QUESTIONS)]
+    answers, passes = await together(wide, *calls(AGAIN))
     assert len(passes[0]) == 4
     assert answers[0].segment.tokens == alone[0].segment.tokens
     assert answers[1].probabilities == pytest.approx(alone[1].probabilities, abs=1e-5)
@@ -118,10 +120,8 @@ async def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(
     monkeypatch.setattr(target, "next_chunk", partial(target.next_chunk, most=50))
     long, short = ask("A long story. " * 15), ask("Short.")
     known = await run(wide, long, StopCriteria(3)), await run(wide, short, StopCriteria(3))
-    wide.reset_prefix_cache()
-    answers, passes = await together(
-        wide, run(wide, long, StopCriteria(3)), run(wide, short, StopCriteria(3))
-    )
+    again = [replace(one, owner="another") for one in (long, short)]
+    answers, passes = await together(wide, *(run(wide, one, StopCriteria(3)) for one in again))
     for answer, one in zip(answers, known, strict=True):
         assert answer.segment.tokens == one.segment.tokens
     assert len(passes) > 5
@@ -186,9 +186,8 @@ async def test_a_prompt_that_fails_takes_no_other_with_it(
         return extend(chunks)
 
     known = [await run(wide, one, StopCriteria(3)) for one in QUESTIONS]
-    wide.reset_prefix_cache()
     monkeypatch.setattr(target, "extend_all", failing)
-    answers, _ = await together(wide, *(run(wide, one, StopCriteria(3)) for one in QUESTIONS))
+    answers, _ = await together(wide, *(run(wide, one, StopCriteria(3)) for one in AGAIN))
     assert shared[:2] == [1, 6]
     assert isinstance(answers[2], WorkerError)
     assert "no room" in str(answers[2])

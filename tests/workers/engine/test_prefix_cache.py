@@ -15,16 +15,6 @@ from workers.engine.loading import load
 from workers.worker import EngineWorker
 
 
-async def test_the_prefix_cache_can_be_reset(worker: EngineWorker) -> None:
-    first = await run(worker, ask(), StopCriteria(4))
-    again = await run(worker, ask(), StopCriteria(4))
-    assert (first.usage.cached, again.usage.cached) == (0, again.usage.prompt - 1)
-    worker.reset_prefix_cache()
-    fresh = await run(worker, ask(), StopCriteria(4))
-    assert fresh.usage.cached == 0
-    assert fresh.segment == first.segment
-
-
 async def test_prefixes_stay_cached_beside_each_other(worker: EngineWorker) -> None:
     first, second = ask("A long question about apples"), ask("Bananas are another matter")
     for one in (first, second):
@@ -61,11 +51,11 @@ async def test_a_stranger_finds_nothing_of_what_others_asked(worker: EngineWorke
     secret = replace(ask("The code is 123456 and nobody else knows it"), owner="one")
     first = await run(worker, secret, StopCriteria(4))
     for guess in (secret, ask("The code is 123456"), ask("The code is 654321")):
-        worker.reset_prefix_cache()
         await run(worker, secret, StopCriteria(4))
-        guessed = await run(worker, replace(guess, owner="another"), StopCriteria(4))
+        guess = replace(guess, owner=f"who guesses {guess.transcript.messages[0].content}")
+        guessed = await run(worker, guess, StopCriteria(4))
         assert guessed.usage.cached == 0
-        own = await run(worker, replace(guess, owner="another"), StopCriteria(4))
+        own = await run(worker, guess, StopCriteria(4))
         assert own.usage.cached == own.usage.prompt - 1
     again = await run(worker, secret, StopCriteria(4))
     assert again.usage.cached == again.usage.prompt - 1
@@ -79,15 +69,15 @@ async def test_a_slot_that_changes_hands_begins_empty(worker: EngineWorker) -> N
         assert answer.usage.cached == 0
 
 
-async def test_a_reset_clears_the_caches_of_drafts_too(checkpoint: Path) -> None:
+async def test_a_slot_that_changes_hands_begins_empty_for_drafts_too(checkpoint: Path) -> None:
     chain = {"method": "chain", "draft": str(checkpoint), "gamma": 3}
-    worker = load(checkpoint, speculation=chain, rows=1, max_len=200)
+    worker = load(checkpoint, speculation=chain, rows=1, slots=1, max_len=200)
     try:
         await run(worker, ask(), StopCriteria(8))
         [method] = worker.backend.engine.decoder.methods
         drafted = method.drafter.cache  # type: ignore[attr-defined]
         assert any(drafted.lengths)
-        worker.backend.engine._prefixes.reset()
+        worker.backend.engine._prefixes.allocate([1, 2], 1, "another")
         assert not any(drafted.lengths)
         assert not any(worker.backend.engine.cache.lengths)
     finally:

@@ -191,12 +191,12 @@ async def test_what_is_scored_in_chunks_is_scored_alike(
     text, query = made.segment, LabelQuery((Message("user", "Good?"),), "Score: ", ("1", "2"))
     judged = replace(ask(), transcript=ask().transcript.extend(text))
 
-    async def scores() -> tuple[Any, Any]:
-        worker.reset_prefix_cache()
-        verified = await worker.verify(ask(), text, sampling, 3)
-        return verified, await worker.classify(judged, replace(query, nll=True))
+    async def scores(owner: str) -> tuple[Any, Any]:
+        verified = await worker.verify(ask(owner=owner), text, sampling, 3)
+        graded = await worker.classify(replace(judged, owner=owner), replace(query, nll=True))
+        return verified, graded
 
-    whole, graded = await scores()
+    whole, graded = await scores("one")
     target = worker.backend.engine.decoder.target
     next_chunk, widths = target.next_chunk, list[int]()
 
@@ -206,7 +206,7 @@ async def test_what_is_scored_in_chunks_is_scored_alike(
         return chunk
 
     monkeypatch.setattr(target, "next_chunk", in_chunks)
-    parts, regraded = await scores()
+    parts, regraded = await scores("another")
     assert max(widths) <= size
     assert len(parts.nll) == len(text.tokens)
     assert parts.nll == pytest.approx(whole.nll, abs=1e-4)

@@ -200,14 +200,6 @@ async def test_a_call_is_served_while_rows_wait_to_run_ahead(ahead: EngineWorker
     assert ahead.stats()["ahead_tokens"] - before <= AHEAD  # those after its end
 
 
-async def test_a_reset_forgets_what_ran_ahead(ahead: EngineWorker) -> None:
-    call = ask()
-    first = await run(ahead, call, StopCriteria(4))
-    ahead.reset_prefix_cache()
-    answer = await run(ahead, behind(call, first.segment), StopCriteria(4))
-    assert answer.usage.cached == 0
-
-
 async def test_a_failure_while_running_ahead_harms_no_call(ahead: EngineWorker) -> None:
     call = ask()
     whole = await run(ahead, replace(call, request="other"), StopCriteria(8))
