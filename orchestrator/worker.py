@@ -7,10 +7,9 @@ iteration. Errors are those of `orchestrator.errors`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.types import (
@@ -24,8 +23,6 @@ from orchestrator.types import (
     Transcript,
     Verification,
 )
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,7 @@ class Worker(Protocol):
 
     def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
-    ) -> AsyncIterator[Delta | Generation]:
+    ) -> AsyncGenerator[Delta | Generation, None]:
         """Continue the transcript; yield deltas (if `stream`), then one Generation.
 
         With `max_tokens` 0 the prompt is only read: that fills the cache and reports its length.
@@ -136,14 +133,3 @@ def check_method(method: str | None, offered: Collection[str], place: str = "spe
             f"the large worker offers {', '.join(offered)}" if offered else "its server decides"
         )
         raise InvalidRequest(f"{place}: {method[:64]!r} is not offered; {choices}", param=place)
-
-
-@asynccontextmanager
-async def closing(stream: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Close a worker's iterator at the end of the block: that cancels an unfinished call."""
-    try:
-        yield stream
-    finally:
-        aclose = getattr(stream, "aclose", None)
-        if aclose is not None:
-            await aclose()

@@ -6,7 +6,7 @@ checks, stops, labels and verifications.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,7 +73,7 @@ class Backend(Protocol):
         """
         ...
 
-    def decode(self, prompt: Prompt, wanted: Decoding) -> AsyncIterator[Delta | Generation]:
+    def decode(self, prompt: Prompt, wanted: Decoding) -> AsyncGenerator[Delta | Generation, None]:
         """Continue the prompt until `wanted.text` ends: yield deltas if streamed, then a
         Generation, to which the worker adds its time and formats. With `max_tokens` 0, only read
         the prompt. The random number that draws a token depends on seed and position alone.

@@ -7,7 +7,7 @@ replica for the rest (`resume_generation`). The transport is not known here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import replace
 from itertools import chain
@@ -41,7 +41,7 @@ class GenerateCall(Protocol):
 
     def __call__(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool
-    ) -> AsyncIterator[Delta | Generation]: ...
+    ) -> Items: ...
 
 
 async def resume_generation(
@@ -75,7 +75,7 @@ async def resume_generation(
         return replace(made, segment=sent + rest, usage=usage, provenance=provenance)
 
     def items(stream: bool) -> AbstractAsyncContextManager[Items]:
-        return aclosing(cast("Items", generate(call, criteria, sampling, stream=stream)))
+        return aclosing(generate(call, criteria, sampling, stream=stream))
 
     if not count:
         async with items(stream) as all_of_it:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from math import exp, inf
 from time import perf_counter
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from orchestrator.efforts import TemplateEfforts
 from orchestrator.types import (
@@ -30,7 +30,6 @@ from workers.text.verification import finish_token_ids, verification
 
 AnyBackend = TypeVar("AnyBackend", bound=Backend, covariant=True)
 AnyLocal = TypeVar("AnyLocal", bound=LocalBackend, covariant=True)
-Items = AsyncGenerator[Delta | Generation, None]
 
 
 class ModelWorker(Generic[AnyBackend]):
@@ -55,7 +54,7 @@ class ModelWorker(Generic[AnyBackend]):
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
-    ) -> Items:
+    ) -> AsyncGenerator[Delta | Generation, None]:
         """Continue the transcript; see `orchestrator.worker.Worker.generate`."""
         began = perf_counter()
         check_sampling(sampling)
@@ -70,8 +69,8 @@ class ModelWorker(Generic[AnyBackend]):
             context=self.context,
         )
         wanted = Decoding(text, sampling, stream)
-        items = cast("Items", self.backend.decode(Prompt(call, ids, len(ids)), wanted))
-        async with aclosing(items):
+        prompt = Prompt(call, ids, len(ids))
+        async with aclosing(self.backend.decode(prompt, wanted)) as items:
             async for item in items:
                 if isinstance(item, Generation):
                     item = replace(

@@ -10,8 +10,8 @@ The key ignores that a batch may change the last bit of a logit, as a live run m
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
@@ -58,7 +58,7 @@ class CachedWorker:
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
-    ) -> AsyncIterator[Delta | Generation]:
+    ) -> AsyncGenerator[Delta | Generation, None]:
         """Continue the transcript; a cached generation comes in one piece."""
         cap, draws = criteria.max_tokens, _sampling_key(sampling)
         seen = _prefix(call.transcript, call.constraint)
@@ -70,14 +70,12 @@ class CachedWorker:
                 yield Delta(known.segment.text, known.segment.tokens, known.segment.logprobs)
             yield known
             return
-        items = self._model().generate(call, criteria, sampling, stream=stream)
-        try:
+        made = self._model().generate(call, criteria, sampling, stream=stream)
+        async with aclosing(made) as items:
             async for item in items:
                 if isinstance(item, Generation):
                     self._keep(key, cap, item)
                 yield item
-        finally:
-            await items.aclose()  # type: ignore[attr-defined]
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
         transcript = call.transcript

@@ -14,7 +14,8 @@ draft that would have been rejected at full length.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from orchestrator.loop.events import StepCompleted, TextDelta
@@ -26,12 +27,12 @@ from orchestrator.types import (
     Transcript,
     joined_provenance,
 )
-from orchestrator.worker import Delta, closing
+from orchestrator.worker import Delta
 
 Shown = TextDelta | StepCompleted
 GivenUp = tuple[Transcript, list[Segment]]
 """The end of a thought that a cap cut: the transcript before it, and its accepted drafts."""
-Stream = AsyncIterator[Delta | Generation]
+Stream = AsyncGenerator[Delta | Generation, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ async def generated(
     transcript: Transcript,
     criteria: StopCriteria,
     generate: Callable[[Transcript, StopCriteria, bool], Stream],
-) -> AsyncGenerator[Delta | Generation, None]:
+) -> Stream:
     """Yield a worker's stream. `generate(transcript, criteria, streams)` calls the worker.
 
     Tokens that may be given up are generated in a separate call, which is not streamed.
@@ -129,7 +130,7 @@ async def generated(
     first: Generation | None = None
     if certain or not criteria.max_tokens:
         call = generate(transcript, replace(criteria, max_tokens=certain), True)
-        async with closing(call) as stream:
+        async with aclosing(call) as stream:
             async for item in stream:
                 if isinstance(item, Generation):
                     first = item
@@ -143,7 +144,7 @@ async def generated(
             return
         transcript = transcript.extend(first.segment)
         criteria = criteria.after(len(first.segment.tokens))
-    async with closing(generate(transcript, criteria, False)) as stream:
+    async with aclosing(generate(transcript, criteria, False)) as stream:
         async for item in stream:
             if isinstance(item, Generation):
                 # Even if a step ends with the very last token, no room is left for an answer.

@@ -41,7 +41,7 @@ from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import ActionCompleted, PromptsRead, TextDelta
 from orchestrator.loop.request import Request
 from orchestrator.types import Generation, Sampling, Segment, StopCriteria, Transcript, Usage
-from orchestrator.worker import Call, Delta, Worker, closing
+from orchestrator.worker import Call, Delta, Worker
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class Executor:
 
         def generate(
             transcript: Transcript, criteria: StopCriteria, streams: bool
-        ) -> AsyncIterator[Delta | Generation]:
+        ) -> AsyncGenerator[Delta | Generation, None]:
             call = self._call_for(name, transcript)
             return self._workers[name].generate(call, criteria, sampling, stream=streams)
 
@@ -277,7 +277,7 @@ class Executor:
             watched = is_rest(action.criteria) and ending.watches(action.transcript)
             heard = self._listen(action.worker)
             stream = worker.generate(call, criteria, sampling, stream=watched)
-            async with closing(stream):
+            async with aclosing(stream):
                 async for item in stream:
                     if isinstance(item, Generation):
                         self._drawn[action.worker] = action.transcript.extend(item.segment), seed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable
 
 from orchestrator.types import GREEDY, Generation, Sampling
 from orchestrator.worker import Call, Delta
@@ -46,7 +46,9 @@ class BuiltinBackend:
     async def ready(self) -> None:
         """Return at once."""
 
-    async def decode(self, prompt: Prompt, wanted: Decoding) -> AsyncIterator[Delta | Generation]:
+    async def decode(
+        self, prompt: Prompt, wanted: Decoding
+    ) -> AsyncGenerator[Delta | Generation, None]:
         call, criteria = prompt.call, wanted.text.criteria
         request = GenerateRequest(
             RequestHandle(self.engine.lease_s, stream=wanted.stream),

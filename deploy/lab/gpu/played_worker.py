@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,7 +71,7 @@ class PlayedWorker:
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
-    ) -> AsyncIterator[Delta | Generation]:
+    ) -> AsyncGenerator[Delta | Generation, None]:
         """Let the engine make the recorded number of tokens; the recorded text comes at its end."""
         answer: Generation = self._take(call, criteria)
         made = await generation(self._worker, self._real(call), answer.usage.generated, True)

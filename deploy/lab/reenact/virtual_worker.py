@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,7 +68,7 @@ class VirtualWorker:
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
-    ) -> AsyncIterator[Delta | Generation]:
+    ) -> AsyncGenerator[Delta | Generation, None]:
         """Continue the transcript; the whole text comes at its end."""
         answer: Generation = self._take(call, criteria)
         segment, tokens = answer.segment, max(1, answer.usage.generated)

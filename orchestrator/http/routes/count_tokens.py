@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
@@ -16,7 +17,7 @@ from orchestrator.http.service import Service
 from orchestrator.loop.executor import deadline
 from orchestrator.loop.policy_runner import beginning
 from orchestrator.types import Generation, StopCriteria
-from orchestrator.worker import Call, closing
+from orchestrator.worker import Call
 
 
 def add_count_route(app: FastAPI, service: Service) -> None:
@@ -44,7 +45,7 @@ async def _count(service: Service, ask: Ask, incoming: Incoming) -> int:
             call, StopCriteria(0), choice.sampling, stream=False
         )
         began = asyncio.get_running_loop().time()
-        async with deadline(ask.limits.deadline_s, began)(), closing(made) as items:
+        async with deadline(ask.limits.deadline_s, began)(), aclosing(made) as items:
             async for item in items:
                 if isinstance(item, Generation):
                     return item.usage.prompt
