@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from math import isfinite
-from time import time
 from typing import Any, Literal
 
 from orchestrator.errors import (
@@ -103,14 +101,9 @@ def _message(body: Any) -> tuple[str, Any]:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Return the seconds of a Retry-After header, which is a number or a date."""
-    if value is None:
-        return None
+    """Return the seconds of a Retry-After header, if it says seconds."""
     try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(value).timestamp() - time()
-        except ValueError:
-            return None
+        seconds = float(value or "nan")
+    except ValueError:  # such as a date
+        return None
     return max(0.0, seconds) if isfinite(seconds) else None
