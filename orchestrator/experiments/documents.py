@@ -18,7 +18,6 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import from_json, to_json
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.types import TokenPrices
@@ -186,25 +185,6 @@ class Experiment(ExperimentDocument):
     min_units: Annotated[int, Field(ge=2)] = 100  # per arm, before anything is concluded
     note: Annotated[str, StringConstraints(max_length=1000)] = ""
     author: Annotated[str, StringConstraints(max_length=128)] = ""
-
-    @classmethod
-    def stored(cls, document: bytes) -> Self:
-        """Read a document of the store, without the options that earlier versions wrote.
-
-        Raises:
-            ValidationError, InvalidRequest: it cannot be used.
-        """
-        try:
-            given = from_json(document)
-            parts: list[tuple[Any, tuple[str, ...]]] = [(given, ("salt", "tuned_for"))]
-            parts += [(arm, ("sample",)) for arm in given["arms"]]
-            parts += [(bound, ("than", "confidence")) for bound in given["goal"]["within"]]
-            for part, names in parts:
-                for name in names:
-                    part.pop(name, None)
-        except (ValueError, LookupError, TypeError, AttributeError):
-            return cls.model_validate_json(document)  # says what is wrong
-        return cls.model_validate_json(to_json(given))
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

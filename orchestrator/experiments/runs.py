@@ -259,7 +259,7 @@ class Runs:
             key = place, pointer.state.started
             if (known := self._cache.get(key)) is None:
                 (document,) = await self._store.documents([place])
-                experiment = Experiment.stored(document or b"")
+                experiment = Experiment.model_validate_json(document or b"")
                 if experiment.name != name:
                     raise InvalidRequest(f"it holds the experiment {experiment.name}")
                 known = self._cache[key] = await self._loaded(pointer.run, experiment)

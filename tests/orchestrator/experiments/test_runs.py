@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from pydantic import ValidationError
 
 from orchestrator.errors import (
     Conflict,
@@ -52,19 +51,6 @@ def document(**more: Any) -> Experiment:
         {"name": "shared", "policy": "specreason", "params": {"first_n": 2}},
     ]
     return Experiment.parse({"name": "trial", "arms": arms, **more})
-
-
-async def test_options_of_earlier_versions_are_left_out() -> None:
-    given = document(goal={"metric": "ms", "within": [{"metric": "error", "by": 0.1}]})
-    old = json.loads(given.model_dump_json()) | {"salt": "7", "tuned_for": 1000}
-    old["arms"][0]["sample"] = 1.0
-    old["goal"]["within"][0] |= {"than": None, "confidence": 0.95}
-    assert Experiment.stored(json.dumps(old).encode()) == given
-    for wrong in (b"", b"[]", b"{}", b'{"arms": 3, "goal": {"within": []}}'):
-        with pytest.raises((ValidationError, InvalidRequest)):
-            Experiment.stored(wrong)
-    with pytest.raises(InvalidRequest, match="tuned_for"):
-        document(tuned_for=1000)
 
 
 async def test_an_experiment_from_start_to_stop(store: Store) -> None:
