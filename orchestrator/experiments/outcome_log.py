@@ -218,33 +218,24 @@ ByArm = Mapping[str, Sequence[RequestRecord]]
 
 @dataclass(frozen=True, slots=True)
 class AnalysisSet:
-    """The requests of an analysis, and the numbers of forced requests and moved units left out."""
+    """The requests of an analysis, and the number of forced requests left out."""
 
     by_arm: ByArm
     forced: int
-    moved_units: int  # exposed to two arms
 
 
 def analysis_set(requests: Iterable[RequestRecord], arms: Iterable[str]) -> AnalysisSet:
-    """Leave out forced requests, and units that were exposed to more than one arm."""
+    """Leave out forced requests. A unit has one arm: a run's arms and their places never change."""
     by_arm: dict[str, list[RequestRecord]] = {name: [] for name in arms}
-    kept, forced = [], 0
-    seen: dict[str, str] = {}
-    moved: set[str] = set()
+    forced = 0
     for request in requests:
-        exposure = request.exposure
-        if exposure.arm not in by_arm:
+        if (own := by_arm.get(request.exposure.arm)) is None:
             continue
-        if exposure.forced:
+        if request.exposure.forced:
             forced += 1
-            continue
-        kept.append(request)
-        if seen.setdefault(exposure.unit, exposure.arm) != exposure.arm:
-            moved.add(exposure.unit)
-    for request in kept:
-        if request.exposure.unit not in moved:
-            by_arm[request.exposure.arm].append(request)
-    return AnalysisSet(by_arm, forced, len(moved))
+        else:
+            own.append(request)
+    return AnalysisSet(by_arm, forced)
 
 
 def comparable(by_arm: ByArm) -> dict[str, list[RequestRecord]]:

@@ -110,7 +110,6 @@ class ExperimentReport:
     alpha: float
     sample_ratio: SampleRatioTest | None
     forced_requests: int
-    moved_units: int
     unreadable: int
     since: float | None
     arms: Mapping[str, Mapping[MetricName, ArmMetric]]
@@ -164,7 +163,6 @@ def report(
         alpha=experiment.alpha,
         sample_ratio=ratio if since is None else None,
         forced_requests=usable.forced,
-        moved_units=usable.moved_units,
         unreadable=unreadable,
         since=since,
         arms={name: comparer.figures(name) for name in by_arm},

@@ -107,19 +107,17 @@ def test_to_forget_takes_no_longer_the_more_are_kept() -> None:
 
 def test_who_is_not_analysed() -> None:
     made = [
-        request("a", 1, unit="stays"),
-        request("a", 2, unit="moves"),
-        request("b", 3, unit="moves"),
+        request("a", 1),
         request("b", 4, unit="tester", forced=True),
         request("gone", 5),
-        request("b", 6, unit="other"),
+        request("b", 6),
     ]
     found = analysis_set(made, ["a", "b"])
     assert {arm: [one.exposure.trace_id for one in own] for arm, own in found.by_arm.items()} == {
         "a": ["trace-1"],
         "b": ["trace-6"],
     }
-    assert (found.forced, found.moved_units) == (1, 1)
+    assert found.forced == 1
 
 
 def test_each_metric_of_a_request() -> None:
