@@ -250,8 +250,7 @@ class Runs:
         return FoundRuns(tuple(runs), unreadable)
 
     async def _run(self, name: str, data: bytes) -> Run:
-        """Return the run that a pointer names. Raises Unusable, also for a name that no document
-        can have."""
+        """Return the run that a pointer names, or raise Unusable."""
         place = POINTER + name
         try:
             pointer = _Pointer.model_validate_json(data)

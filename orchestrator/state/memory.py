@@ -22,7 +22,6 @@ from orchestrator.state.store import (
     PointerUpdate,
     StoreState,
     StreamEntry,
-    check,
     check_commit,
 )
 
@@ -84,7 +83,6 @@ class MemoryStore:
         return StoreState(self._revision, dict(self._pointers))
 
     async def documents(self, names: Sequence[str]) -> list[bytes | None]:
-        check(*names)
         return [self._documents.get(name) for name in names]
 
     async def wait_for_change(self, known: str, timeout_s: float) -> None:
@@ -94,7 +92,6 @@ class MemoryStore:
                     await self._changed.wait()
 
     async def append(self, stream: str, events: Sequence[bytes], *, keep: int) -> None:
-        check(stream, values=events)
         self._add(stream, events, keep)
 
     def _add(self, stream: str, events: Sequence[bytes], keep: int) -> None:
@@ -107,17 +104,14 @@ class MemoryStore:
             del entries[: len(entries) - keep]
 
     async def read(self, stream: str, *, after: str = "", count: int = 1000) -> list[StreamEntry]:
-        check(stream)
         entries = self._streams.get(stream, [])
         start = bisect_right(entries, _position(after), key=lambda entry: _position(entry.at))
         return entries[start : start + count]
 
     async def newest(self, stream: str, count: int) -> list[StreamEntry]:
-        check(stream)
         return list(islice(reversed(self._streams.get(stream, [])), count))
 
     async def drop(self, *streams: str) -> None:
-        check(*streams)
         for stream in streams:
             self._streams.pop(stream, None)
 
@@ -129,7 +123,6 @@ class MemoryStore:
         return self._last_ms
 
     async def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
-        check(name)
         self._drop(name)
         self._values[name] = (self._clock() + ttl_s, value)
         self._bytes += len(value)
@@ -137,7 +130,6 @@ class MemoryStore:
             self._drop(next(iter(self._values)))
 
     async def get(self, name: str) -> bytes | None:
-        check(name)
         expires, value = self._values.get(name, (0.0, b""))
         if self._clock() < expires:
             return value

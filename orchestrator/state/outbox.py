@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from orchestrator.background import Background
 from orchestrator.errors import StoreError, describe
-from orchestrator.state.store import Store, check
+from orchestrator.state.store import Store, check_size
 
 log = logging.getLogger(__name__)
 
@@ -79,10 +79,10 @@ class Outbox(Background):
         """Add an event for the end of a stream, which keeps its newest `keep`.
 
         Raises:
-            InvalidRequest: its name or its size is not allowed (`check`).
+            InvalidRequest: it is too large.
         """
         data = json.dumps(event, separators=(",", ":")).encode()
-        check(stream, values=[data])
+        check_size(data)
         queue = self._events.setdefault(stream, deque())
         queue.append(data)
         self._kept[stream] = keep

@@ -34,7 +34,6 @@ from orchestrator.state.store import (
     PointerUpdate,
     StoreState,
     StreamEntry,
-    check,
     check_commit,
 )
 
@@ -123,7 +122,6 @@ class RedisStore:
         return StoreState(revision, pointers)
 
     async def documents(self, names: Sequence[str]) -> list[bytes | None]:
-        check(*names)
         if not names:
             return []
         async with self._errors() as redis:
@@ -149,7 +147,6 @@ class RedisStore:
                 raise
 
     async def append(self, stream: str, events: Sequence[bytes], *, keep: int) -> None:
-        check(stream, values=events)
         key = self._key("stream", stream)
         async with self._errors() as redis, redis.pipeline(transaction=False) as pipe:
             for event in events:
@@ -157,20 +154,17 @@ class RedisStore:
             await pipe.execute()
 
     async def read(self, stream: str, *, after: str = "", count: int = 1000) -> list[StreamEntry]:
-        check(stream)
         start = f"({after}" if after else "-"
         async with self._errors() as redis:
             entries = await redis.xrange(self._key("stream", stream), min=start, count=count)
         return _entries(entries)
 
     async def newest(self, stream: str, count: int) -> list[StreamEntry]:
-        check(stream)
         async with self._errors() as redis:
             entries = await redis.xrevrange(self._key("stream", stream), count=count)
         return _entries(entries)
 
     async def drop(self, *streams: str) -> None:
-        check(*streams)
         if streams:
             async with self._errors() as redis:
                 await redis.unlink(*(self._key("stream", stream) for stream in streams))
@@ -184,12 +178,10 @@ class RedisStore:
         return int(at.partition(b"-")[0]) / 1000
 
     async def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
-        check(name)
         async with self._errors() as redis:
             await redis.set(self._key("value", name), value, px=max(1, int(ttl_s * 1000)))
 
     async def get(self, name: str) -> bytes | None:
-        check(name)
         async with self._errors() as redis:
             value: bytes | None = await redis.get(self._key("value", name))  # type: ignore[assignment]
         return value

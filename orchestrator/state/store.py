@@ -12,10 +12,10 @@ not at all, and only if every pointer still has the value that the caller read (
 `state` reads all pointers at one moment, and the documents that they name never change. So a reader
 that starts from one `state` sees one configuration, never a mix of two.
 
-Names are paths of `[A-Za-z0-9._@:-]` parts, such as `policy/specreason/3`. Every call may raise
-StoreUnavailable, and does so within `TIMEOUT_S` if the store is down. A call that failed may still
-have been carried out: events are delivered at least once, with an id by which readers drop
-duplicates.
+Names are paths, such as `policy/specreason/3`; callers make them of parts that they have checked.
+Every call may raise StoreUnavailable, and does so within `TIMEOUT_S` if the store is down. A call
+that failed may still have been carried out: events are delivered at least once, with an id by which
+readers drop duplicates.
 
 `orchestrator.state.memory` and `orchestrator.state.redis` are the two implementations;
 `tests/orchestrator/state/test_store.py` tests both.
@@ -23,7 +23,6 @@ duplicates.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -41,7 +40,6 @@ AUDIT: Final = "audit"
 """The stream of audit entries, one for each commit."""
 
 _TRIES: Final = 20  # of a change, while other changes come first
-_NAME: Final = re.compile(r"[A-Za-z0-9._@:-]+(/[A-Za-z0-9._@:-]+)*")
 T = TypeVar("T")
 
 
@@ -183,18 +181,12 @@ async def change(store: Store, plan: Callable[[StoreState], Awaitable[tuple[Comm
     raise Conflict("too many change the configuration at the same time; try again")
 
 
-def check(*names: str, values: Sequence[bytes] = ()) -> None:
-    """Check names and sizes before a store is called.
+def check_size(*values: bytes) -> None:
+    """Check documents, pointers or events before they go to a store.
 
     Raises:
-        InvalidRequest: a name is not a path of parts, or a value is too large.
+        InvalidRequest: one is too large.
     """
-    for name in names:
-        if not _NAME.fullmatch(name) or len(name) > 512:
-            raise InvalidRequest(
-                f"{name[:64]!r} is not a name for the store: expected parts of [A-Za-z0-9._@:-], "
-                "separated by /"
-            )
     for value in values:
         if len(value) > DOCUMENT_BYTES:
             raise InvalidRequest(f"{len(value)} bytes are too many: {DOCUMENT_BYTES} at most")
@@ -203,6 +195,5 @@ def check(*names: str, values: Sequence[bytes] = ()) -> None:
 def check_commit(
     create: Mapping[str, bytes], update: Sequence[PointerUpdate], audit: bytes
 ) -> None:
-    """Check everything in a commit, as `check`."""
-    values = (*create.values(), *(one.new or b"" for one in update), audit)
-    check(*create, *(one.pointer for one in update), values=values)
+    """Check everything in a commit, as `check_size`."""
+    check_size(*create.values(), *(one.new or b"" for one in update), audit)

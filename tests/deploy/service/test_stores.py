@@ -11,6 +11,7 @@ import pytest
 from deploy.service import stores
 from deploy.service.stores import ServedStore, StoreReplica
 from orchestrator.errors import InvalidRequest, StoreUnavailable
+from orchestrator.state.store import DOCUMENT_BYTES
 
 
 async def test_a_store_that_is_away_is_unavailable() -> None:
@@ -46,7 +47,7 @@ async def test_calls_share_a_connection_and_find_a_store_that_was_replaced(
     await asyncio.gather(*(store.put(f"k{n}", b"v", ttl_s=60.0) for n in range(20)))
     assert await store.get("k7") == b"v"
     with pytest.raises(InvalidRequest):
-        await store.put("a name that is\nnot allowed", b"v", ttl_s=60.0)
+        await store.commit(audit=b"x" * (DOCUMENT_BYTES + 1))
     assert handle.asked == 1
 
     waiting = asyncio.create_task(store.wait_for_change((await store.state()).revision, 60.0))

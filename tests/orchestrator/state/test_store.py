@@ -227,31 +227,12 @@ async def test_values_end_with_their_time(store: Store) -> None:
     assert await store.get("trace/a") == b"new"
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a//b", "/a", "a/", "ä", "a\nb", "x" * 600, "*"])
-async def test_names_are_paths_of_parts(store: Store, name: str) -> None:
-    for call in (
-        store.commit(create={name: b""}, audit=b""),
-        store.commit(update=[PointerUpdate(name, None, b"")], audit=b""),
-        store.documents([name]),
-        store.append(name, [b""], keep=1),
-        store.read(name),
-        store.newest(name, 1),
-        store.drop(name),
-        store.put(name, b"", ttl_s=1),
-        store.get(name),
-    ):
-        with pytest.raises(InvalidRequest):
-            await call
-    assert await store.state() == StoreState()
-
-
-async def test_documents_and_events_have_a_size(store: Store) -> None:
+async def test_documents_and_pointers_have_a_size(store: Store) -> None:
     large = b"x" * (DOCUMENT_BYTES + 1)
     for call in (
         store.commit(create={"a": large}, audit=b""),
         store.commit(update=[PointerUpdate("a", None, large)], audit=b""),
         store.commit(audit=large),
-        store.append("a", [b"", large], keep=9),
     ):
         with pytest.raises(InvalidRequest, match="too many"):
             await call
