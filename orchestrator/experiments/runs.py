@@ -37,7 +37,7 @@ from orchestrator.experiments.documents import (
     initial_state,
 )
 from orchestrator.loop.policy import Policy
-from orchestrator.state.store import Commit, PointerUpdate, Store, StoreState, change, read_state
+from orchestrator.state.store import Commit, PointerUpdate, Store, StoreState, change
 from orchestrator.state.versions import AuditInfo, PolicyVersions, build
 from orchestrator.validation import invalid_request
 from orchestrator.worker import check_method
@@ -192,7 +192,7 @@ class Runs:
         Raises:
             UnknownPolicy: no experiment has this name. Conflict: it runs, or it was changed.
         """
-        seen, run = await read_state(self._store), None
+        seen, run = await self._store.state(), None
         with suppress(Unusable):
             run = await self._find(seen, name)
         if run is not None and run.live:
@@ -227,7 +227,7 @@ class Runs:
         Raises:
             UnknownPolicy: no experiment has this name. Unusable: it cannot be read.
         """
-        return await self._find(await read_state(self._store), name)
+        return await self._find(await self._store.state(), name)
 
     async def _find(self, seen: StoreState, name: str) -> Run:
         if (pointer := seen.pointers.get(POINTER + name)) is None:

@@ -77,9 +77,7 @@ class MemoryStore:
     def _revision(self) -> str:
         return f"{self._identity}:{self._commits}" if self._commits else ""
 
-    async def state(self, known: str | None = None) -> StoreState | None:
-        if known == self._revision:
-            return None
+    async def state(self) -> StoreState:
         return StoreState(self._revision, dict(self._pointers))
 
     async def documents(self, names: Sequence[str]) -> list[bytes | None]:

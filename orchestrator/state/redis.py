@@ -109,14 +109,9 @@ class RedisStore:
         revision: str = detail.decode()
         return revision
 
-    async def state(self, known: str | None = None) -> StoreState | None:
-        key = self._key("pointers")
+    async def state(self) -> StoreState:
         async with self._errors() as redis:
-            if known is not None:
-                current: Any = await redis.hget(key, _REVISION)
-                if (current or b"").decode(errors="replace") == known:
-                    return None
-            fields: Any = await redis.hgetall(key)
+            fields: Any = await redis.hgetall(self._key("pointers"))
         revision = fields.pop(_REVISION, b"").decode(errors="replace")
         pointers = {name.decode(errors="replace"): value for name, value in fields.items()}
         return StoreState(revision, pointers)

@@ -96,8 +96,8 @@ class Store(Protocol):
         """
         ...
 
-    async def state(self, known: str | None = None) -> StoreState | None:
-        """Return all pointers at one moment; None if the revision is still `known`."""
+    async def state(self) -> StoreState:
+        """Return all pointers at one moment."""
         ...
 
     async def documents(self, names: Sequence[str]) -> list[bytes | None]:
@@ -148,13 +148,6 @@ class Store(Protocol):
         ...
 
 
-async def read_state(store: Store) -> StoreState:
-    """Return all pointers at one moment."""
-    state = await store.state()
-    assert state is not None
-    return state
-
-
 @dataclass(frozen=True, slots=True)
 class Commit:
     """A commit that is planned; see `Store.commit`."""
@@ -174,7 +167,7 @@ async def change(store: Store, plan: Callable[[StoreState], Awaitable[tuple[Comm
         Conflict: others always came first, or `plan` raises it.
     """
     for _ in range(_TRIES):
-        commit, made = await plan(await read_state(store))
+        commit, made = await plan(await store.state())
         with suppress(Conflict):
             await commit.send(store)
             return made

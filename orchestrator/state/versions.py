@@ -33,7 +33,6 @@ from orchestrator.state.store import (
     Store,
     StoreState,
     change,
-    read_state,
 )
 from orchestrator.validation import invalid_request
 
@@ -206,7 +205,7 @@ class PolicyVersions:
             Unusable: it cannot be used any more; `to` may name another.
             Conflict: the pointer changed in the same moment.
         """
-        state = await read_state(self._store)
+        state = await self._store.state()
         earlier = active_before(state)
         if to is not None:
             target = None if to == FILE else to
@@ -250,7 +249,7 @@ class PolicyVersions:
     async def newest(self, name: str, count: int) -> list[ListedVersion]:
         """Return a policy's versions, newest first."""
         self._check_name(name)
-        number = await self._newest_number(await read_state(self._store), name)
+        number = await self._newest_number(await self._store.state(), name)
         numbers = range(number, max(0, number - count), -1)
         documents = await self._store.documents([_path(name, number) for number in numbers])
         return [

@@ -102,8 +102,8 @@ class ConfigWatcher(Background):
         """
         async with self._refreshing:
             try:
-                state = await self._store.state(self.current.revision)
-                if state is not None:
+                state = await self._store.state()
+                if state.revision != self.current.revision:
                     self._seen = state.revision
                     before, self.current = self.current, await self._read(state)
                     self._changes.inc()

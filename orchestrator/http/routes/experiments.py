@@ -12,7 +12,6 @@ from orchestrator.http.body import Json, json_object, read_body
 from orchestrator.http.routes.openapi import described
 from orchestrator.http.routes.policies import ChangeNote, audit_info, refresh
 from orchestrator.http.service import Service
-from orchestrator.state.store import read_state
 
 
 def add_experiment_routes(app: FastAPI, service: Service) -> None:
@@ -21,7 +20,7 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/experiments", **described("Every experiment's newest run", errors=(503,)))
     async def overview() -> Response:
-        found = await runs.read(await read_state(service.shared.store))
+        found = await runs.read(await service.shared.store.state())
         listed = [run_json(run) for run in found.runs]
         listed += [unreadable_json(name, why) for name, why in found.unreadable.items()]
         return JSONResponse(

@@ -14,7 +14,6 @@ from orchestrator.experiments.documents import Experiment
 from orchestrator.http.body import Given, Json, read_body
 from orchestrator.http.routes.openapi import described
 from orchestrator.http.service import Service
-from orchestrator.state.store import read_state
 from orchestrator.state.versions import (
     AuditInfo,
     Author,
@@ -68,7 +67,7 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/policies/active", **described("What the model baton means", errors=(503,)))
     async def show_active() -> Response:
-        state, current = await read_state(service.shared.store), service.shared.watcher.current
+        state, current = await service.shared.store.state(), service.shared.watcher.current
         if current.revision and not state.revision:  # a wiped store: the last version is served
             return JSONResponse(await _answering(service))
         try:
@@ -133,7 +132,7 @@ async def _overview(service: Service) -> Json:
     known: Json = {"active": answering, "previous": None, "can_roll_back": False}
     numbers, revision, degraded = dict(current.latest), current.revision, service.shared.degraded
     try:
-        state = await read_state(service.shared.store)
+        state = await service.shared.store.state()
         if state.revision or not revision:
             earlier = active_before(state)
             previous = earlier[0] if earlier else None

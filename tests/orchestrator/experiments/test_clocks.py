@@ -18,7 +18,7 @@ from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.loop.request import Request
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.outbox import Outbox
-from orchestrator.state.store import Store, read_state
+from orchestrator.state.store import Store
 from orchestrator.state.versions import AuditInfo, PolicyVersions
 from orchestrator.state.watcher import ConfigWatcher
 from policies import POLICIES
@@ -109,7 +109,7 @@ class Replicas:
         self._acting = replica
         await replica.watcher.refresh()
         await replica.experimenter.update()
-        return (await self.right.runs.read(await read_state(self.store))).runs[0]
+        return (await self.right.runs.read(await self.store.state())).runs[0]
 
 
 @pytest.fixture

@@ -340,7 +340,7 @@ async def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         url = f"rediss://localhost:{port}/0?ssl_ca_certs={tmp_path}"
         store = RedisStore(f"{url}/ca.pem", timeout_s=5)
         made = await store.commit(audit=b"")
-        assert (await store.state()).revision == made  # type: ignore[union-attr]
+        assert (await store.state()).revision == made
         await store.aclose()
         for wrong in (
             f"{url}/stranger.pem",
@@ -353,7 +353,7 @@ async def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             await shut.aclose()
         monkeypatch.setenv("SSL_CERT_FILE", f"{tmp_path}/ca.pem")  # redis-py reads it
         store = RedisStore(f"rediss://localhost:{port}", timeout_s=5)
-        assert (await store.state()).revision == made  # type: ignore[union-attr]
+        assert (await store.state()).revision == made
         await store.aclose()
 
 

@@ -18,7 +18,7 @@ from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.runs import Run, Runs
 from orchestrator.http.service import Service
 from orchestrator.state.memory import MemoryStore
-from orchestrator.state.store import PointerUpdate, Store, read_state
+from orchestrator.state.store import PointerUpdate, Store
 from orchestrator.state.versions import (
     ACTIVE,
     LATEST,
@@ -41,7 +41,7 @@ OLD = {"name": "old", "arms": ARMS, "kind": "bandit"}
 
 
 async def put(store: Store, documents: dict[str, bytes], pointers: dict[str, bytes | None]) -> None:
-    before = (await read_state(store)).pointers
+    before = (await store.state()).pointers
     moves = [PointerUpdate(name, before.get(name), new) for name, new in pointers.items()]
     await store.commit(create=documents, update=moves, audit=b"{}")
 
@@ -271,9 +271,9 @@ def test_nothing_in_the_configuration_freezes_it(
         assert watcher.current.active is not None
         assert watcher.current.active.document == made
         await versions.rollback(ME, "default")
-        for name in (await runs.read(await read_state(store))).unreadable:
+        for name in (await runs.read(await store.state())).unreadable:
             await runs.remove(name, ME)
-        for one in (await runs.read(await read_state(store))).runs:
+        for one in (await runs.read(await store.state())).runs:
             if one.live:
                 await runs.stop(one.name, ME)
         begun: Run = await runs.start(trial("new"), ME)

@@ -36,12 +36,6 @@ def publication(policy: str = "specreason", activate: bool = True, **params: Any
     return Publication(policy=policy, params=params, author="anna", note="why", activate=activate)
 
 
-async def now(store: Store) -> StoreState:
-    state = await store.state()
-    assert state is not None
-    return state
-
-
 async def test_a_version_carries_all_its_parameters(opened: Open) -> None:
     one = versions(opened())
     made = await one.publish(publication(threshold=7), ANNA)
@@ -66,7 +60,7 @@ async def test_each_policy_counts_its_own_versions(store: Store) -> None:
     ]
     told = ["specreason@1", "bild@1", "specreason@2", "specreason@3"]
     assert [version.reference for version in made] == told
-    assert newest_numbers(await now(store)) == ({"specreason": 3, "bild": 1}, {})
+    assert newest_numbers(await store.state()) == ({"specreason": 3, "bild": 1}, {})
     assert [v.reference for v in await one.newest("specreason", 2)] == told[:1:-1]
     assert await one.newest("cascade", 9) == []
 
@@ -95,23 +89,23 @@ async def test_active_moves_and_rolls_back(store: Store) -> None:
     await one.publish(publication(threshold=1), ANNA)
     await one.publish(publication(threshold=2), ANNA)
     await one.publish(publication(threshold=3, activate=False), ANNA)
-    assert active(await now(store)) == "specreason@2"
+    assert active(await store.state()) == "specreason@2"
     assert await one.rollback(ANNA) == "specreason@1"
-    assert active(await now(store)) == "specreason@1"
-    assert active_before(await now(store)) == [None]
+    assert active(await store.state()) == "specreason@1"
+    assert active_before(await store.state()) == [None]
     assert await one.rollback(ANNA) is None  # the file's; not what was rolled back
     with pytest.raises(InvalidRequest, match="nothing to roll back"):
         await one.rollback(ANNA)
     await one.activate("specreason@3", ANNA)
     await one.activate("specreason@3", ANNA)  # twice is once
     await one.activate(None, ANNA)
-    assert active(await now(store)) is None
+    assert active(await store.state()) is None
     assert await one.rollback(ANNA) == "specreason@3"
     with pytest.raises(UnknownPolicy):
         await one.activate("specreason@4", ANNA)
     with pytest.raises(UnknownPolicy):
         await one.activate("specreason", ANNA)
-    assert active(await now(store)) == "specreason@3"
+    assert active(await store.state()) == "specreason@3"
 
 
 async def test_a_rollback_by_name_forgets_what_it_leaves(store: Store) -> None:
@@ -119,7 +113,7 @@ async def test_a_rollback_by_name_forgets_what_it_leaves(store: Store) -> None:
     for threshold in (1, 2, 3):
         await one.publish(publication(threshold=threshold), ANNA)
     assert await one.rollback(ANNA, "specreason@1") == "specreason@1"
-    assert active_before(await now(store)) == [None]
+    assert active_before(await store.state()) == [None]
     assert await one.rollback(ANNA, "specreason@3") == "specreason@3"  # by name, whatever it is
     assert await one.rollback(ANNA, "default") is None
     with pytest.raises(UnknownPolicy):
@@ -196,7 +190,7 @@ async def test_pointers_are_checked_when_read(pointer: bytes) -> None:
     store = MemoryStore()
     await store.commit(update=[PointerUpdate(ACTIVE, None, pointer)], audit=b"\xffgarbage")
     with pytest.raises(StoreError, match="holds no version"):
-        active(await now(store))
+        active(await store.state())
     assert await versions(store).history(5) == []
     for number in (b"x", b"", b"9" * 30, "٣".encode()):
         state = StoreState("r", {LATEST + "specreason": number, LATEST + "bild": b"2"})
