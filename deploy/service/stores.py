@@ -47,9 +47,9 @@ class ServedStore:
             raise AttributeError(verb)
         return partial(self._ask, verb)
 
-    async def _ask(self, verb: str, *arguments: Any, longer_s: float = 0.0, **more: Any) -> Any:
+    async def _ask(self, verb: str, *arguments: Any, **more: Any) -> Any:
         try:
-            async with asyncio.timeout(TIMEOUT_S + longer_s):
+            async with asyncio.timeout(TIMEOUT_S):
                 found = await self._pool.found()
                 if not found:
                     raise StoreUnavailable("the Store does not answer")
@@ -62,9 +62,6 @@ class ServedStore:
         if isinstance(answer, BatonError):
             raise answer
         return answer
-
-    async def wait_for_change(self, known: str, timeout_s: float) -> None:
-        await self._ask("wait_for_change", known, timeout_s, longer_s=timeout_s)
 
     async def aclose(self) -> None:
         for connection in list(self._pool.connections.values()):

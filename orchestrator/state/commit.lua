@@ -1,8 +1,8 @@
 -- `Store.commit` (store.py) as one step. Redis runs a script alone and to its end, but does not undo the changes
 -- of one that fails: so everything that can fail comes before the first change to documents and pointers.
 local pointers, audit = KEYS[1], KEYS[2]
-local identity, entry, kept, channel, updates = unpack(ARGV, 1, 5)
-local first, count = 6, tonumber(updates)
+local identity, entry, kept, updates = unpack(ARGV, 1, 4)
+local first, count = 5, tonumber(updates)
 local revision = redis.call('HGET', pointers, '')
 for update = 0, count - 1 do
   local name, expected = ARGV[first + 3 * update], ARGV[first + 3 * update + 1]
@@ -27,5 +27,4 @@ end
 local former, number = string.match(revision or '', '^(%x+):(%d+)$')
 local now = (former or identity) .. ':' .. string.format('%d', (tonumber(number) or 0) + 1)
 redis.call('HSET', pointers, '', now)
-redis.call('PUBLISH', channel, now)
 return {'done', now}

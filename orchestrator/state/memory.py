@@ -6,12 +6,10 @@ Replicas share one through a separate deployment (`deploy/service/stores.py`).
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from time import monotonic, time
 
@@ -45,7 +43,6 @@ class MemoryStore:
         self._values: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
         self._count, self._size, self._bytes = count, size, 0
         self._clock = clock
-        self._changed = asyncio.Event()
 
     async def commit(
         self,
@@ -69,8 +66,6 @@ class MemoryStore:
             if one.new is not None:
                 self._pointers[one.pointer] = one.new
         self._commits += 1
-        self._changed.set()
-        self._changed = asyncio.Event()
         return self._revision
 
     @property
@@ -82,12 +77,6 @@ class MemoryStore:
 
     async def documents(self, names: Sequence[str]) -> list[bytes | None]:
         return [self._documents.get(name) for name in names]
-
-    async def wait_for_change(self, known: str, timeout_s: float) -> None:
-        if known == self._revision:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._changed.wait()
 
     async def append(self, stream: str, events: Sequence[bytes], *, keep: int) -> None:
         self._add(stream, events, keep)

@@ -1,9 +1,8 @@
 """The store in Redis: several replicas share it, and it outlives them.
 
-Every key and the one channel begin with the prefix, so these rights suffice (Redis 7):
+Every key begins with the prefix, so these rights suffice (Redis 7):
 
-    ACL SETUSER baton on >PASSWORD ~baton:* &baton:*
-        +@read +@write +@pubsub +@transaction +@connection +eval
+    ACL SETUSER baton on >PASSWORD ~baton:* +@read +@write +@transaction +@connection +eval
 
 Nothing is retried here: the caller decides whether to wait and try again. After a failure the next
 call opens a new connection, since the address may now be another server's (a failover): the old
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -79,9 +77,6 @@ class RedisStore:
         # For error messages: neither user nor password.
         self._address = f"redis at {options.get('host', 'localhost')}:{options.get('port', 6379)}"
         self._prefix, self._timeout_s = prefix, timeout_s
-        self._subscription: PubSub | None = None
-        self._failed = False  # a call, since we subscribed: that connection may be dead too
-        self._listening = asyncio.Lock()
 
     async def commit(
         self,
@@ -96,7 +91,7 @@ class RedisStore:
         keys = [self._key("pointers"), self._key("stream", AUDIT)]
         keys += [self._key("document", name) for name in names]
         arguments: list[bytes | str | int] = [secrets.token_hex(8), audit, AUDIT_ENTRIES]
-        arguments += [self._key("changes"), len(update)]
+        arguments.append(len(update))
         for one in update:
             arguments += [one.pointer, _optional(one.expected), _optional(one.new)]
         arguments += [create[name] for name in names]
@@ -122,24 +117,6 @@ class RedisStore:
         async with self._errors() as redis:
             documents: Any = await redis.mget([self._key("document", name) for name in names])
         return list(documents)
-
-    async def wait_for_change(self, known: str, timeout_s: float) -> None:
-        async with self._listening:
-            try:
-                if self._failed:
-                    await self._unsubscribe()
-                if self._subscription is None:
-                    self._failed = False
-                    async with self._errors() as redis:
-                        self._subscription = redis.pubsub()
-                        await self._subscription.subscribe(self._key("changes"))
-                        await self._subscription.get_message(timeout=None)  # its confirmation
-                    return  # a change before the subscription may have been missed
-                async with self._errors(timeout_s):
-                    await self._subscription.get_message(timeout=timeout_s)
-            except BaseException:
-                await self._unsubscribe()
-                raise
 
     async def append(self, stream: str, events: Sequence[bytes], *, keep: int) -> None:
         key = self._key("stream", stream)
@@ -182,26 +159,19 @@ class RedisStore:
         return value
 
     async def aclose(self) -> None:
-        await self._unsubscribe()
         with suppress(RedisError, OSError):
             await self._redis.aclose()
 
     def _key(self, kind: str, name: str = "") -> str:
         return f"{self._prefix}{kind}:{name}" if name else f"{self._prefix}{kind}"
 
-    async def _unsubscribe(self) -> None:
-        hints, self._subscription = self._subscription, None
-        if hints is not None:
-            with suppress(RedisError, OSError):
-                await hints.aclose()  # type: ignore[no-untyped-call]
-
     @asynccontextmanager
-    async def _errors(self, more_s: float = 0.0) -> AsyncIterator[Redis]:
+    async def _errors(self) -> AsyncIterator[Redis]:
         """Yield a client for one call. A failure of the server raises StoreUnavailable in time, and
         the next call has new connections."""
         redis = self._redis
         try:
-            async with asyncio.timeout(self._timeout_s + more_s):
+            async with asyncio.timeout(self._timeout_s):
                 yield redis
         except TimeoutError:
             message = f"no answer within {self._timeout_s:g} s"
@@ -209,7 +179,6 @@ class RedisStore:
             message = " ".join(str(error).split()) or type(error).__name__
         else:
             return
-        self._failed = True
         if redis is self._redis:
             self._redis = self._open()
             await _leave(redis)

@@ -104,14 +104,6 @@ class Store(Protocol):
         """Return documents in the order of the names; None for one that does not exist."""
         ...
 
-    async def wait_for_change(self, known: str, timeout_s: float) -> None:
-        """Return when the revision may differ from `known`, at the latest after `timeout_s`.
-
-        This is only a hint: it may be wrong, and a change may be missed, so callers always read
-        `state` afterwards. The next call replaces broken connections.
-        """
-        ...
-
     async def append(self, stream: str, events: Sequence[bytes], *, keep: int) -> None:
         """Add events to the end of a stream, which keeps at least its newest `keep`."""
         ...

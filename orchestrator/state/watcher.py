@@ -1,8 +1,8 @@
 """The configuration of a replica: the last valid one that it read, kept current.
 
-Requests read `current` and never wait for the store. A hint from the store, or half a second
-without one, starts a refresh; only a configuration that was read whole replaces the one before.
-Versions and experiments that this release cannot use are set aside by name.
+Requests read `current` and never wait for the store. A task refreshes it every half second; only a
+configuration that was read whole replaces the one before. Versions and experiments that this
+release cannot use are set aside by name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from orchestrator.state.versions import (
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.5
-"""Seconds between two refreshes when no hint comes."""
+"""Seconds between two refreshes."""
 FIRST_REFRESH_S: Final = 2 * TIMEOUT_S
 """Seconds that a starting replica waits for its first refresh."""
 
@@ -67,7 +67,7 @@ class ConfigWatcher(Background):
         self._store, self._versions, self._runs = store, versions, runs
         self.current = Configuration()
         self.error: str | None = "the store has not been read yet"
-        self._seen, self._confirmed, self._restored = "", monotonic(), 0
+        self._confirmed, self._restored = monotonic(), 0
         self._refreshing = asyncio.Lock()
         self._changes = Counter(
             "baton_config_changes",
@@ -104,7 +104,6 @@ class ConfigWatcher(Background):
             try:
                 state = await self._store.state()
                 if state.revision != self.current.revision:
-                    self._seen = state.revision
                     before, self.current = self.current, await self._read(state)
                     self._changes.inc()
                     for name, why in self.current.set_aside.items():
@@ -133,16 +132,14 @@ class ConfigWatcher(Background):
 
     async def _work(self) -> None:
         while True:
+            await asyncio.sleep(POLL_S)
             try:
-                await self._store.wait_for_change(self._seen, POLL_S)
                 await self.refresh()
-            except StoreError as error:
-                self._failed(str(error))
-                await asyncio.sleep(POLL_S)
+            except StoreError:
+                continue  # `error` says why
             except Exception as error:
                 self._failed(type(error).__name__)
                 log.exception("the configuration cannot be followed")
-                await asyncio.sleep(POLL_S)
 
     def _failed(self, reason: str) -> None:
         if reason != self.error:

@@ -50,8 +50,16 @@ async def test_calls_share_a_connection_and_find_a_store_that_was_replaced(
         await store.commit(audit=b"x" * (DOCUMENT_BYTES + 1))
     assert handle.asked == 1
 
-    waiting = asyncio.create_task(store.wait_for_change((await store.state()).revision, 60.0))
-    await asyncio.sleep(0.05)
+    monkeypatch.setattr(stores, "TIMEOUT_S", 60.0)
+    asked = asyncio.Event()
+
+    async def hangs(name: str) -> None:
+        asked.set()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(replica._store, "get", hangs)
+    waiting = asyncio.create_task(store.get("k7"))
+    await asked.wait()
     await replica._listener.close(0)
     handle.replica = replica = StoreReplica()
     with pytest.raises(StoreUnavailable, match="gone"):

@@ -89,18 +89,14 @@ async def test_what_is_no_longer_the_primary_is_left(
         store = RedisStore(at.url, timeout_s=20)
         at_once = [store.put(f"v{n}", b"", ttl_s=60) for n in range(4)]
         await asyncio.gather(*at_once)  # several connections, all of them kept
-        made = await store.commit(update=[PointerUpdate("p", None, b"1")], audit=b"")
-        await store.wait_for_change(made, 0.01)
+        await store.commit(update=[PointerUpdate("p", None, b"1")], audit=b"")
         change(primary, replica)
         at.leads_to = replica
         with pytest.raises(StoreUnavailable, match=r"(?i)read only|MASTER is down"):
             await store.commit(update=[PointerUpdate("p", b"1", b"2")], audit=b"")
-        made = await store.commit(update=[PointerUpdate("p", b"1", b"2")], audit=b"")
+        await store.commit(update=[PointerUpdate("p", b"1", b"2")], audit=b"")
         await asyncio.gather(*(store.put(f"v{n}", b"", ttl_s=60) for n in range(4)))
         await store.append("s", [b"x"], keep=9)
-        await store.wait_for_change(made, 0.01)
-        waiting = replica.admin.pubsub_numsub("baton:changes")
-        assert waiting == [(b"baton:changes", 1)]  # it listens to the new one
         await store.aclose()
 
 

@@ -129,28 +129,6 @@ async def test_pointers_that_move_together_are_seen_together(opened: Open) -> No
     assert all(seen > 1 for seen in await asyncio.gather(*looking))
 
 
-async def test_a_change_is_told_to_those_who_wait(opened: Open) -> None:
-    writer, reader = opened(), opened()
-    await reader.wait_for_change(
-        "", 0.01
-    )  # a store that has just begun to listen may return at once
-    waiting = asyncio.create_task(reader.wait_for_change("", 30))
-    await asyncio.sleep(0.05)
-    made = await writer.commit(audit=b"")
-    async with asyncio.timeout(60):
-        await waiting
-    async with asyncio.timeout(60):
-        await reader.wait_for_change(made, 0.05)  # nothing happened: patience ends it
-
-
-async def test_a_change_made_before_the_wait_is_not_missed(opened: Open) -> None:
-    writer, reader = opened(), opened()
-    await reader.wait_for_change("", 0.01)
-    await writer.commit(audit=b"")
-    async with asyncio.timeout(60):
-        await reader.wait_for_change("", 30)
-
-
 async def test_events_come_back_in_order_and_in_pages(opened: Open) -> None:
     writer, reader = opened(), opened()
     await writer.append("events", [b"%d" % n for n in range(5)], keep=100)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -191,11 +190,7 @@ def test_feedback_that_is_refused(
 def test_two_replicas_share_versions_and_traces() -> None:
     """Both follow one store, each with a server of its own."""
 
-    class Shared(MemoryStore):
-        async def wait_for_change(self, known: str, timeout_s: float) -> None:
-            await asyncio.sleep(0.05)  # events belong to one loop, and here are two
-
-    store = Shared()
+    store = MemoryStore()
     with serving(service(store=store)) as one, serving(service(store=store)) as other:
         publish(one)
         until(lambda: post(other).json()["baton"]["version"] == 1)
