@@ -37,14 +37,12 @@ from orchestrator.experiments.documents import (
     initial_state,
 )
 from orchestrator.loop.policy import Policy
-from orchestrator.state.store import Commit, PointerUpdate, Store, StoreState, change
+from orchestrator.state.store import Commit, Store, StoreState, change
 from orchestrator.state.versions import AuditInfo, PolicyVersions, build
 from orchestrator.validation import invalid_request
 from orchestrator.worker import check_method
 
 POINTER: Final = "experiment/"
-STARTED: Final = "experiments/started"
-"""The newest start: if two start at one moment and would share units, one gets a conflict."""
 _CACHED: Final = 64
 _SWEPT: Final = 100  # former runs whose streams are dropped again, as events may come late
 
@@ -73,7 +71,6 @@ class Run:
     experiment: Experiment
     state: ExperimentState
     arms: Mapping[str, BuiltArm]
-    pointer: bytes
     error: str | None = None
 
     @property
@@ -147,14 +144,9 @@ class Runs:
             while await self._is_taken(begun.name, number):
                 number += 1
             state = initial_state(await self._store.time())
-            run = Run(number, begun, state, arms, _pointer(number, state))
-            path, pointer = _path(run.name, number), POINTER + run.name
-            moves = [
-                PointerUpdate(pointer, seen.pointers.get(pointer), run.pointer),
-                PointerUpdate(STARTED, seen.pointers.get(STARTED), path.encode()),
-            ]
-            document = {path: begun.model_dump_json().encode()}
-            return Commit(_audit("start", run, info), moves, document), run
+            run = Run(number, begun, state, arms)
+            document = {_path(run.name, number): begun.model_dump_json().encode()}
+            return Commit(_audit("start", run, info), _pointer(run), document), run
 
         run = await change(self._store, plan)
         await self._drop_streams(run.name, before=run.number)
@@ -179,7 +171,8 @@ class Runs:
             if not run.live:
                 raise Conflict(f"the experiment {name} does not run")
             ended = run.state.model_copy(update={"ended": await self._store.time()})
-            return _moved(run, ended, "stop", info)
+            stopped = replace(run, state=ended)
+            return Commit(_audit("stop", stopped, info), _pointer(stopped)), stopped
 
         return await change(self._store, plan)
 
@@ -190,30 +183,38 @@ class Runs:
             Its last run; None if it could not be read.
 
         Raises:
-            UnknownPolicy: no experiment has this name. Conflict: it runs, or it was changed.
+            UnknownPolicy: no experiment has this name. Conflict: it runs.
         """
-        seen, run = await self._store.state(), None
-        with suppress(Unusable):
-            run = await self._find(seen, name)
-        if run is not None and run.live:
-            raise Conflict(f"the experiment {name} runs: stop it first")
-        unread = info.entry("experiment.remove", name)
-        audit = unread if run is None else _audit("remove", run, info)
-        gone = PointerUpdate(POINTER + name, seen.pointers[POINTER + name], None)
-        await self._store.commit(update=[gone], audit=audit)
+
+        async def plan(seen: StoreState) -> tuple[Commit, Run | None]:
+            run, audit = None, info.entry("experiment.remove", name)
+            with suppress(Unusable):
+                run = await self._find(seen, name)
+            if run is not None:
+                if run.live:
+                    raise Conflict(f"the experiment {name} runs: stop it first")
+                audit = _audit("remove", run, info)
+            return Commit(audit, {POINTER + name: b""}), run
+
+        run = await change(self._store, plan)
         if run is not None:
             await self._drop_streams(name, before=run.number + 1)
         return run
 
-    async def change(self, run: Run, state: ExperimentState, action: str, info: AuditInfo) -> Run:
+    async def change(self, run: Run, state: ExperimentState, action: str, info: AuditInfo) -> None:
         """Replace the state of a run.
 
         Raises:
             Conflict: it was changed since `run` was read.
         """
-        commit, changed = _moved(run, state, action, info)
-        await commit.send(self._store)
-        return changed
+
+        async def plan(seen: StoreState) -> tuple[Commit, None]:
+            if run not in (await self.read(seen)).runs:
+                raise Conflict(f"the experiment {run.name} was changed by another client")
+            changed = replace(run, state=state)
+            return Commit(_audit(action, changed, info), _pointer(changed)), None
+
+        await change(self._store, plan)
 
     async def _drop_streams(self, name: str, before: int) -> None:
         """Drop the streams of the runs before this number; if it fails, a later call does so."""
@@ -267,10 +268,10 @@ class Runs:
             raise Unusable(
                 f"{place} cannot be used: {wrong.message}; it gets no requests, and may be removed"
             ) from None
-        return replace(known, state=pointer.state, pointer=data)
+        return replace(known, state=pointer.state)
 
     async def _loaded(self, number: int, experiment: Experiment) -> Run:
-        run = Run(number, experiment, initial_state(0.0), {}, b"")
+        run = Run(number, experiment, initial_state(0.0), {})
         try:
             run = replace(run, arms=await self._build(experiment))
             self._check_methods(experiment)
@@ -337,16 +338,11 @@ class _Pointer(ExperimentDocument):
     state: ExperimentState
 
 
-def _pointer(number: int, state: ExperimentState) -> bytes:
-    return _Pointer(run=number, state=state).model_dump_json().encode()
+def _pointer(run: Run) -> dict[str, bytes]:
+    pointer = _Pointer(run=run.number, state=run.state)
+    return {POINTER + run.name: pointer.model_dump_json().encode()}
 
 
 def _audit(action: str, run: Run, info: AuditInfo) -> bytes:
     what, state = f"{run.name}/{run.number}", run.state.model_dump()
     return info.entry(f"experiment.{action}", what, state=state)
-
-
-def _moved(run: Run, state: ExperimentState, action: str, info: AuditInfo) -> tuple[Commit, Run]:
-    changed = replace(run, state=state, pointer=_pointer(run.number, state))
-    move = PointerUpdate(POINTER + run.name, run.pointer, changed.pointer)
-    return Commit(_audit(action, changed, info), [move]), changed

@@ -9,19 +9,12 @@ from __future__ import annotations
 import secrets
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from time import monotonic, time
 
 from orchestrator.errors import Conflict
-from orchestrator.state.store import (
-    AUDIT,
-    AUDIT_ENTRIES,
-    PointerUpdate,
-    StoreState,
-    StreamEntry,
-    check_commit,
-)
+from orchestrator.state.store import AUDIT, AUDIT_ENTRIES, Commit, StoreState, StreamEntry
 
 
 class MemoryStore:
@@ -44,27 +37,16 @@ class MemoryStore:
         self._count, self._size, self._bytes = count, size, 0
         self._clock = clock
 
-    async def commit(
-        self,
-        *,
-        create: Mapping[str, bytes] | None = None,
-        update: Sequence[PointerUpdate] = (),
-        audit: bytes,
-    ) -> str:
-        create = create or {}
-        check_commit(create, update, audit)
-        for name in create:
+    async def commit(self, known: str, commit: Commit) -> str:
+        if known != self._revision:
+            raise Conflict("the configuration was changed by another client")
+        for name in commit.create:
             if name in self._documents:
                 raise Conflict(f"{name} exists")
-        for one in update:
-            if self._pointers.get(one.pointer) != one.expected:
-                raise Conflict(f"{one.pointer} was changed by another client")
-        self._add(AUDIT, [audit], AUDIT_ENTRIES)
-        self._documents |= create
-        for one in update:
-            self._pointers.pop(one.pointer, None)
-            if one.new is not None:
-                self._pointers[one.pointer] = one.new
+        self._add(AUDIT, [commit.audit], AUDIT_ENTRIES)
+        self._documents |= commit.create
+        pointers = {**self._pointers, **commit.pointers}
+        self._pointers = {name: value for name, value in pointers.items() if value}
         self._commits += 1
         return self._revision
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -29,14 +29,15 @@ from orchestrator.state.store import (
     AUDIT,
     AUDIT_ENTRIES,
     TIMEOUT_S,
-    PointerUpdate,
+    Commit,
     StoreState,
     StreamEntry,
-    check_commit,
 )
 
 _REVISION: Final = b""  # a field; no pointer can have this name
 _EVENT: Final = b"e"
+_BYTES: Final = "latin-1"
+"""The encoding of revisions, in which any bytes have a text."""
 
 _COMMIT: Final = Path(__file__).with_name("commit.lua").read_text(encoding="utf-8")
 
@@ -78,36 +79,27 @@ class RedisStore:
         self._address = f"redis at {options.get('host', 'localhost')}:{options.get('port', 6379)}"
         self._prefix, self._timeout_s = prefix, timeout_s
 
-    async def commit(
-        self,
-        *,
-        create: Mapping[str, bytes] | None = None,
-        update: Sequence[PointerUpdate] = (),
-        audit: bytes,
-    ) -> str:
-        create = create or {}
-        check_commit(create, update, audit)
-        names = list(create)
+    async def commit(self, known: str, commit: Commit) -> str:
+        names = list(commit.create)
         keys = [self._key("pointers"), self._key("stream", AUDIT)]
         keys += [self._key("document", name) for name in names]
-        arguments: list[bytes | str | int] = [secrets.token_hex(8), audit, AUDIT_ENTRIES]
-        arguments.append(len(update))
-        for one in update:
-            arguments += [one.pointer, _optional(one.expected), _optional(one.new)]
-        arguments += [create[name] for name in names]
+        arguments: list[bytes | str | int] = [known.encode(_BYTES), secrets.token_hex(8)]
+        arguments += [commit.audit, AUDIT_ENTRIES, *commit.create.values()]
+        for pointer in commit.pointers.items():
+            arguments += pointer
         async with self._errors() as redis:
             outcome, detail = await redis.eval(_COMMIT, len(keys), *keys, *arguments)
         if outcome == b"conflict":
-            raise Conflict(f"{detail.decode()} was changed by another client")
+            raise Conflict("the configuration was changed by another client")
         if outcome == b"exists":
             raise Conflict(f"{names[detail]} exists")
-        revision: str = detail.decode()
+        revision: str = detail.decode(_BYTES)
         return revision
 
     async def state(self) -> StoreState:
         async with self._errors() as redis:
             fields: Any = await redis.hgetall(self._key("pointers"))
-        revision = fields.pop(_REVISION, b"").decode(errors="replace")
+        revision = fields.pop(_REVISION, b"").decode(_BYTES)
         pointers = {name.decode(errors="replace"): value for name, value in fields.items()}
         return StoreState(revision, pointers)
 
@@ -191,11 +183,6 @@ async def _leave(redis: Redis) -> None:
     with suppress(RedisError, OSError):
         await pool.update_active_connections_for_reconnect()  # type: ignore[no-untyped-call]
         await pool.disconnect(inuse_connections=False)
-
-
-def _optional(value: bytes | None) -> bytes:
-    """Encode a value or none, so that the script can tell them apart."""
-    return b"" if value is None else b"=" + value
 
 
 def _entries(entries: Any) -> list[StreamEntry]:

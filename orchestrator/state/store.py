@@ -8,9 +8,9 @@ It has four kinds of data, each with the rule that makes it safe to share:
     values      records with a time to live
 
 Documents and pointers are the *configuration*. Only `commit` changes it: a commit happens whole or
-not at all, and only if every pointer still has the value that the caller read (compare and set).
-`state` reads all pointers at one moment, and the documents that they name never change. So a reader
-that starts from one `state` sees one configuration, never a mix of two.
+not at all, and only if the revision is still the one that the caller planned it on. `state` reads
+all pointers at one moment, and the documents that they name never change. So a reader that starts
+from one `state` sees one configuration, never a mix of two.
 
 Names are paths, such as `policy/specreason/3`; callers make them of parts that they have checked.
 Every call may raise StoreUnavailable, and does so within `TIMEOUT_S` if the store is down. A call
@@ -56,12 +56,20 @@ class StoreState:
 
 
 @dataclass(frozen=True, slots=True)
-class PointerUpdate:
-    """Compare and set of one pointer, from `expected` to `new`; None: there is no pointer."""
+class Commit:
+    """A change of the configuration, with its audit entry: new values of pointers (an empty one
+    removes the pointer), and documents to create.
 
-    pointer: str
-    expected: bytes | None
-    new: bytes | None
+    Raises:
+        InvalidRequest: one of them is too large.
+    """
+
+    audit: bytes
+    pointers: Mapping[str, bytes] = field(default_factory=dict)
+    create: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_size(self.audit, *self.pointers.values(), *self.create.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +87,11 @@ class StreamEntry:
 
 
 class Store(Protocol):
-    async def commit(
-        self,
-        *,
-        create: Mapping[str, bytes] | None = None,
-        update: Sequence[PointerUpdate] = (),
-        audit: bytes,
-    ) -> str:
-        """Create documents and update pointers, all or none, with an entry in the audit stream.
-
-        Returns:
-            The new revision.
+    async def commit(self, known: str, commit: Commit) -> str:
+        """Carry out all of a commit if the revision is still `known`; return the new revision.
 
         Raises:
-            Conflict: a document of that name exists, or a pointer is not as expected.
+            Conflict: it is another revision, or a document of that name exists.
         """
         ...
 
@@ -140,18 +139,6 @@ class Store(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """A commit that is planned; see `Store.commit`."""
-
-    audit: bytes
-    update: Sequence[PointerUpdate]
-    create: Mapping[str, bytes] = field(default_factory=dict)
-
-    async def send(self, store: Store) -> None:
-        await store.commit(create=self.create, update=self.update, audit=self.audit)
-
-
 async def change(store: Store, plan: Callable[[StoreState], Awaitable[tuple[Commit, T]]]) -> T:
     """Commit what `plan` makes of the pointers, again if another change came between.
 
@@ -159,9 +146,10 @@ async def change(store: Store, plan: Callable[[StoreState], Awaitable[tuple[Comm
         Conflict: others always came first, or `plan` raises it.
     """
     for _ in range(_TRIES):
-        commit, made = await plan(await store.state())
+        state = await store.state()
+        commit, made = await plan(state)
         with suppress(Conflict):
-            await commit.send(store)
+            await store.commit(state.revision, commit)
             return made
     raise Conflict("too many change the configuration at the same time; try again")
 
@@ -175,10 +163,3 @@ def check_size(*values: bytes) -> None:
     for value in values:
         if len(value) > DOCUMENT_BYTES:
             raise InvalidRequest(f"{len(value)} bytes are too many: {DOCUMENT_BYTES} at most")
-
-
-def check_commit(
-    create: Mapping[str, bytes], update: Sequence[PointerUpdate], audit: bytes
-) -> None:
-    """Check everything in a commit, as `check_size`."""
-    check_size(*create.values(), *(one.new or b"" for one in update), audit)

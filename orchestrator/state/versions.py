@@ -26,14 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from orchestrator.errors import InvalidRequest, UnknownPolicy, Unusable
 from orchestrator.loop.policy import Policy
 from orchestrator.state.foreign import json_object
-from orchestrator.state.store import (
-    AUDIT,
-    Commit,
-    PointerUpdate,
-    Store,
-    StoreState,
-    change,
-)
+from orchestrator.state.store import AUDIT, Commit, Store, StoreState, change
 from orchestrator.validation import invalid_request
 
 ACTIVE: Final = "policy/active"
@@ -164,16 +157,12 @@ class PolicyVersions:
                 author=given.author,
                 created=time.time(),
             )
-            moves = [
-                PointerUpdate(
-                    LATEST + name, state.pointers.get(LATEST + name), b"%d" % document.version
-                )
-            ]
+            pointers = {LATEST + name: b"%d" % document.version}
             if given.activate:
-                moves += _activation(state, document.reference)
+                pointers |= _activation(state, document.reference)
             audit = _audit("publish", info, document.reference, state, given.activate)
             path = _path(name, document.version)
-            return Commit(audit, moves, {path: document.model_dump_json().encode()}), document
+            return Commit(audit, pointers, {path: document.model_dump_json().encode()}), document
 
         return await change(self._store, plan)
 
@@ -203,7 +192,7 @@ class PolicyVersions:
         Raises:
             InvalidRequest: there is nothing to roll back. UnknownPolicy: no such version.
             Unusable: it cannot be used any more; `to` may name another.
-            Conflict: the pointer changed in the same moment.
+            Conflict: the configuration changed in the same moment.
         """
         state = await self._store.state()
         earlier = active_before(state)
@@ -216,10 +205,8 @@ class PolicyVersions:
             raise InvalidRequest("nothing was active before: there is nothing to roll back")
         if target is not None:
             await self.find(target)
-        await self._store.commit(
-            update=_pointers(state, target, earlier[known:]),
-            audit=_audit("rollback", info, target or FILE, state, moved=True),
-        )
+        audit = _audit("rollback", info, target or FILE, state, moved=True)
+        await self._store.commit(state.revision, Commit(audit, _pointers(target, earlier[known:])))
         return target
 
     async def find(self, target: str, *, identity: str | None = None) -> PublishedPolicy:
@@ -362,22 +349,17 @@ def _path(name: str, version: int) -> str:
     return f"policy/{name}/{version}"
 
 
-def _activation(state: StoreState, target: str | None) -> list[PointerUpdate]:
+def _activation(state: StoreState, target: str | None) -> dict[str, bytes]:
     earlier = active_before(state)
     with suppress(Unusable):  # a rollback to that is impossible
         if (before := active(state)) != target:
             earlier = [before, *earlier]
-    return _pointers(state, target, earlier)
+    return _pointers(target, earlier)
 
 
-def _pointers(
-    state: StoreState, target: str | None, earlier: Sequence[str | None]
-) -> list[PointerUpdate]:
+def _pointers(target: str | None, earlier: Sequence[str | None]) -> dict[str, bytes]:
     remembered = " ".join(version or FILE for version in earlier[:_REMEMBERED])
-    return [
-        PointerUpdate(ACTIVE, state.pointers.get(ACTIVE), (target or FILE).encode()),
-        PointerUpdate(PREVIOUS, state.pointers.get(PREVIOUS), remembered.encode()),
-    ]
+    return {ACTIVE: (target or FILE).encode(), PREVIOUS: remembered.encode()}
 
 
 def _audit(action: str, info: AuditInfo, what: str, state: StoreState, moved: bool) -> bytes:

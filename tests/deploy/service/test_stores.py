@@ -10,8 +10,8 @@ import pytest
 
 from deploy.service import stores
 from deploy.service.stores import ServedStore, StoreReplica
-from orchestrator.errors import InvalidRequest, StoreUnavailable
-from orchestrator.state.store import DOCUMENT_BYTES
+from orchestrator.errors import Conflict, StoreUnavailable
+from orchestrator.state.store import Commit
 
 
 async def test_a_store_that_is_away_is_unavailable() -> None:
@@ -46,8 +46,8 @@ async def test_calls_share_a_connection_and_find_a_store_that_was_replaced(
     store: Any = ServedStore(handle)
     await asyncio.gather(*(store.put(f"k{n}", b"v", ttl_s=60.0) for n in range(20)))
     assert await store.get("k7") == b"v"
-    with pytest.raises(InvalidRequest):
-        await store.commit(audit=b"x" * (DOCUMENT_BYTES + 1))
+    with pytest.raises(Conflict):
+        await store.commit("another", Commit(b""))
     assert handle.asked == 1
 
     monkeypatch.setattr(stores, "TIMEOUT_S", 60.0)

@@ -416,10 +416,10 @@ async def test_what_could_not_be_carried_out_is_decided_once_more(
     trial = Experiment.parse({"name": "trial", "arms": ARMS, "ramp": ramp})
     await shared.experimenter.runs.start(trial, AuditInfo())
 
-    async def refusing(*args: Any) -> Run:
+    async def refusing(*args: Any) -> None:
         if refusals:
             raise refusals.pop()
-        return await change(*args)
+        await change(*args)
 
     monkeypatch.setattr(shared.experimenter.runs, "change", refusing)
     await shared.watcher.refresh()
@@ -442,7 +442,7 @@ async def test_a_reader_knows_whether_requests_were_forgotten(
     monkeypatch.setattr(outcome_log, "KEPT", 30)
     now = [0.0]
     store = MemoryStore(wall_clock=lambda: now[0])
-    run = Run(1, Experiment.parse({"name": "trial", "arms": ARMS}), initial_state(0.0), {}, b"")
+    run = Run(1, Experiment.parse({"name": "trial", "arms": ARMS}), initial_state(0.0), {})
     early = LogReader(run)
     await early.read(store)
     assert early.since is None

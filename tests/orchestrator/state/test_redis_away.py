@@ -16,8 +16,9 @@ from orchestrator.experiments.documents import Experiment
 from orchestrator.http.records import OUTCOMES, REWARDS
 from orchestrator.http.service import Service
 from orchestrator.state.redis import RedisStore
-from orchestrator.state.store import PointerUpdate, StoreState
+from orchestrator.state.store import StoreState
 from orchestrator.state.versions import AuditInfo, Publication
+from tests.orchestrator.commits import commit
 from tests.orchestrator.redis_server import RedisServer, redis_server
 from tests.orchestrator.serving import HTTP, planned, post, service, serving
 from tests.orchestrator.serving import until as until_now
@@ -244,6 +245,7 @@ async def test_garbage_in_every_other_place(redis: RedisServer) -> None:
     admin.xadd("baton:stream:t", {"other": "x"})
     admin.lpush("baton:value:v", "x")
     admin.lpush("baton:document:d", "x")
+    admin.hset("baton:pointers", "", b"\xff")  # a revision of nobody's
     for call in (store.append("s", [b"x"], keep=5), store.read("s")):
         with pytest.raises(StoreError):
             await call
@@ -253,6 +255,8 @@ async def test_garbage_in_every_other_place(redis: RedisServer) -> None:
     assert await store.get("v") == b"y"
     assert await store.documents(["d"]) == [None]
     assert [entry.event for entry in await store.read("t")] == [b""]
+    made = await commit(store, {"p": b"y"})
+    assert await store.state() == StoreState(made, {"p": b"y"})
     await store.aclose()
 
 
@@ -260,7 +264,7 @@ async def test_a_failing_commit_changes_nothing(redis: RedisServer) -> None:
     store = RedisStore(redis.url)
     redis.admin.set("baton:stream:audit", "x")
     with pytest.raises(StoreError):
-        await store.commit(create={"d": b"x"}, update=[PointerUpdate("p", None, b"y")], audit=b"")
+        await commit(store, {"p": b"y"}, {"d": b"x"})
     assert await store.state() == StoreState()
     assert await store.documents(["d"]) == [None]
     await store.aclose()
@@ -282,7 +286,7 @@ async def test_a_user_with_rights_for_the_prefix_alone(redis: RedisServer) -> No
         assert "s3cret" not in str(info.value)
         await shut.aclose()
     store = RedisStore(url, password="s3cret", timeout_s=60)
-    await store.commit(create={"d": b"x"}, update=[PointerUpdate("p", None, b"y")], audit=b"z")
+    await commit(store, {"p": b"y"}, {"d": b"x"}, b"z")
     await store.append("s", [b"1"], keep=10)
     await store.put("v", b"x", ttl_s=9)
     assert await store.documents(["d"]) == [b"x"]
@@ -303,7 +307,7 @@ async def test_a_user_with_rights_for_the_prefix_alone(redis: RedisServer) -> No
 async def test_prefixes_keep_deployments_apart(redis: RedisServer) -> None:
     one = RedisStore(redis.url, timeout_s=60)
     other = RedisStore(redis.url, prefix="staging:", timeout_s=60)
-    await one.commit(create={"d": b"x"}, update=[PointerUpdate("p", None, b"y")], audit=b"")
+    await commit(one, {"p": b"y"}, {"d": b"x"})
     await one.put("v", b"x", ttl_s=9)
     assert await other.state() == StoreState()
     assert (await other.documents(["d"]), await other.get("v")) == ([None], None)
@@ -331,7 +335,7 @@ async def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis_server("--tls-port", str(port), *flat):
         url = f"rediss://localhost:{port}/0?ssl_ca_certs={tmp_path}"
         store = RedisStore(f"{url}/ca.pem", timeout_s=5)
-        made = await store.commit(audit=b"")
+        made = await commit(store)
         assert (await store.state()).revision == made
         await store.aclose()
         for wrong in (

@@ -12,8 +12,9 @@ import pytest
 from orchestrator.errors import StoreUnavailable
 from orchestrator.http.records import OUTCOMES
 from orchestrator.state.redis import RedisStore
-from orchestrator.state.store import PointerUpdate
+from orchestrator.state.store import Commit
 from orchestrator.state.versions import AuditInfo, Publication
+from tests.orchestrator.commits import commit
 from tests.orchestrator.redis_server import RedisServer, redis_server
 from tests.orchestrator.serving import service
 from tests.orchestrator.waiting import until
@@ -89,12 +90,12 @@ async def test_what_is_no_longer_the_primary_is_left(
         store = RedisStore(at.url, timeout_s=20)
         at_once = [store.put(f"v{n}", b"", ttl_s=60) for n in range(4)]
         await asyncio.gather(*at_once)  # several connections, all of them kept
-        await store.commit(update=[PointerUpdate("p", None, b"1")], audit=b"")
+        made = await commit(store, {"p": b"1"})
         change(primary, replica)
         at.leads_to = replica
         with pytest.raises(StoreUnavailable, match=r"(?i)read only|MASTER is down"):
-            await store.commit(update=[PointerUpdate("p", b"1", b"2")], audit=b"")
-        await store.commit(update=[PointerUpdate("p", b"1", b"2")], audit=b"")
+            await store.commit(made, Commit(b"", {"p": b"2"}))
+        await store.commit(made, Commit(b"", {"p": b"2"}))
         await asyncio.gather(*(store.put(f"v{n}", b"", ttl_s=60) for n in range(4)))
         await store.append("s", [b"x"], keep=9)
         await store.aclose()

@@ -18,7 +18,7 @@ from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.runs import Run, Runs
 from orchestrator.http.service import Service
 from orchestrator.state.memory import MemoryStore
-from orchestrator.state.store import PointerUpdate, Store
+from orchestrator.state.store import Store
 from orchestrator.state.versions import (
     ACTIVE,
     LATEST,
@@ -29,6 +29,7 @@ from orchestrator.state.versions import (
 )
 from orchestrator.state.watcher import ConfigWatcher
 from policies import POLICIES
+from tests.orchestrator.commits import commit
 from tests.orchestrator.serving import HTTP, planned, post, service, serving
 
 ME = AuditInfo("ada")
@@ -40,23 +41,17 @@ OLD = {"name": "old", "arms": ARMS, "kind": "bandit"}
 """As another release started it, which had this key."""
 
 
-async def put(store: Store, documents: dict[str, bytes], pointers: dict[str, bytes | None]) -> None:
-    before = (await store.state()).pointers
-    moves = [PointerUpdate(name, before.get(name), new) for name, new in pointers.items()]
-    await store.commit(create=documents, update=moves, audit=b"{}")
-
-
 async def with_gone(store: Store) -> None:
     """The active version has a parameter that this release does not know."""
     document = {"policy/specreason/1": json.dumps(GONE).encode()}
-    await put(store, document, {ACTIVE: b"specreason@1", LATEST + "specreason": b"1"})
+    await commit(store, {ACTIVE: b"specreason@1", LATEST + "specreason": b"1"}, document)
 
 
 async def with_unreadable(store: Store) -> None:
     """An experiment runs whose document this release cannot read."""
     document = {"experiment/old/1": json.dumps(OLD).encode()}
     pointer = json.dumps({"run": 1, "state": STATE}).encode()
-    await put(store, document, {"experiment/old": pointer})
+    await commit(store, {"experiment/old": pointer}, document)
 
 
 def parts(store: Store) -> tuple[ConfigWatcher, PolicyVersions, Runs]:
@@ -151,7 +146,7 @@ def test_an_active_version_is_left_by_rollback_and_by_the_files_default(
     made, url = broken
     assert HTTP.put(f"{url}/v1/policies/active", json={"version": None}).status_code == 200
     assert made.shared.watcher.current.set_aside.keys() == {"experiment/old"}
-    asyncio.run(put(made.shared.store, {}, {ACTIVE: b"specreason@1", PREVIOUS: b"default"}))
+    asyncio.run(commit(made.shared.store, {ACTIVE: b"specreason@1", PREVIOUS: b"default"}))
     assert HTTP.post(f"{url}/v1/policies/rollback", json={}).status_code == 200
     assert get(url, "/v1/policies")["active"] is None
 
@@ -162,7 +157,7 @@ async def test_the_version_that_was_read_last_stays() -> None:
     good = await versions.publish(Publication(policy="specreason", params={"threshold": 3}), ME)
     await watcher.refresh()
     newer = json.dumps({**GONE, "version": 2}).encode()
-    await put(store, {"policy/specreason/2": newer}, {ACTIVE: b"specreason@2"})
+    await commit(store, {ACTIVE: b"specreason@2"}, {"policy/specreason/2": newer})
     await watcher.refresh()
     assert watcher.current.active is not None
     assert watcher.current.active.document == good
@@ -189,7 +184,8 @@ async def test_an_experiment_that_cannot_be_read_takes_nothing_else_away(
     watcher, versions, runs = parts(store)
     run = await runs.start(trial(), ME)
     documents = {} if document is None else {"experiment/old/1": document}
-    await put(store, documents, {"experiment/old": json.dumps({"run": 1, "state": STATE}).encode()})
+    pointer = json.dumps({"run": 1, "state": STATE}).encode()
+    await commit(store, {"experiment/old": pointer}, documents)
     await watcher.refresh()
     assert watcher.current.experiments == (run,)
     assert watcher.current.set_aside.keys() == {"experiment/old"}
@@ -263,8 +259,8 @@ def test_nothing_in_the_configuration_freezes_it(
     async def run() -> None:
         store = MemoryStore()
         watcher, versions, runs = parts(store)
-        await put(store, {"policy/specreason/1": document, "experiment/old/1": document}, {})
-        await put(store, {}, dict(pointers))
+        documents = {"policy/specreason/1": document, "experiment/old/1": document}
+        await commit(store, pointers, documents)
         await watcher.refresh()
         made = await versions.publish(Publication(policy="specreason"), ME)
         await watcher.refresh()
@@ -287,7 +283,7 @@ def test_nothing_in_the_configuration_freezes_it(
 
 async def test_a_request_is_answered_though_nothing_can_be_used() -> None:
     store = MemoryStore()
-    await put(store, {}, {ACTIVE: b"\xff", PREVIOUS: b"\xff", LATEST + "specreason": b"x"})
+    await commit(store, {ACTIVE: b"\xff", PREVIOUS: b"\xff", LATEST + "specreason": b"x"})
     made = service(store=store)
     await made.shared.start()
     assert (await planned(made, "baton")).version == 0

@@ -12,11 +12,12 @@ from orchestrator.state.memory import MemoryStore
 from orchestrator.state.store import (
     AUDIT,
     DOCUMENT_BYTES,
-    PointerUpdate,
+    Commit,
     Store,
     StoreState,
     StreamEntry,
 )
+from tests.orchestrator.commits import commit
 from tests.orchestrator.conftest import Open
 
 
@@ -30,11 +31,8 @@ async def test_an_empty_store_has_no_revision(store: Store) -> None:
 
 async def test_a_commit_is_seen_whole_by_everybody(opened: Open) -> None:
     one, other = opened(), opened()
-    made = await one.commit(
-        create={"policy/a/1": b"{}", "policy/b/1": b"\x00\xff"},
-        update=[PointerUpdate("active", None, b"a@1"), PointerUpdate("latest/a", None, b"1")],
-        audit=b"first",
-    )
+    documents = {"policy/a/1": b"{}", "policy/b/1": b"\x00\xff"}
+    made = await commit(one, {"active": b"a@1", "latest/a": b"1"}, documents, b"first")
     assert await other.state() == StoreState(made, {"active": b"a@1", "latest/a": b"1"})
     names = ["policy/b/1", "none", "policy/a/1"]
     assert await other.documents(names) == [b"\x00\xff", None, b"{}"]
@@ -42,55 +40,44 @@ async def test_a_commit_is_seen_whole_by_everybody(opened: Open) -> None:
 
 
 async def test_every_commit_has_a_revision_of_its_own(store: Store) -> None:
-    made = [await store.commit(audit=b"") for _ in range(5)]
+    made = [await commit(store) for _ in range(5)]
     assert len(set(made)) == 5
     assert (await store.state()).revision == made[-1]
 
 
 async def test_a_document_is_never_written_again(store: Store) -> None:
-    await store.commit(create={"policy/a/1": b"old"}, audit=b"one")
+    await commit(store, create={"policy/a/1": b"old"})
     before = await store.state()
+    documents = {"policy/a/2": b"x", "policy/a/1": b"new"}
     with pytest.raises(Conflict, match="policy/a/1"):
-        await store.commit(
-            create={"policy/a/2": b"x", "policy/a/1": b"new"},
-            update=[PointerUpdate("active", None, b"a@1")],
-            audit=b"two",
-        )
+        await commit(store, {"active": b"a@1"}, documents)
     assert await store.state() == before
     assert await store.documents(["policy/a/1", "policy/a/2"]) == [b"old", None]
     assert len(await store.read(AUDIT)) == 1
 
 
-@pytest.mark.parametrize("seen", [None, b"", b"a@2", b"a@10"])
-async def test_nobody_moves_what_they_have_not_seen(store: Store, seen: bytes | None) -> None:
-    await store.commit(update=[PointerUpdate("active", None, b"a@1")], audit=b"")
+async def test_nobody_changes_what_they_have_not_seen(store: Store) -> None:
+    seen = ["", await commit(store, {"active": b"a@1"}), "another", "\xff"]
+    await commit(store, {"active": b"a@2"})
     before = await store.state()
-    with pytest.raises(Conflict, match="active"):
-        await store.commit(
-            create={"policy/a/2": b"x"},
-            update=[PointerUpdate("other", None, b"y"), PointerUpdate("active", seen, b"a@2")],
-            audit=b"",
-        )
+    for known in seen:
+        with pytest.raises(Conflict, match="changed by another"):
+            await store.commit(known, Commit(b"", {"active": b"a@3"}, {"policy/a/3": b"x"}))
     assert await store.state() == before
-    assert await store.documents(["policy/a/2"]) == [None]
+    assert await store.documents(["policy/a/3"]) == [None]
 
 
-async def test_an_empty_pointer_is_not_a_missing_one(store: Store) -> None:
-    await store.commit(update=[PointerUpdate("active", None, b"")], audit=b"")
-    with pytest.raises(Conflict):
-        await store.commit(update=[PointerUpdate("active", None, b"a@1")], audit=b"")
-    await store.commit(update=[PointerUpdate("active", b"", None)], audit=b"")
-    assert (await store.state()).pointers == {}
+async def test_an_empty_pointer_is_removed(store: Store) -> None:
+    await commit(store, {"active": b"a@1", "latest/a": b"1"})
+    await commit(store, {"active": b"", "never": b""})
+    assert (await store.state()).pointers == {"latest/a": b"1"}
 
 
 async def test_of_many_who_want_the_same_version_one_gets_it(opened: Open) -> None:
     async def publish(store: Store, author: int) -> bool:
+        pointers, audit = {"latest/a": b"%d" % author}, b"%d" % author
         try:
-            await store.commit(
-                create={"policy/a/1": b"%d" % author},
-                update=[PointerUpdate("latest/a", None, b"%d" % author)],
-                audit=b"%d" % author,
-            )
+            await store.commit("", Commit(audit, pointers, {"policy/a/1": audit}))
         except Conflict:
             return False
         return True
@@ -119,11 +106,8 @@ async def test_pointers_that_move_together_are_seen_together(opened: Open) -> No
         return len(seen)
 
     looking = [asyncio.create_task(look(store)) for store in readers]
-    value: bytes | None = None
     for number in range(200):
-        new = b"%d" % number
-        await writer.commit(update=[PointerUpdate(name, value, new) for name in names], audit=b"")
-        value = new
+        await commit(writer, dict.fromkeys(names, b"%d" % number))
         await asyncio.sleep(0)
     done.set()
     assert all(seen > 1 for seen in await asyncio.gather(*looking))
@@ -195,16 +179,12 @@ async def test_values_end_with_their_time(store: Store) -> None:
     assert await store.get("trace/a") == b"new"
 
 
-async def test_documents_and_pointers_have_a_size(store: Store) -> None:
+def test_documents_and_pointers_have_a_size() -> None:
     large = b"x" * (DOCUMENT_BYTES + 1)
-    for call in (
-        store.commit(create={"a": large}, audit=b""),
-        store.commit(update=[PointerUpdate("a", None, large)], audit=b""),
-        store.commit(audit=large),
-    ):
+    for parts in ((large,), (b"", {"a": large}), (b"", {}, {"a": large})):
         with pytest.raises(InvalidRequest, match="too many"):
-            await call
-    await store.commit(create={"a": large[1:]}, audit=b"")
+            Commit(*parts)  # type: ignore[arg-type]
+    Commit(b"", {}, {"a": large[1:]})
 
 
 async def test_memory_holds_no_more_values_than_it_may() -> None:

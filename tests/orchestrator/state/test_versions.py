@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.errors import InvalidRequest, StoreError, UnknownPolicy
 from orchestrator.state.memory import MemoryStore
-from orchestrator.state.store import PointerUpdate, Store, StoreState
+from orchestrator.state.store import Store, StoreState
 from orchestrator.state.versions import (
     ACTIVE,
     LATEST,
@@ -22,6 +22,7 @@ from orchestrator.state.versions import (
     newest_numbers,
 )
 from policies import POLICIES
+from tests.orchestrator.commits import commit
 from tests.orchestrator.conftest import Open
 
 ANNA = AuditInfo("anna", "0a1b2c3d", "because")
@@ -170,11 +171,7 @@ GOOD = {"policy": "specreason", "version": 1, "params": {"threshold": 7}, "creat
     ],
 )
 async def test_what_is_read_is_checked_again(store: Store, document: bytes, said: str) -> None:
-    await store.commit(
-        create={"policy/specreason/1": document},
-        update=[PointerUpdate(LATEST + "specreason", None, b"1")],
-        audit=b"",
-    )
+    await commit(store, {LATEST + "specreason": b"1"}, {"policy/specreason/1": document})
     one = versions(store)
     with pytest.raises(StoreError, match=said):
         await one.find("specreason@1")
@@ -188,9 +185,9 @@ async def test_what_is_read_is_checked_again(store: Store, document: bytes, said
 @pytest.mark.parametrize("pointer", [b"", b"\xff", b"specreason", b"specreason@0", b"a@1@2"])
 async def test_pointers_are_checked_when_read(pointer: bytes) -> None:
     store = MemoryStore()
-    await store.commit(update=[PointerUpdate(ACTIVE, None, pointer)], audit=b"\xffgarbage")
+    await commit(store, audit=b"\xffgarbage")
     with pytest.raises(StoreError, match="holds no version"):
-        active(await store.state())
+        active(StoreState("r", {ACTIVE: pointer}))
     assert await versions(store).history(5) == []
     for number in (b"x", b"", b"9" * 30, "٣".encode()):
         state = StoreState("r", {LATEST + "specreason": number, LATEST + "bild": b"2"})
