@@ -29,17 +29,14 @@ log = logging.getLogger(__name__)
 
 UPDATE_S: Final = 1.0  # seconds between two updates, at the least
 REST: Final = 30  # times as long as an update takes, until the next one
-REPORTS: Final = 16  # of runs, in memory
+REPORTS: Final = 16  # runs whose log and report are in memory
 ITSELF: Final = AuditInfo(author="baton")
 _Input = tuple[Experiment, ExperimentState, int, str]
 """A report's document, state, and the number and position of its events."""
 
 
 class Experimenter(Background):
-    """The experiments of one replica, which calls `refresh` after a change.
-
-    `contents` names the store's contents: what was read of others is forgotten.
-    """
+    """The experiments of one replica, which calls `refresh` after a change."""
 
     def __init__(
         self,
@@ -48,13 +45,10 @@ class Experimenter(Background):
         current: Callable[[], Sequence[Run]],
         refresh: Callable[[], Awaitable[None]],
         registry: CollectorRegistry,
-        contents: Callable[[], str] = lambda: "",
     ) -> None:
         self._store, self.runs = store, runs
         self._current, self._refresh = current, refresh
-        self._contents, self._read_from = contents, ""
-        self._readers: dict[RunKey, LogReader] = {}
-        self._ended: LRUCache[RunKey, LogReader] = LRUCache(REPORTS)
+        self._readers: LRUCache[RunKey, LogReader] = LRUCache(REPORTS)
         self._reports: LRUCache[RunKey, tuple[_Input, ExperimentReport]] = LRUCache(REPORTS)
         self._reporting = asyncio.Lock()
         self._stops = Counter(
@@ -71,8 +65,7 @@ class Experimenter(Background):
             UnknownPolicy: no experiment of this name. StoreError: the store is down.
         """
         run = await self.runs.find(name)
-        self._forget_other_contents()
-        reader = self._readers.get(run.key) or self._ended.setdefault(run.key, LogReader(run))
+        reader = self._readers.setdefault(run.key, LogReader(run))
         await reader.read(self._store)
         async with self._reporting:  # calls share one report until there are new events
             seen = (run.experiment, run.state, reader.events, reader.position)
@@ -85,25 +78,17 @@ class Experimenter(Background):
                 self._reports[run.key] = seen, made
         return run, made
 
-    def _forget_other_contents(self) -> None:
-        if (contents := self._contents()) != self._read_from:
-            self._read_from = contents
-            for known in (self._readers, self._ended, self._reports):
-                known.clear()
-
     async def update(self) -> None:
         """Read new events; then stop arms and take the ramp's next step, if due.
 
         Raises:
             StoreError: the store is down.
         """
-        self._forget_other_contents()
-        running = {run.key: run for run in self._current() if run.live}
-        for key in self._readers.keys() - running.keys():
-            del self._readers[key]
-        for key, run in running.items():
+        for run in self._current():
+            if not run.live:
+                continue
             self._stops.labels(run.name)  # a series that begins at 0 shows the first stop
-            reader = self._readers.setdefault(key, LogReader(run))
+            reader = self._readers.setdefault(run.key, LogReader(run))
             await reader.read(self._store)
             if run.experiment.adaptive:
                 requests = reader.outcomes.requests

@@ -50,7 +50,6 @@ class Shared:
             lambda: self.watcher.current.experiments,
             self.watcher.refresh,
             registry,
-            lambda: self.watcher.current.identity,
         )
 
     async def start(self) -> None:

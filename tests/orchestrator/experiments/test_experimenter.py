@@ -130,19 +130,6 @@ def test_those_who_read_a_report_at_once_are_given_one(monkeypatch: pytest.Monke
         assert computed == [1, 2]
 
 
-def test_events_that_a_restored_store_lacks_are_forgotten() -> None:
-    made = service()
-    with serving(made) as url:
-        start(url)
-        ask(url)
-        until(lambda: len(recorded(made)) == 2)
-        assert sum(show(url, "trial/report")["sample_ratio"]["counts"].values()) == 1
-        asyncio.run(made.shared.store.drop("outcomes/trial/1"))  # an older backup lacks them
-        watcher = made.shared.watcher
-        watcher.current = replace(watcher.current, identity="of the backup")
-        assert not any(show(url, "trial/report")["sample_ratio"]["counts"].values())
-
-
 def test_a_session_stays_with_its_arm() -> None:
     with serving(service()) as url:
         assert start(url, unit="session", secret="0" * 32).status_code == 201
