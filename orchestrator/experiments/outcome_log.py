@@ -24,6 +24,7 @@ from orchestrator.state.store import Store
 
 Text = Annotated[str, Field(max_length=256)]
 Tokens = Annotated[int, Field(ge=0, lt=2**53)]
+Status = Literal["finished", "failed", "cancelled"]
 TimeName = Literal["ms", "first_step_ms"]
 TIMES: Final[tuple[TimeName, ...]] = ("ms", "first_step_ms")
 BATCH: Final = 1000  # events read at once
@@ -48,29 +49,44 @@ class Exposure(_Event):
     forced: bool = False
 
 
-class Outcome(_Event):
+class _AnswerEvent(_Event):
+    """An event about the answer of a policy's version (0: the deployment file's)."""
+
+    policy: Text | None = None
+    version: int | None = None
+    experiment: Text | None = None
+    arm: Name | None = None
+
+
+class Outcome(_AnswerEvent):
     """The end of a request; times in ms.
 
-    `accepted` is the share of judged drafts that were accepted; `prompt_tokens` counts those
-    computed. The exposure names the arm that served the request. A `shadow` outcome names its arm
-    and the trace of the served request; `agreement`: both answers have the same value. `refused`:
-    the request can never be answered (a 4xx).
+    `overrides` names the policy's parameters that the request set; such a request says little about
+    the version. `speculation` is the large worker's method. `accepted` is the share of judged
+    drafts that were accepted; `prompt_tokens` counts those computed, not cached. The exposure names
+    the arm that served the request. A `shadow` outcome names its arm and the trace of the served
+    request; `agreement`: both answers have the same value. `refused`: the request can never be
+    answered (a 4xx). `key` is 8 hex digits of the API key's digest.
     """
 
     kind: Literal["outcome"] = "outcome"
     trace_id: Text
     at: float
-    arm: Name | None = None
+    overrides: tuple[Text, ...] = ()
+    speculation: Text | None = None
     shadow: bool = False
-    status: Literal["finished", "failed", "cancelled"] = "finished"
+    status: Status = "finished"
+    finish_reason: Text | None = None
     refused: bool = False
     ms: float | None = None
     first_step_ms: float | None = None
     small_tokens: Tokens = 0
     large_tokens: Tokens = 0
+    discarded_tokens: Tokens = 0
     prompt_tokens: Tokens = 0
     accepted: float | None = None
     agreement: bool | None = None
+    key: Text | None = None
 
     @property
     def censored(self) -> bool:
@@ -88,7 +104,7 @@ class Outcome(_Event):
         return self.ms
 
 
-class Reward(_Event):
+class Reward(_AnswerEvent):
     """A judgement of an answer, from 0 to 1, by `key` (8 hex digits of its digest, None without
     keys). Each key's first judgement on record counts."""
 

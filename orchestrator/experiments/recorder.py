@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter
 
 from orchestrator.experiments.assignment import Enrollment
-from orchestrator.experiments.outcome_log import Exposure
+from orchestrator.experiments.outcome_log import Exposure, Outcome, Reward
 from orchestrator.experiments.runs import outcome_stream
 from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
 from orchestrator.state.outbox import Outbox
@@ -42,13 +42,11 @@ class EventRecorder:
         self._exposures.labels(run.name, enrollment.arm).inc()
         self._outbox.event(run.stream, exposure.model_dump())
 
-    def outcome(
-        self, enrollment: Enrollment, outcome: Mapping[str, Any], request: ShadowRequest
-    ) -> None:
+    def outcome(self, enrollment: Enrollment, outcome: Outcome, request: ShadowRequest) -> None:
         """Record the `outcome` of a request, and queue it for the shadows that sample it."""
         run = enrollment.run
-        self._outbox.event(run.stream, outcome)
-        served = outcome["status"] == "finished" and not enrollment.forced
+        self._outbox.event(run.stream, outcome.model_dump())
+        served = outcome.status == "finished" and not enrollment.forced
         if served and enrollment.arm == run.experiment.base:
             for arm in run.experiment.shadows:
                 built = run.arms[arm.name]
@@ -56,8 +54,8 @@ class EventRecorder:
                 again = replace(request, asked=asked)
                 self._shadows.add(run.stream, arm.name, built.policy, again)
 
-    def reward(self, record: Mapping[str, Any], reward: Mapping[str, Any]) -> None:
+    def reward(self, record: Mapping[str, Any], reward: Reward) -> None:
         """Record a reward for the answer whose trace is `record`."""
         name, number = record.get("experiment"), record.get("run")
         if isinstance(name, str) and isinstance(number, int):
-            self._outbox.event(outcome_stream(name, number), reward)
+            self._outbox.event(outcome_stream(name, number), reward.model_dump())

@@ -26,6 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.background import stop
 from orchestrator.errors import InvalidRequest, Unsupported, WorkerError, describe
+from orchestrator.experiments.outcome_log import Status
 from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.http.admission import Place
 from orchestrator.http.api import credentials, dump, error_response
@@ -179,7 +180,7 @@ class Answer:
                             await self.encoder.after(workers)
                     yield event
 
-    def record(self, status: str, error: Json | None = None) -> None:
+    def record(self, status: Status, error: Json | None = None) -> None:
         """Queue the record and the outcome for the store; only the first call has an effect."""
         if self._recorded:
             return
@@ -190,9 +191,10 @@ class Answer:
         ttl_s = self._service.settings.trace_ttl_s
         shared.outbox.put(trace_name(choice.trace_id), data, ttl_s=ttl_s)
         ended = outcome(choice, response, status, error)
-        shared.outbox.event(OUTCOMES, ended)
+        shared.outbox.event(OUTCOMES, ended.model_dump())
         if not self._service.access.sees_all(credentials(incoming.headers)):
-            shared.outbox.event(f"{OUTCOMES_OF}{incoming.key}", ended, keep=OUTCOMES_OF_KEPT)
+            own = f"{OUTCOMES_OF}{incoming.key}"
+            shared.outbox.event(own, ended.model_dump(), keep=OUTCOMES_OF_KEPT)
         if enrollment is not None and self._exposed:
             asked = replace(self._request, speculation=None, session="", began_at=None, hurry=None)
             again = ShadowRequest(asked, response.answer)
@@ -333,7 +335,7 @@ class AnswerResponse(Response):
         self._ended, self._sent_at = not more, perf_counter()
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
-    def _record(self, status: str, error: Json | None = None, failed: int | None = None) -> None:
+    def _record(self, status: Status, error: Json | None = None, failed: int | None = None) -> None:
         """Record how the answers ended. If one `failed`, the unfinished others were cancelled."""
         for index, answer in enumerate(self._answers):
             if failed in (None, index):

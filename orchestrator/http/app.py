@@ -137,7 +137,7 @@ def create_app(service: Service) -> FastAPI:
         key, ttl_s = request.state.key, service.settings.trace_ttl_s
         if await record_if_first(service.shared.outbox, body, key, ttl_s):
             event = reward(body, record, key)
-            service.shared.outbox.event(REWARDS, event)
+            service.shared.outbox.event(REWARDS, event.model_dump())
             service.shared.recorder.reward(record, event)
         return JSONResponse({"object": "baton.feedback", **body.model_dump()})
 

@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, replace
 from typing import Final
 
+from orchestrator.experiments.outcome_log import Outcome, Status
 from orchestrator.http.api import APIS
 from orchestrator.http.ask import Choice
 from orchestrator.http.body import Json
@@ -23,9 +24,9 @@ LAST: Final = 8  # messages kept of a conversation that is shortened
 
 
 def record(
-    choice: Choice, response: ResponseAccumulator, status: str, error: Json | None = None
+    choice: Choice, response: ResponseAccumulator, status: Status, error: Json | None = None
 ) -> Json:
-    """Return everything about a request; `status` is finished, failed or cancelled.
+    """Return everything about a request.
 
     If no text was made, only the beginnings of the last messages are kept, so that refused requests
     take no room from answered ones.
@@ -98,37 +99,31 @@ def _brief(text: str) -> str:
 
 
 def outcome(
-    choice: Choice, response: ResponseAccumulator, status: str, error: Json | None = None
-) -> Json:
-    """Return a request's outcome, an event for experiments; times in ms, None if they never came.
-
-    `refused`: the request itself was at fault. `overrides` names the policy's parameters that the
-    request set; such a request says little about the version. `accepted` is the accepted share of
-    judged drafts; `prompt_tokens` are those computed, not cached.
-    """
+    choice: Choice, response: ResponseAccumulator, status: Status, error: Json | None = None
+) -> Outcome:
+    """Return a request's outcome, an event for experiments."""
     metrics, plan = response.metrics, choice.plan
-    return {
-        "kind": "outcome",
-        "trace_id": choice.trace_id,
-        "at": time.time(),
-        "policy": plan.name,
-        "version": plan.version,
-        "speculation": plan.decoding.get("large"),
-        "overrides": list(plan.overrides),
-        "experiment": plan.experiment,
-        "arm": plan.arm,
-        "status": status,
-        "refused": error is not None and error["type"] == "invalid_request_error",
-        "finish_reason": response.finish_reason if status == "finished" else None,
-        "ms": response.ms,
-        "first_step_ms": response.first_step_ms,
-        "small_tokens": metrics.small_tokens,
-        "large_tokens": metrics.large_tokens,
-        "discarded_tokens": metrics.discarded_tokens,
-        "prompt_tokens": metrics.prefill_tokens,
-        "accepted": metrics.acceptance_rate,
-        "key": choice.incoming.key,
-    }
+    return Outcome(
+        trace_id=choice.trace_id,
+        at=time.time(),
+        policy=plan.name,
+        version=plan.version,
+        experiment=plan.experiment,
+        arm=plan.arm,
+        overrides=plan.overrides,
+        speculation=plan.decoding.get("large"),
+        status=status,
+        finish_reason=response.finish_reason if status == "finished" else None,
+        refused=error is not None and error["type"] == "invalid_request_error",
+        ms=response.ms,
+        first_step_ms=response.first_step_ms,
+        small_tokens=metrics.small_tokens,
+        large_tokens=metrics.large_tokens,
+        discarded_tokens=metrics.discarded_tokens,
+        prompt_tokens=max(0, metrics.prefill_tokens),
+        accepted=metrics.acceptance_rate,
+        key=choice.incoming.key,
+    )
 
 
 def trace_id_of(answer: str) -> str:

@@ -8,11 +8,13 @@ known. Two replicas may both record one if they get them at the same moment, or 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from orchestrator.errors import Conflict, StoreError
+from orchestrator.experiments.outcome_log import Reward
 from orchestrator.http.body import Given
 from orchestrator.http.records import trace_id_of
 from orchestrator.state.outbox import Outbox
@@ -57,15 +59,16 @@ def _is_reward(value: bytes) -> bool:
         return False
 
 
-def reward(feedback: Feedback, record: dict[str, Any], key: str | None) -> dict[str, Any]:
+def reward(feedback: Feedback, record: Mapping[str, Any], key: str | None) -> Reward:
     """Return the event of a rating by `key` (8 hex digits of its digest); `record` is the answer's
     trace."""
-    about = {name: record.get(name) for name in ("policy", "version", "experiment", "arm")}
-    return {
-        "kind": "reward",
-        "trace_id": trace_id_of(feedback.trace_id),
-        "at": time.time(),
-        "key": key,
-        **about,
-        "reward": feedback.reward,
+    about: dict[str, Any] = {
+        name: record.get(name) for name in ("policy", "version", "experiment", "arm")
     }
+    return Reward(
+        trace_id=trace_id_of(feedback.trace_id),
+        at=time.time(),
+        key=key,
+        reward=feedback.reward,
+        **about,
+    )

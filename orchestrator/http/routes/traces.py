@@ -8,20 +8,21 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Annotated, Final, Literal
+from contextlib import suppress
+from typing import Annotated, Final
 
 from fastapi import FastAPI, Query, Request
 from pydantic import BaseModel, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError
+from orchestrator.experiments.outcome_log import Outcome, Status
 from orchestrator.http.api import credentials
 from orchestrator.http.body import Json
 from orchestrator.http.errors import HttpError
 from orchestrator.http.records import OUTCOMES, OUTCOMES_OF, trace_id_of, trace_name
 from orchestrator.http.routes.openapi import described
 from orchestrator.http.service import Service
-from orchestrator.state.foreign import json_object
 
 SEARCHED: Final = 2000  # of the latest outcomes, by a filter
 QUESTION: Final = 200  # characters of a question that the list shows
@@ -36,20 +37,19 @@ class Wanted(BaseModel):
     version: int | None = None
     experiment: str | None = None
     arm: str | None = None
-    status: Literal["finished", "failed", "cancelled"] | None = None
+    status: Status | None = None
     min_ms: Annotated[float, Field(ge=0)] = 0.0
     min_large_tokens: Annotated[int, Field(ge=0)] = 0
 
-    def fits(self, row: Json) -> bool:
-        """Return whether a row is an outcome that passes; a store may have rewards among them."""
+    def fits(self, outcome: Outcome) -> bool:
+        """Return whether an outcome passes."""
         same = self.model_dump(
             include={"policy", "version", "experiment", "arm", "status"}, exclude_none=True
         )
         return (
-            row["kind"] == "outcome"
-            and all(row.get(name) == value for name, value in same.items())
-            and row["ms"] >= self.min_ms
-            and row["large_tokens"] >= self.min_large_tokens
+            all(getattr(outcome, name) == value for name, value in same.items())
+            and (outcome.ms or 0.0) >= self.min_ms
+            and outcome.large_tokens >= self.min_large_tokens
         )
 
 
@@ -61,19 +61,22 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
         stream = OUTCOMES
         if not service.access.sees_all(credentials(request.headers)):
             stream = f"{OUTCOMES_OF}{request.state.key}"
-        rows = list[Json]()
+        found = list[Outcome]()
         for entry in await service.shared.store.newest(stream, SEARCHED):
-            row = json_object(entry.event)
-            if row is None or not _is_listed(row):
-                service.shared.foreign.skip(stream, entry.at)
-            elif wanted.fits(row):
-                rows.append(row)
-                if len(rows) == wanted.count:
-                    break
-        questions = await asyncio.gather(*(_question(service, row["trace_id"]) for row in rows))
+            with suppress(ValidationError):  # another program's entry is skipped
+                if wanted.fits(outcome := Outcome.model_validate_json(entry.event)):
+                    found.append(outcome)
+            if len(found) == wanted.count:
+                break
+        questions = await asyncio.gather(*(_question(service, one.trace_id) for one in found))
         data = [
-            {"object": "baton.trace_summary", "id": row["trace_id"], **row, "question": question}
-            for row, question in zip(rows, questions, strict=True)
+            {
+                "object": "baton.trace_summary",
+                "id": outcome.trace_id,
+                **outcome.model_dump(exclude={"shadow", "agreement"}),
+                "question": question,
+            }
+            for outcome, question in zip(found, questions, strict=True)
         ]
         return JSONResponse({"object": "list", "data": data})
 
@@ -111,7 +114,7 @@ async def _question(service: Service, trace_id: str) -> str | None:
 
 
 async def _kept(service: Service, trace_id: str) -> tuple[bytes, Json] | None:
-    """Return a record; None if there is none, or Baton did not write it."""
+    """Return a record; None if there is none, or another program wrote it."""
     found = await service.shared.outbox.get(trace_name(trace_id))
     if found is None:
         return None
@@ -119,24 +122,5 @@ async def _kept(service: Service, trace_id: str) -> tuple[bytes, Json] | None:
         record = await asyncio.to_thread(json.loads, found)  # it may be long
     except (ValueError, RecursionError):
         record = None
-    if isinstance(record, dict) and isinstance(record.get("question"), str):
-        return found, record
-    service.shared.foreign.skip(trace_name(trace_id))
-    return None
-
-
-class _Outcome(BaseModel):
-    kind: Literal["outcome"]
-    trace_id: Annotated[str, Field(pattern=rf"^{_TRACE_ID}$")]
-    ms: float
-    large_tokens: int
-
-
-def _is_listed(row: Json) -> bool:
-    if row.get("kind") == "reward":
-        return True
-    try:
-        _Outcome.model_validate(row, strict=True)
-    except ValidationError:
-        return False
-    return True
+    known = isinstance(record, dict) and isinstance(record.get("question"), str)
+    return (found, record) if known else None

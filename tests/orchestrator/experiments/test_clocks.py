@@ -12,6 +12,7 @@ from orchestrator.experiments import outcome_log, recorder, shadows
 from orchestrator.experiments.assignment import AssignmentFacts, enroll
 from orchestrator.experiments.documents import Experiment, StoppedArm
 from orchestrator.experiments.experimenter import Experimenter
+from orchestrator.experiments.outcome_log import Outcome
 from orchestrator.experiments.recorder import EventRecorder
 from orchestrator.experiments.runs import Run, Runs
 from orchestrator.experiments.shadows import ShadowRequest
@@ -93,13 +94,8 @@ class Replicas:
             if enrollment is None:
                 continue
             replica.recorder.exposure(enrollment, trace)
-            outcome = {
-                "kind": "outcome",
-                "trace_id": trace,
-                "at": replica.time,
-                "status": "finished",
-                "ms": (ms or {}).get(enrollment.arm, 100.0),
-            }
+            took = (ms or {}).get(enrollment.arm, 100.0)
+            outcome = Outcome(trace_id=trace, at=replica.time, ms=took)
             request = ShadowRequest(Request(trace, ()), "")
             replica.recorder.outcome(enrollment, outcome, request)
             await replica.outbox.flush()

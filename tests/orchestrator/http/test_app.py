@@ -411,8 +411,8 @@ def test_the_id_of_an_answer_finds_its_trace_and_takes_its_reward(
     worth = {"trace_id": reply["id"], "reward": 1.0}
     assert HTTP.post(f"{url}/v1/feedback", json=worth).status_code == 200
     event = reward(Feedback(**worth), trace.json(), "0a1b2c3d")
-    assert event["trace_id"] == reply["baton"]["trace_id"]
-    assert event["key"] == "0a1b2c3d"
+    assert event.trace_id == reply["baton"]["trace_id"]
+    assert event.key == "0a1b2c3d"
 
 
 def test_request_ids(url: str) -> None:
