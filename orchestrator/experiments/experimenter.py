@@ -71,9 +71,8 @@ class Experimenter(Background):
             seen = (run.experiment, run.state, reader.events, reader.position)
             known, made = self._reports.get(run.key, (None, None))
             if made is None or known != seen:
-                events = reader.outcomes
                 made = await asyncio.to_thread(
-                    report, *seen[:2], events.requests, events.unreadable, reader.since
+                    report, *seen[:2], reader.outcomes.requests, reader.since
                 )
                 self._reports[run.key] = seen, made
         return run, made

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from time import monotonic
@@ -138,17 +139,14 @@ class OutcomeLog:
     """Events joined by request; they may come in any order."""
 
     def __init__(self, counts_rewards_of: Callable[[str | None], bool] = lambda key: True) -> None:
-        self._counts_rewards_of, self.unreadable = counts_rewards_of, 0
+        self._counts_rewards_of = counts_rewards_of
         self._requests: OrderedDict[str, RequestRecord] = OrderedDict()
         self._early: OrderedDict[str, list[Event]] = OrderedDict()  # before their exposure
 
     def add(self, line: bytes, at: float) -> None:
         """Add one event from the store, which got it at the time `at` of its clock."""
-        try:
+        with suppress(ValidationError):  # another program's entry is skipped
             event = _EVENT.validate_json(line)
-        except ValidationError:  # a foreign entry
-            self.unreadable += 1
-        else:
             self.add_event(event.model_copy(update={"at": at}))
 
     def add_event(self, event: Event) -> None:

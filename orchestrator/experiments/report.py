@@ -110,7 +110,6 @@ class ExperimentReport:
     alpha: float
     sample_ratio: SampleRatioTest | None
     forced_requests: int
-    unreadable: int
     since: float | None
     arms: Mapping[str, Mapping[MetricName, ArmMetric]]
     comparisons: Sequence[Comparison]
@@ -130,7 +129,6 @@ def report(
     experiment: Experiment,
     state: ExperimentState,
     requests: Iterable[RequestRecord],
-    unreadable: int = 0,
     since: float | None = None,
 ) -> ExperimentReport:
     """Analyse an experiment's requests; valid at any time and any number of times.
@@ -163,7 +161,6 @@ def report(
         alpha=experiment.alpha,
         sample_ratio=ratio if since is None else None,
         forced_requests=usable.forced,
-        unreadable=unreadable,
         since=since,
         arms={name: comparer.figures(name) for name in by_arm},
         comparisons=comparisons,

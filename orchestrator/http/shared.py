@@ -14,7 +14,6 @@ from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
 from orchestrator.http.planning import Catalog
 from orchestrator.loop.events import Event
 from orchestrator.loop.policy import Policy
-from orchestrator.state.foreign import ForeignEntries
 from orchestrator.state.outbox import Outbox
 from orchestrator.state.store import Store
 from orchestrator.state.versions import PolicyVersions
@@ -41,7 +40,7 @@ class Shared:
         self.versions = PolicyVersions(store, catalog.policies, catalog.params)
         runs = Runs(store, self.versions, catalog.policies, catalog.params, catalog.methods)
         self.watcher = ConfigWatcher(store, self.versions, runs, registry)
-        self.outbox, self.foreign = Outbox(store, registry), ForeignEntries(registry)
+        self.outbox = Outbox(store, registry)
         self.shadows = ShadowRunner(solve_shadow, quiet, self.outbox, registry)
         self.recorder = EventRecorder(self.outbox, self.shadows, registry)
         self.experimenter = Experimenter(

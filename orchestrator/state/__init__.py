@@ -5,6 +5,5 @@
 - `redis`: the store in Redis.
 - `versions`: published policy versions, and which of them is active.
 - `watcher`: a replica's copy of the configuration, kept current.
-- `foreign`: entries of other programs in the store.
 - `outbox`: writes to the store that requests do not wait for.
 """

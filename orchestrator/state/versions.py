@@ -15,17 +15,17 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
 
 from cachetools import LRUCache
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import from_json
 
 from orchestrator.errors import InvalidRequest, UnknownPolicy, Unusable
 from orchestrator.loop.policy import Policy
-from orchestrator.state.foreign import json_object
 from orchestrator.state.store import AUDIT, Commit, Store, StoreState, change
 from orchestrator.validation import invalid_request
 
@@ -243,17 +243,10 @@ class PolicyVersions:
             if data is not None
         ]
 
-    async def history(
-        self, count: int, skip: Callable[[str, str], object] = lambda place, at: None
-    ) -> list[dict[str, Any]]:
-        """Return the audit, newest first; call `skip` with the place of each foreign entry."""
-        events = []
-        for entry in await self._store.newest(AUDIT, count):
-            if (event := json_object(entry.event)) is None:
-                skip(AUDIT, entry.at)
-            else:
-                events.append(event)
-        return events
+    async def history(self, count: int) -> list[dict[str, Any]]:
+        """Return the audit, newest first, without entries of other programs."""
+        entries = [_audited(entry.event) for entry in await self._store.newest(AUDIT, count)]
+        return [entry for entry in entries if entry is not None]
 
     def _check_name(self, name: str) -> None:
         if name not in self._policies:
@@ -363,3 +356,13 @@ def _pointers(target: str | None, earlier: Sequence[str | None]) -> dict[str, by
 def _audit(action: str, info: AuditInfo, what: str, state: StoreState, moved: bool) -> bytes:
     before = state.pointers.get(ACTIVE, FILE.encode()).decode(errors="replace")
     return info.entry(f"policy.{action}", what, before=before, active=moved)
+
+
+def _audited(data: bytes) -> dict[str, Any] | None:
+    """Return an audit entry; None for what is no JSON object that an answer may contain."""
+    try:
+        entry = from_json(data, allow_inf_nan=False)
+        json.dumps(entry, allow_nan=False)  # 1e999 is infinite, too
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None

@@ -54,8 +54,6 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/experiments/{name}/report", **described("The readout", errors=(404, 503)))
     async def readout(name: str) -> Response:
         run, analysis = await experimenter.report(name)
-        if analysis.unreadable:
-            service.shared.foreign.skip(run.stream)
         coverage = run.state.coverage(run.experiment) if run.live else 0.0
         about = {"object": "baton.report", "run": run.number, "coverage": coverage}
         return JSONResponse({**about, **analysis.json()})

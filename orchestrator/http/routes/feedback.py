@@ -43,20 +43,12 @@ async def record_if_first(
         before = None
     # Another request may have rated it meanwhile.
     before = outbox.waiting(name) or before
-    if before is None or not _is_reward(before):
+    if before is None:
         outbox.put(name, value, ttl_s=ttl_s)
         return True
     if before != value:
         raise Conflict("conflicting feedback exists; the first is kept")
     return False
-
-
-def _is_reward(value: bytes) -> bool:
-    """Return whether a stored value is a rating: a store may hold anything."""
-    try:
-        return 0 <= float(value) <= 1
-    except ValueError:
-        return False
 
 
 def reward(feedback: Feedback, record: Mapping[str, Any], key: str | None) -> Reward:

@@ -98,8 +98,7 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/policies/history", **described("Who changed what, newest first", errors=(503,)))
     async def history(count: int = count) -> Response:
-        changes = await versions.history(count, service.shared.foreign.skip)
-        return JSONResponse({"object": "list", "data": changes})
+        return JSONResponse({"object": "list", "data": await versions.history(count)})
 
     @app.get(
         "/v1/policies/{name}",

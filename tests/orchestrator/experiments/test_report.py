@@ -163,8 +163,7 @@ def test_a_stopped_arm_is_compared_until_it_stopped() -> None:
 
 def test_what_is_not_analysed_is_told() -> None:
     made = [*times(5, 1), request("large", 90, forced=True)]
-    found = report(experiment(), initial_state(0.0), made, unreadable=3)
-    assert (found.forced_requests, found.unreadable) == (1, 3)
+    assert read(experiment(), made).forced_requests == 1
 
 
 def test_shadows_are_compared_pair_by_pair() -> None:
