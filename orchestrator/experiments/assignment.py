@@ -11,23 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from orchestrator.errors import InvalidRequest
 from orchestrator.experiments.documents import Experiment, ExperimentState, Unit
 from orchestrator.experiments.runs import BuiltArm, Run
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentFacts:
-    """The attributes of a request for its assignment: the unit of each kind.
-
-    `forced` is an arm to test, written EXPERIMENT/ARM.
-    """
+    """The attributes of a request for its assignment: the unit of each kind."""
 
     request: str
     key: str | None = None
     user: str | None = None
     session: str | None = None
-    forced: str | None = None
 
     def unit(self, kind: Unit) -> str | None:
         value: str | None = getattr(self, kind)
@@ -41,7 +36,6 @@ class Enrollment:
     run: Run
     unit: str
     arm: str
-    forced: bool = False
 
     @property
     def built(self) -> BuiltArm:
@@ -49,31 +43,14 @@ class Enrollment:
 
 
 def enroll(runs: Sequence[Run], facts: AssignmentFacts) -> Enrollment | None:
-    """Return a request's part in these experiments; None if it takes part in none.
-
-    Raises:
-        InvalidRequest: the forced arm does not exist, or its experiment does not run.
-    """
-    live = [run for run in runs if run.live and run.error is None]
-    if facts.forced is not None:
-        return _forced(live, facts.forced, facts.request)
-    for run in live:
+    """Return a request's part in these experiments; None if it takes part in none."""
+    for run in runs:
+        if not run.live or run.error is not None:
+            continue
         unit = facts.unit(run.experiment.unit)
         if unit is not None and (arm := assign(run.experiment, run.state, unit)) is not None:
             return Enrollment(run, unit, arm)
     return None
-
-
-def _forced(live: Sequence[Run], forced: str, request: str) -> Enrollment:
-    name, _, arm = forced.partition("/")
-    for run in live:
-        served = {one.name for one in run.experiment.served} - run.state.stopped.keys()
-        if run.name == name and arm in served:
-            return Enrollment(run, request, arm, forced=True)
-    raise InvalidRequest(
-        "x-baton-arm: no experiment that runs serves this arm (write EXPERIMENT/ARM)",
-        param="x-baton-arm",
-    )
 
 
 def assign(experiment: Experiment, state: ExperimentState, unit: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.experiments.documents import Experiment, ExperimentState, StoppedArm
 from orchestrator.experiments.guardrails import crossed_guardrails
-from orchestrator.experiments.outcome_log import RequestRecord, analysis_set
+from orchestrator.experiments.outcome_log import RequestRecord, served_by
 
 
 def decide(
@@ -17,14 +17,14 @@ def decide(
     If the store dropped requests, guardrails use the rest, so an arm that becomes bad late is
     still stopped.
     """
-    analysed = analysis_set(requests, experiment.weights)
-    crossed = crossed_guardrails(experiment, state, analysed.by_arm)
+    by_arm = served_by(experiment.weights, requests)
+    crossed = crossed_guardrails(experiment, state, by_arm)
     if crossed:
         stops = {arm: StoppedArm(at=at, why=why) for arm, why in crossed.items()}
         return state.model_copy(update={"stopped": {**state.stopped, **stops}}), "guardrail"
     units = {
         name: len({one.exposure.unit for one in own if one.exposure.at > state.step_since})
-        for name, own in analysed.by_arm.items()
+        for name, own in by_arm.items()
     }
     higher = next_ramp_step(experiment, state, units, at)
     return (state, "") if higher is None else (higher, "ramp")

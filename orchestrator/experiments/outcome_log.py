@@ -40,14 +40,13 @@ class _Event(BaseModel):
 
 
 class Exposure(_Event):
-    """An arm took effect. `unit` is a digest. A forced exposure is recorded and never analysed."""
+    """An arm took effect. `unit` is a digest."""
 
     kind: Literal["exposure"] = "exposure"
     trace_id: Text
     at: float
     arm: Name
     unit: Text
-    forced: bool = False
 
 
 class _AnswerEvent(_Event):
@@ -230,26 +229,13 @@ ByArm = Mapping[str, Sequence[RequestRecord]]
 """Requests by the arm that served them."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnalysisSet:
-    """The requests of an analysis, and the number of forced requests left out."""
-
-    by_arm: ByArm
-    forced: int
-
-
-def analysis_set(requests: Iterable[RequestRecord], arms: Iterable[str]) -> AnalysisSet:
-    """Leave out forced requests. A unit has one arm: a run's arms and their places never change."""
+def served_by(arms: Iterable[str], requests: Iterable[RequestRecord]) -> ByArm:
+    """Return the requests that each of these arms served."""
     by_arm: dict[str, list[RequestRecord]] = {name: [] for name in arms}
-    forced = 0
     for request in requests:
-        if (own := by_arm.get(request.exposure.arm)) is None:
-            continue
-        if request.exposure.forced:
-            forced += 1
-        else:
-            own.append(request)
-    return AnalysisSet(by_arm, forced)
+        if request.exposure.arm in by_arm:
+            by_arm[request.exposure.arm].append(request)
+    return by_arm
 
 
 def comparable(by_arm: ByArm) -> dict[str, list[RequestRecord]]:

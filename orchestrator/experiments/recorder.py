@@ -37,7 +37,6 @@ class EventRecorder:
             at=time.time(),
             arm=enrollment.arm,
             unit=blake2b(unit.encode(), digest_size=12).hexdigest(),
-            forced=enrollment.forced,
         )
         self._exposures.labels(run.name, enrollment.arm).inc()
         self._outbox.event(run.stream, exposure.model_dump())
@@ -46,8 +45,7 @@ class EventRecorder:
         """Record the `outcome` of a request, and queue it for the shadows that sample it."""
         run = enrollment.run
         self._outbox.event(run.stream, outcome.model_dump())
-        served = outcome.status == "finished" and not enrollment.forced
-        if served and enrollment.arm == run.experiment.base:
+        if outcome.status == "finished" and enrollment.arm == run.experiment.base:
             for arm in run.experiment.shadows:
                 built = run.arms[arm.name]
                 asked = replace(request.asked, speculation=built.speculation)

@@ -31,8 +31,8 @@ from orchestrator.experiments.outcome_log import (
     TIMES,
     ByArm,
     RequestRecord,
-    analysis_set,
     comparable,
+    served_by,
 )
 from orchestrator.experiments.sequential import (
     Interval,
@@ -109,7 +109,6 @@ class ExperimentReport:
     metric: MetricName
     alpha: float
     sample_ratio: SampleRatioTest | None
-    forced_requests: int
     since: float | None
     arms: Mapping[str, Mapping[MetricName, ArmMetric]]
     comparisons: Sequence[Comparison]
@@ -135,8 +134,7 @@ def report(
 
     Requests before `since` were dropped; None: `requests` are complete.
     """
-    usable = analysis_set(requests, experiment.weights)
-    by_arm = comparable(usable.by_arm)
+    by_arm = comparable(served_by(experiment.weights, requests))
     comparer = _Comparer(experiment, state, by_arm, whole=since is None)
     others = [name for name in experiment.weights if name != experiment.base]
     comparisons = comparer.comparisons(METRICS)
@@ -160,7 +158,6 @@ def report(
         metric=experiment.goal.metric,
         alpha=experiment.alpha,
         sample_ratio=ratio if since is None else None,
-        forced_requests=usable.forced,
         since=since,
         arms={name: comparer.figures(name) for name in by_arm},
         comparisons=comparisons,

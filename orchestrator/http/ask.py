@@ -100,11 +100,6 @@ class Incoming:
         of each worker."""
         return next(filter(None, map(self.headers.get, SESSION_HEADERS)), None)
 
-    @property
-    def forced_arm(self) -> str | None:
-        """The arm, EXPERIMENT/ARM, that the client wants to test."""
-        return self.headers.get("x-baton-arm")
-
     def unit(self, name: str | None) -> str | None:
         """Make the name of a user or session unique to the client's key."""
         return None if name is None else f"{self.key or ''}:{name}"

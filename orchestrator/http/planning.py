@@ -174,25 +174,15 @@ class Planner:
         Only a request for one answer by the model `baton` that names no policy or method takes
         part: several answers to one question would be one observation.
         """
-        wanted, forced = ask.policy, incoming.forced_arm
+        wanted, experiments = ask.policy, self._watcher.current.experiments
         own = wanted.model != DEFAULT_MODEL or wanted.parameters or wanted.speculation is not None
-        if own or ask.choices > 1:
-            if forced is None:
-                return None
-            raise InvalidRequest(
-                f"x-baton-arm: goes with the model {DEFAULT_MODEL}, one answer (n), and no policy "
-                "or speculation of one's own",
-                param="x-baton-arm",
-            )
-        experiments = self._watcher.current.experiments
-        if not experiments and forced is None:
+        if own or ask.choices > 1 or not experiments:
             return None
         facts = AssignmentFacts(
             request=incoming.trace_id,
             key=incoming.key,
             user=incoming.unit(ask.labels.user),
             session=incoming.unit(incoming.session),
-            forced=forced,
         )
         enrollment = enroll(experiments, facts)
         if enrollment is None:

@@ -22,10 +22,9 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.http.admission import Admission, Place
-from orchestrator.http.api import credentials
 from orchestrator.http.ask import Ask, Choice, Incoming
 from orchestrator.http.auth import Access
-from orchestrator.http.errors import HttpError, shutting_down
+from orchestrator.http.errors import shutting_down
 from orchestrator.http.planning import Catalog, Planner, Pools
 from orchestrator.http.settings import HttpSettings, ServiceLimits
 from orchestrator.http.shared import Shared
@@ -171,26 +170,15 @@ class Service:
         """Plan a request and wait for its place; yield the answers that it wants, and the place.
 
         Raises:
-            HttpError: 403, its key may not choose an arm; 429, all places are taken; 503, the
-                service is stopping, or a model is still loading.
+            HttpError: 429, all places are taken; 503, the service is stopping, or a model is still
+                loading.
             Others: as `Planner.plan`.
         """
         if self.live.draining:
             raise shutting_down()
-        self._check_may_force(incoming)
         plan = await self.planner.plan(ask, incoming)  # first: a wrong request must not get 429
         async with self.live.place(ask, incoming) as (place, affinity):
             yield [Choice(ask, incoming, plan, affinity, i) for i in range(ask.choices)], place
-
-    def _check_may_force(self, incoming: Incoming) -> None:
-        """Refuse an arm to keys that may not read experiments, before other errors show names."""
-        if incoming.forced_arm is None or self.access.sees_all(credentials(incoming.headers)):
-            return
-        raise HttpError(
-            403,
-            "x-baton-arm: this needs an admin key, or an API key that is an observer's too",
-            code="admin_key_required",
-        )
 
     async def metrics_text(self) -> bytes:
         """Return the metrics as Prometheus text; concurrent requests share one scrape."""

@@ -22,7 +22,7 @@ from orchestrator.http.body import Json, Parameters
 from orchestrator.http.service import Service
 
 TEXT_ERRORS: Final = (
-    403,  # an arm may not be chosen with this key
+    403,  # an observer's key
     404,  # no such model
     429,  # no place
     503,  # no worker or no time

@@ -17,18 +17,11 @@ def request(
     unit: str | None = None,
     at: float | None = None,
     reward: float | None = None,
-    forced: bool = False,
     **outcome: Any,
 ) -> RequestRecord:
     trace = f"trace-{number}"
     when = float(number) if at is None else at
-    exposure = Exposure(
-        trace_id=trace,
-        at=when,
-        arm=arm,
-        unit=unit or trace,
-        forced=forced,
-    )
+    exposure = Exposure(trace_id=trace, at=when, arm=arm, unit=unit or trace)
     fields = {"ms": 100.0, "small_tokens": 10, "large_tokens": 10, **outcome}
     rewards = {} if reward is None else {None: reward}
     return RequestRecord(exposure, Outcome(trace_id=trace, at=when, arm=arm, **fields), rewards)

@@ -15,7 +15,7 @@ from orchestrator.experiments.documents import (
     initial_state,
 )
 from orchestrator.experiments.guardrails import crossed_guardrails
-from orchestrator.experiments.outcome_log import RequestRecord, analysis_set
+from orchestrator.experiments.outcome_log import RequestRecord, served_by
 from tests.orchestrator.experiments.records import request
 
 
@@ -189,7 +189,7 @@ def test_a_slow_control_stops_no_arm_whose_requests_got_no_answer(
         ]
 
     def stopped(made: Experiment, own: list[RequestRecord]) -> bool:
-        by_arm = analysis_set([*own, *control], made.weights).by_arm
+        by_arm = served_by(made.weights, [*own, *control])
         return bool(crossed_guardrails(made, initial_state(0.0), by_arm))
 
     assert not stopped(made, new(patience_ms=500.0))

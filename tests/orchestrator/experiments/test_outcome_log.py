@@ -17,8 +17,8 @@ from orchestrator.experiments.outcome_log import (
     OutcomeLog,
     RequestRecord,
     Reward,
-    analysis_set,
     comparable,
+    served_by,
 )
 from orchestrator.types import TokenPrices
 from tests.orchestrator.experiments.records import request
@@ -105,21 +105,6 @@ def test_to_forget_takes_no_longer_the_more_are_kept() -> None:
     ]
 
 
-def test_who_is_not_analysed() -> None:
-    made = [
-        request("a", 1),
-        request("b", 4, unit="tester", forced=True),
-        request("gone", 5),
-        request("b", 6),
-    ]
-    found = analysis_set(made, ["a", "b"])
-    assert {arm: [one.exposure.trace_id for one in own] for arm, own in found.by_arm.items()} == {
-        "a": ["trace-1"],
-        "b": ["trace-6"],
-    }
-    assert found.forced == 1
-
-
 def test_each_metric_of_a_request() -> None:
     one = request(
         "a",
@@ -172,10 +157,10 @@ def test_requests_without_an_answer_make_no_arm_look_fast(
     hanging += [request("b", 200 + n, ms=waited, status=status) for n in range(14)]
     hanging += [request("b", 300, ms=30_000.0, status=status, first_step_ms=shown)]
     hanging += [request("b", 400 + n, ms=9.0, status="failed", refused=True) for n in range(50)]
-    seen = analysis_set([*steady, *hanging], ["a", "b"]).by_arm
+    seen = served_by(["a", "b", "c"], [*steady, *hanging, request("gone", 1)])
     found = comparable(seen)
     times = {arm: sample(own, "ms", TokenPrices()).mean for arm, own in found.items()}
-    assert times == {"a": 1000.0, "b": (85 * 900 + 15 * max(waited, 30_000.0)) / 100}
+    assert times == {"a": 1000.0, "c": 0.0, "b": (85 * 900 + 15 * max(waited, 30_000.0)) / 100}
     first = sample(found["b"], "first_step_ms", TokenPrices()).mean
     # Some had no step until their end: theirs came later than any that was seen.
     assert first == (85 * 50 + 14 * waited + shown) / 100

@@ -161,11 +161,6 @@ def test_a_stopped_arm_is_compared_until_it_stopped() -> None:
     assert "was stopped (p95 of ms at most 200)" in found.sentence
 
 
-def test_what_is_not_analysed_is_told() -> None:
-    made = [*times(5, 1), request("large", 90, forced=True)]
-    assert read(experiment(), made).forced_requests == 1
-
-
 def test_shadows_are_compared_pair_by_pair() -> None:
     arms = [
         {"name": "large", "policy": "large-only"},

@@ -160,9 +160,3 @@ def test_places_and_the_deployment_bound_the_answers(limits: ServiceLimits) -> N
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "n"
     assert "at most 2 answers to a request, not 3" in refused.json()["error"]["message"]
-
-
-def test_an_arm_is_for_one_answer() -> None:
-    with serving(service()) as url:
-        reply = post(url, {"n": 2}, headers={"x-baton-arm": "trial/a"})
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "x-baton-arm")

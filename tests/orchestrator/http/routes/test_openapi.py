@@ -65,7 +65,7 @@ def test_every_path_is_described(document: Any) -> None:
     answers = {place: one["responses"].keys() for place, one in operations.items()}
     assert all(one["summary"] for one in operations.values())
     assert all("500" in one and "422" not in one for one in answers.values())
-    text = answers["/v1/responses", "POST"]  # 403: for x-baton-arm
+    text = answers["/v1/responses", "POST"]
     assert {"400", "401", "403", "404", "408", "413", "429", "503"} < text
     # 403: to an observer's key.
     assert {"403", "404", "409", "503"} < answers["/v1/feedback", "POST"]
