@@ -7,26 +7,12 @@ secret, so users cannot compute arms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from orchestrator.experiments.documents import Experiment, ExperimentState, Unit
 from orchestrator.experiments.runs import BuiltArm, Run
-
-
-@dataclass(frozen=True, slots=True)
-class AssignmentFacts:
-    """The attributes of a request for its assignment: the unit of each kind."""
-
-    request: str
-    key: str | None = None
-    user: str | None = None
-    session: str | None = None
-
-    def unit(self, kind: Unit) -> str | None:
-        value: str | None = getattr(self, kind)
-        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +28,13 @@ class Enrollment:
         return self.run.arms[self.arm]
 
 
-def enroll(runs: Sequence[Run], facts: AssignmentFacts) -> Enrollment | None:
-    """Return a request's part in these experiments; None if it takes part in none."""
+def enroll(runs: Sequence[Run], units: Mapping[Unit, str | None]) -> Enrollment | None:
+    """Return the part in these experiments of a request with these units, None if it takes part in
+    none."""
     for run in runs:
         if not run.live or run.error is not None:
             continue
-        unit = facts.unit(run.experiment.unit)
+        unit = units.get(run.experiment.unit)
         if unit is not None and (arm := assign(run.experiment, run.state, unit)) is not None:
             return Enrollment(run, unit, arm)
     return None

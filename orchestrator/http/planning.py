@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from orchestrator.efforts import TemplateEfforts, thought_cap
 from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy
-from orchestrator.experiments.assignment import AssignmentFacts, enroll
+from orchestrator.experiments.assignment import enroll
+from orchestrator.experiments.documents import Unit
 from orchestrator.http.ask import MAX_SEED, Ask, AskedPolicy, Incoming, RequestPlan
 from orchestrator.http.errors import still_loading
 from orchestrator.loop.actions import WorkerName
@@ -178,13 +179,13 @@ class Planner:
         own = wanted.model != DEFAULT_MODEL or wanted.parameters or wanted.speculation is not None
         if own or ask.choices > 1 or not experiments:
             return None
-        facts = AssignmentFacts(
-            request=incoming.trace_id,
-            key=incoming.key,
-            user=incoming.unit(ask.labels.user),
-            session=incoming.unit(incoming.session),
-        )
-        enrollment = enroll(experiments, facts)
+        units: dict[Unit, str | None] = {
+            "request": incoming.trace_id,
+            "key": incoming.key,
+            "user": incoming.unit(ask.labels.user),
+            "session": incoming.unit(incoming.session),
+        }
+        enrollment = enroll(experiments, units)
         if enrollment is None:
             return None
         arm = enrollment.built

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from deploy.telemetry.metrics import count_replicas, metrics_text, worker_families
-from orchestrator.experiments.assignment import AssignmentFacts, enroll
+from orchestrator.experiments.assignment import enroll
 from orchestrator.experiments.documents import Experiment
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.request import Request
@@ -53,7 +53,7 @@ async def text() -> bytes:
     arms = [{"name": "one", "policy": "specreason"}, {"name": "two", "policy": "bild"}]
     trial = Experiment.parse({"name": "trial", "arms": arms})
     run = await made.shared.experimenter.runs.start(trial, AuditInfo())
-    enrollment = enroll([run], AssignmentFacts(request="r"))
+    enrollment = enroll([run], {"request": "r"})
     assert enrollment is not None
     made.shared.recorder.exposure(enrollment, "r")
     await made.shared.watcher.refresh()

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from orchestrator.experiments import outcome_log, recorder, shadows
-from orchestrator.experiments.assignment import AssignmentFacts, enroll
+from orchestrator.experiments.assignment import enroll
 from orchestrator.experiments.documents import Experiment, StoppedArm
 from orchestrator.experiments.experimenter import Experimenter
 from orchestrator.experiments.outcome_log import Outcome
@@ -89,8 +89,7 @@ class Replicas:
             self.clock.now += 1.0
             self.asked += 1
             trace = f"t{self.asked}"
-            facts = AssignmentFacts(request=trace)
-            enrollment = enroll(replica.watcher.current.experiments, facts)
+            enrollment = enroll(replica.watcher.current.experiments, {"request": trace})
             if enrollment is None:
                 continue
             replica.recorder.exposure(enrollment, trace)
@@ -229,7 +228,7 @@ async def test_events_that_came_to_a_wiped_store_are_no_new_experiments(
     await replicas.start()
     await replicas.ask(replicas.right, 1)
     (run,) = replicas.right.watcher.current.experiments
-    enrollment = enroll([run], AssignmentFacts(request="late"))
+    enrollment = enroll([run], {"request": "late"})
     assert enrollment is not None
     replicas.right.recorder.exposure(enrollment, "late")
     replicas.store.__init__(wall_clock=replicas.clock)  # type: ignore[misc]
