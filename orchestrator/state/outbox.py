@@ -7,7 +7,6 @@ while the store is down; if they are too many, the oldest are dropped and counte
 from __future__ import annotations
 
 import asyncio
-import collections
 import json
 import logging
 from collections import OrderedDict, deque
@@ -34,28 +33,17 @@ EVENTS_KEPT: Final = 100_000
 class Outbox(Background):
     """One replica's writes to the store.
 
-    At most `events` wait per stream, of `event_size` bytes in all streams together, and `values`
-    values of `size` bytes together. `error`: why they wait; None while the store takes them.
+    At most `size` bytes of events wait, and as many of values; beyond that the oldest event of the
+    longest stream is dropped, or the oldest value. `error`: why they wait; None while the store
+    takes them.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        registry: CollectorRegistry,
-        *,
-        events: int = 10_000,
-        values: int = 1000,
-        size: int = 64 << 20,
-        event_size: int = 64 << 20,
-    ) -> None:
-        self._store = store
+    def __init__(self, store: Store, registry: CollectorRegistry, *, size: int = 64 << 20) -> None:
+        self._store, self._size = store, size
         self._events: dict[str, deque[bytes]] = {}
         self._kept: dict[str, int] = {}  # by stream
         self._values: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
-        self._max_events, self._max_values, self._max_bytes = events, values, size
-        self._bytes = 0
-        self._event_bytes: collections.Counter[str] = collections.Counter()  # by stream
-        self._max_event_bytes = event_size
+        self._event_bytes = self._value_bytes = 0
         self._added = asyncio.Event()
         self.error: str | None = None
         self._lost = Counter(
@@ -83,27 +71,21 @@ class Outbox(Background):
         """
         data = json.dumps(event, separators=(",", ":")).encode()
         check_size(data)
-        queue = self._events.setdefault(stream, deque())
-        queue.append(data)
+        self._events.setdefault(stream, deque()).append(data)
         self._kept[stream] = keep
-        self._event_bytes[stream] += len(data)
-        if len(queue) > self._max_events:
-            self._drop_event(stream)
-        while self._event_bytes.total() > self._max_event_bytes:
-            self._drop_event(max(self._event_bytes, key=self._event_bytes.__getitem__))
+        self._event_bytes += len(data)
+        while self._event_bytes > self._size:
+            self._event_bytes -= len(max(self._events.values(), key=len).popleft())
+            self._lost.labels("event").inc()
         self._added.set()
-
-    def _drop_event(self, stream: str) -> None:
-        self._event_bytes[stream] -= len(self._events[stream].popleft())
-        self._lost.labels("event").inc()
 
     def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
         """Add a value, kept for `ttl_s` seconds once it is in the store."""
-        self._bytes += len(value) - len(self._values.pop(name, (b"", 0.0))[0])
+        self._value_bytes += len(value) - len(self._values.pop(name, (b"", 0.0))[0])
         self._values[name] = value, ttl_s
-        while len(self._values) > self._max_values or self._bytes > self._max_bytes:
+        while self._value_bytes > self._size:
             _, (dropped, _) = self._values.popitem(last=False)
-            self._bytes -= len(dropped)
+            self._value_bytes -= len(dropped)
             self._lost.labels("value").inc()
         self._added.set()
 
@@ -152,7 +134,7 @@ class Outbox(Background):
             await self._store.put(name, value, ttl_s=ttl_s)
             if self.waiting(name) is value:  # not replaced or dropped meanwhile
                 del self._values[name]
-                self._bytes -= len(value)
+                self._value_bytes -= len(value)
 
     async def _flush_events(self, stream: str) -> None:
         queue = self._events[stream]
@@ -162,8 +144,8 @@ class Outbox(Background):
             # Dropped events have left this end of the queue meanwhile.
             for event in batch:
                 if queue and queue[0] is event:
-                    self._event_bytes[stream] -= len(queue.popleft())
-        del self._events[stream], self._event_bytes[stream], self._kept[stream]
+                    self._event_bytes -= len(queue.popleft())
+        del self._events[stream], self._kept[stream]
 
     async def _work(self) -> None:
         while True:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -35,9 +34,9 @@ class Moody(MemoryStore):
 
 
 class Subject:
-    def __init__(self, **bounds: Any) -> None:
+    def __init__(self, **bound: int) -> None:
         self.registry, self.store = CollectorRegistry(), Moody()
-        self.outbox = Outbox(self.store, self.registry, **bounds)
+        self.outbox = Outbox(self.store, self.registry, **bound)
 
     def sample(self, name: str, kind: str) -> float:
         value = self.registry.get_sample_value(name, {"kind": kind})
@@ -82,7 +81,7 @@ async def test_a_store_that_is_away_for_a_while_costs_nothing(failure: Exception
 
 
 async def test_events_of_all_streams_together_have_so_many_bytes() -> None:
-    subject = Subject(event_size=100)
+    subject = Subject(size=100)
     subject.store.away = True
     for n in range(8):
         for stream in ("s", "s", "t"):
@@ -98,23 +97,23 @@ async def test_events_of_all_streams_together_have_so_many_bytes() -> None:
 
 
 async def test_what_finds_no_room_is_counted_and_the_newest_stays() -> None:
-    subject = Subject(events=5, values=2, size=10)
+    subject = Subject(size=70)
     subject.store.away = True
     for n in range(8):
         subject.outbox.event("s", {"n": n})
         subject.outbox.event("t", {"n": n})
     for name in ("a", "b", "c", "c"):
-        subject.outbox.put(name, b"1234", ttl_s=60)
-    subject.outbox.put("d", b"12345678", ttl_s=60)
+        subject.outbox.put(name, bytes(20), ttl_s=60)
+    subject.outbox.put("d", bytes(40), ttl_s=60)
     assert subject.sample("baton_store_lost_total", "event") == 6
-    assert subject.sample("baton_store_lost_total", "value") == 3
+    assert subject.sample("baton_store_lost_total", "value") == 2
     assert subject.sample("baton_store_waiting", "event") == 10
     with pytest.raises(StoreUnavailable):
         await subject.outbox.flush()
     subject.store.away = False
     await subject.outbox.flush()
     assert await subject.numbers("s") == await subject.numbers("t") == [3, 4, 5, 6, 7]
-    assert [await subject.store.get(name) for name in "abcd"] == [None, None, None, b"12345678"]
+    assert [await subject.store.get(name) for name in "abcd"] == [None, None, bytes(20), bytes(40)]
     assert subject.sample("baton_store_waiting", "event") == 0
 
 
