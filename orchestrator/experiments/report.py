@@ -11,12 +11,13 @@ valid only for a growing sample, so the report then claims nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from math import inf, isfinite
 from typing import Any, Final, Literal
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 
 from orchestrator.experiments.documents import Bound, Experiment, ExperimentState, MetricName
 from orchestrator.experiments.metrics import (
@@ -120,7 +121,7 @@ class ExperimentReport:
 
     def json(self) -> dict[str, Any]:
         """Return JSON values; infinite bounds (too few values) become null."""
-        found: dict[str, Any] = _finite(asdict(self))
+        found: dict[str, Any] = to_jsonable_python(self, inf_nan_mode="null")
         return found
 
 
@@ -383,11 +384,3 @@ def _arm_sentence(
             "units of the two arms"
         )
     return f"It is too early to tell {arm} from {base} by {title}{known}{wait}"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
