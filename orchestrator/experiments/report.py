@@ -28,13 +28,7 @@ from orchestrator.experiments.metrics import (
     paired_values,
     values,
 )
-from orchestrator.experiments.outcome_log import (
-    TIMES,
-    ByArm,
-    RequestRecord,
-    comparable,
-    served_by,
-)
+from orchestrator.experiments.outcome_log import ByArm, RequestRecord, comparable, served_by
 from orchestrator.experiments.sequential import (
     Interval,
     RequiredUnits,
@@ -54,19 +48,17 @@ Verdict = Literal[
     "no_difference",
     "forgotten",
 ]
-QUANTILES: Final = (0.5, 0.95)
 READOUTS: Final = 40  # times at which the plot over time has an interval
 BOUND_ALPHA: Final = 0.05  # of a bound of the goal
 
 
 @dataclass(frozen=True, slots=True)
 class ArmMetric:
-    """One arm's value of one metric; `quantiles` are over requests, for times."""
+    """One arm's value of one metric."""
 
     mean: float
     units: int
     requests: int
-    quantiles: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,13 +262,8 @@ class _Comparer:
             own = self._of(name, metric)
             if not len(own.at):
                 continue
-            quantiles = {
-                f"p{q * 100:g}": float(np.quantile(own.above / own.below, q))
-                for q in QUANTILES
-                if metric in TIMES
-            }
             mean, units = float(own.above.sum() / own.below.sum()), len(np.unique(own.units))
-            by_metric[metric] = ArmMetric(mean, units, len(own.at), quantiles)
+            by_metric[metric] = ArmMetric(mean, units, len(own.at))
         return by_metric
 
 

@@ -39,7 +39,6 @@ def test_a_difference_that_is_there_is_told() -> None:
     assert one.always_valid.low < one.always_valid.estimate < one.always_valid.high < 0
     usual = found.arms["large"]["ms"].mean
     assert one.always_valid.estimate / usual == pytest.approx(1 / 1.6 - 1, abs=0.06)
-    assert set(found.arms["shared"]["ms"].quantiles) == {"p50", "p95"}
     worse = read(experiment(control="shared"), times(500, 1, faster=1.6))
     assert worse.verdicts == {"large": "worse"}
 
