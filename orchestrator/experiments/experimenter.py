@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from cachetools import LRUCache
@@ -24,6 +23,7 @@ from orchestrator.experiments.report import ExperimentReport, report
 from orchestrator.experiments.runs import Run, RunKey, Runs
 from orchestrator.state.store import Store
 from orchestrator.state.versions import AuditInfo
+from orchestrator.state.watcher import ConfigWatcher
 
 log = logging.getLogger(__name__)
 
@@ -36,18 +36,12 @@ _Input = tuple[Experiment, ExperimentState, int, str]
 
 
 class Experimenter(Background):
-    """The experiments of one replica, which calls `refresh` after a change."""
+    """The experiments of one replica."""
 
     def __init__(
-        self,
-        store: Store,
-        runs: Runs,
-        current: Callable[[], Sequence[Run]],
-        refresh: Callable[[], Awaitable[None]],
-        registry: CollectorRegistry,
+        self, store: Store, runs: Runs, watcher: ConfigWatcher, registry: CollectorRegistry
     ) -> None:
-        self._store, self.runs = store, runs
-        self._current, self._refresh = current, refresh
+        self._store, self.runs, self._watcher = store, runs, watcher
         self._readers: LRUCache[RunKey, LogReader] = LRUCache(REPORTS)
         self._reports: LRUCache[RunKey, tuple[_Input, ExperimentReport]] = LRUCache(REPORTS)
         self._reporting = asyncio.Lock()
@@ -83,7 +77,7 @@ class Experimenter(Background):
         Raises:
             StoreError: the store is down.
         """
-        for run in self._current():
+        for run in self._watcher.current.experiments:
             if not run.live:
                 continue
             self._stops.labels(run.name)  # a series that begins at 0 shows the first stop
@@ -109,7 +103,7 @@ class Experimenter(Background):
             log.warning("experiment %s: arm %s is stopped: %s", run.name, arm, why)
         if not stopped:
             log.info("experiment %s: %s", run.name, action)
-        await self._refresh()
+        await self._watcher.refresh()
 
     async def _work(self) -> None:
         duration = 0.0

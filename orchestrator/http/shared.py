@@ -43,13 +43,7 @@ class Shared:
         self.outbox = Outbox(store, registry)
         self.shadows = ShadowRunner(solve_shadow, quiet, self.outbox, registry)
         self.recorder = EventRecorder(self.outbox, self.shadows, registry)
-        self.experimenter = Experimenter(
-            store,
-            runs,
-            lambda: self.watcher.current.experiments,
-            self.watcher.refresh,
-            registry,
-        )
+        self.experimenter = Experimenter(store, runs, self.watcher, registry)
 
     async def start(self) -> None:
         """Start to follow the store; one that does not answer delays this only shortly."""

@@ -72,7 +72,7 @@ def parts() -> dict[str, Any]:
         "watcher": ConfigWatcher(store, PolicyVersions(store, {}, {}), some, registry),
         "outbox": outbox,
         "shadows": shadows,
-        "experimenter": Experimenter(store, some, lambda: [], some, registry),
+        "experimenter": Experimenter(store, some, some, registry),
     }
 
 

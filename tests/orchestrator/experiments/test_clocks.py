@@ -49,13 +49,7 @@ class Replica:
         self.runs, self.outbox = Runs(store, versions, POLICIES, {}, ()), Outbox(store, registry)
         self.watcher = ConfigWatcher(store, versions, self.runs, registry)
         self.recorder = EventRecorder(self.outbox, UNKNOWN, registry)
-        self.experimenter = Experimenter(
-            store,
-            self.runs,
-            lambda: self.watcher.current.experiments,
-            self.watcher.refresh,
-            registry,
-        )
+        self.experimenter = Experimenter(store, self.runs, self.watcher, registry)
 
     @property
     def time(self) -> float:
