@@ -17,7 +17,7 @@ Files that several rooms share:
 - `backend`: the interface below it: what an engine or a server does with token ids.
 - `options`: options for loading a worker from a checkpoint.
 - `run_ahead`: generations that decode on after their call, for the call that continues there.
-- `streams`: batches of deltas, and resuming a stream that broke off.
+- `streams`: batches of deltas, as a replica sends them.
 - `retry`: when to call a server again after a failure: retries and the circuit breaker.
 - `rng`: random numbers as a function of seed and position.
 - `memo`: caches bounded by bytes.

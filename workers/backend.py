@@ -75,8 +75,10 @@ class Backend(Protocol):
 
     def decode(self, prompt: Prompt, wanted: Decoding) -> AsyncGenerator[Delta | Generation, None]:
         """Continue the prompt until `wanted.text` ends: yield deltas if streamed, then a
-        Generation, to which the worker adds its time and formats. With `max_tokens` 0, only read
-        the prompt. The random number that draws a token depends on seed and position alone.
+        Generation, to which the worker adds its time and formats. If the text continues one
+        that broke off, the prompt ends with that, and the segment begins with it. With
+        `max_tokens` 0, only read the prompt. The random number that draws a token depends on seed
+        and position alone.
         """
         ...
 

@@ -11,11 +11,13 @@ from time import perf_counter
 from typing import Generic, TypeVar
 
 from orchestrator.efforts import TemplateEfforts
+from orchestrator.errors import Unsupported, WorkerError
 from orchestrator.types import (
     ENDED,
     Classification,
     Generation,
     LabelQuery,
+    Provenance,
     Sampling,
     Segment,
     StopCriteria,
@@ -28,6 +30,7 @@ from workers.text.checks import check_sampling, label_ids
 from workers.text.continuation import Continuation
 from workers.text.verification import finish_token_ids, verification
 
+NOTHING = Delta("", ())
 AnyBackend = TypeVar("AnyBackend", bound=Backend, covariant=True)
 AnyLocal = TypeVar("AnyLocal", bound=LocalBackend, covariant=True)
 
@@ -53,9 +56,19 @@ class ModelWorker(Generic[AnyBackend]):
         return self.prompts.efforts
 
     async def generate(
-        self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
+        self,
+        call: Call,
+        criteria: StopCriteria,
+        sampling: Sampling,
+        *,
+        stream: bool = True,
+        received: Delta = NOTHING,
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Continue the transcript; see `orchestrator.worker.Worker.generate`."""
+        """Continue the transcript; see `orchestrator.worker.Worker.generate`.
+
+        `received` is what the caller has of the text from a worker that is lost: only the rest is
+        made, and the Generation is the whole.
+        """
         began = perf_counter()
         check_sampling(sampling)
         check_method(call.speculation, self.backend.methods)
@@ -64,23 +77,45 @@ class ModelWorker(Generic[AnyBackend]):
             call,
             criteria,
             self.prompts,
-            len(ids),
+            ids,
             stop_token_ids=self.backend.ends,
             context=self.context,
         )
+        if received.tokens and (finish := text.resume(received)) is not None:
+            yield self._whole(Generation(text.segment(finish)), text, received, began)
+            return
+        prompt = Prompt(text.call, text.ids, len(text.ids))
         wanted = Decoding(text, sampling, stream)
-        prompt = Prompt(call, ids, len(ids))
-        async with aclosing(self.backend.decode(prompt, wanted)) as items:
-            async for item in items:
-                if isinstance(item, Generation):
-                    item = replace(
-                        item,
-                        ms=ms_since(began),
-                        thinks=self.prompts.thinks(call.transcript, call.owner),
-                        calls=self.prompts.calls_of(call.transcript),
-                        closing=self.prompts.closing_words,
-                    )
-                yield item
+        try:
+            async with aclosing(self.backend.decode(prompt, wanted)) as items:
+                async for item in items:
+                    if isinstance(item, Generation):
+                        item = self._whole(item, text, received, began)
+                    yield item
+        except Unsupported as error:  # such as resuming a constrained answer: no worker can
+            if not text.before.tokens:
+                raise
+            raise WorkerError(f"a stream broke off and cannot resume: {error}") from None
+
+    def _whole(
+        self, made: Generation, text: Continuation, received: Delta, began: float
+    ) -> Generation:
+        """Complete what a backend made of a text that began with what was received."""
+        usage, provenance = made.usage, made.provenance
+        if received.tokens:  # these are not part of the caller's prompt
+            cached, generated = min(usage.cached, text.prompt), len(made.segment.tokens)
+            usage = replace(usage, prompt=text.prompt, cached=cached, generated=generated)
+            if provenance is not None:
+                provenance = Provenance.unknown(text.before) + provenance
+        return replace(
+            made,
+            usage=usage,
+            ms=ms_since(began),
+            thinks=self.prompts.thinks(text.call.transcript, text.call.owner),
+            calls=self.prompts.calls_of(text.call.transcript),
+            provenance=provenance,
+            closing=self.prompts.closing_words,
+        )
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
         """Return the distribution over the query's labels after its side conversation."""

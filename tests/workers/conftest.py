@@ -220,7 +220,7 @@ def continuation(
         Call("r", transcript),
         criteria,
         prompts,
-        9,
+        [0] * 9,
         stop_token_ids=prompts.tokenizer.ends,
         context=None,
     )

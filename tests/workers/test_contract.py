@@ -38,6 +38,7 @@ from tests.workers.scripted import Scripted, words
 from workers.engine.loading import load
 from workers.remote.backend import RemoteBackend
 from workers.remote.server import Server
+from workers.streams import merge_deltas
 from workers.text.tokenizer_files import load_tokenizer
 from workers.worker import ModelWorker
 
@@ -422,6 +423,24 @@ async def test_greedy_text_does_not_depend_on_where_it_is_cut(subject: Subject) 
     assert (*first.segment.tokens, *second.segment.tokens) == whole.segment.tokens
     # Invariant: the prompt of a longer prefix is the shorter one's and the segment's ids.
     assert second.usage.prompt == first.usage.prompt + len(first.segment.tokens)
+
+
+async def test_a_text_goes_on_wherever_it_broke_off(subject: Subject) -> None:
+    if not isinstance(subject.worker, ModelWorker):
+        pytest.skip("not one that can be lost: the others call again")
+    _, known = await run(subject.worker, StopCriteria(12))
+    mark = known.segment.text[len(known.segment.text) // 2 :][:2]
+    for criteria in (StopCriteria(12), StopCriteria(12, until=(mark,))):
+        deltas, whole = await run(subject.worker, criteria)
+        for count in range(1, len(deltas) + 1):
+            received = merge_deltas(deltas[:count])
+            rest, again = await run(subject.worker, criteria, received=received)
+            assert merge_deltas([received, *rest]).text == whole.segment.text
+            assert again.segment.text == whole.segment.text
+            assert again.segment.tokens == whole.segment.tokens
+            assert again.segment.logprobs == pytest.approx(whole.segment.logprobs, abs=1e-3)
+            assert again.segment.finish == whole.segment.finish
+            assert again.usage.prompt == whole.usage.prompt
 
 
 async def test_a_prefix_is_read_once(subject: Subject) -> None:

@@ -127,10 +127,6 @@ class RemoteBackend:
                 self._record_gap(gap)
             except (WorkerUnavailable, Overloaded) as error:
                 await retries.backoff(error)
-            except Unsupported as error:
-                if not text.before.tokens:
-                    raise
-                raise WorkerError(f"a stream broke off and cannot resume: {error}") from None
 
     async def _attempt(
         self, prompt: Prompt, wanted: Decoding, gap: Missing
@@ -143,7 +139,7 @@ class RemoteBackend:
         text.bare = not able.reads_logprobs
         if not able.reads_ids:
             text.read_text()
-        ids = [*prompt.ids, *text.before.tokens]
+        ids = text.ids
         body = self._body(ids, wanted, able)
         stream = None
         self._live += 1

@@ -180,7 +180,7 @@ class _Trial:
         tokenizer, criteria = self.prompts.tokenizer, StopCriteria(int(SEVERAL["max_tokens"]))
         call = Call("probe", TRACE)
         text = Continuation(
-            call, criteria, self.prompts, 0, stop_token_ids=tokenizer.ends, context=None
+            call, criteria, self.prompts, [], stop_token_ids=tokenizer.ends, context=None
         )
         if not self.able.reads_ids:
             text.read_text()

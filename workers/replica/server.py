@@ -22,7 +22,7 @@ from orchestrator.worker import Call, Delta
 from workers.replica.channel import Listener
 from workers.replica.pool import Location
 from workers.replica.prefixes import PrefixMissing, PrefixReceiver, Sent
-from workers.streams import batch_stream, resume_generation
+from workers.streams import batch_stream
 from workers.worker import EngineWorker
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,6 @@ RECENT_S = 10.0  # a request that called within this time may call again and wan
 MAX_TRACKED = 4096  # requests whose last call is remembered
 Operation = Literal["generate", "classify", "verify"]
 Export = Callable[[Mapping[str, int]], None]
-NOTHING = Delta("", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ class ReplicaServer:
             return await self._worker.classify(call, *args)
         if operation == "verify":
             return await self._worker.verify(call, *args)
-        async with aclosing(self._generate(NOTHING, call, *args, False)) as items:
+        async with aclosing(self._worker.generate(call, *args, stream=False)) as items:
             return await anext(items)
 
     async def stream_call(
@@ -167,13 +166,13 @@ class ReplicaServer:
     ) -> AsyncGenerator[Any, None]:
         """Yield deltas and the whole generation, or what `answer_call` returns in its place.
 
-        `received` is what the caller has already (see `resume_generation`).
+        `received` is what the caller has already (see `ModelWorker.generate`).
         """
         call = self._begin(request, returning, sent)
         if call is None:
             yield PrefixMissing()
             return
-        generation = self._taken(call, self._generate(received, call, *args, True))
+        generation = self._taken(call, self._worker.generate(call, *args, received=received))
         async with aclosing(batch_stream(generation, lambda: self._streams)) as items:
             try:
                 async for item in items:
@@ -190,11 +189,6 @@ class ReplicaServer:
             self._counts["later_calls"] += returning
             self._counts["affine_calls"] += returning and known
         return call
-
-    def _generate(self, received: Delta, *args: Any) -> AsyncGenerator[Delta | Generation, None]:
-        return resume_generation(
-            self._worker.generate, self._worker.tokenizer.hash, received, *args
-        )
 
     async def _taken(
         self, call: Call, items: AsyncGenerator[Delta | Generation, None]

@@ -21,7 +21,7 @@ GOES_ON: Final[frozenset[Finish]] = frozenset({"until", "doubt", "length"})
 
 
 class Continuation:
-    """One generation after a transcript of `length` ids.
+    """One generation after the `ids` of a transcript.
 
     A thought ends by "length" before the context is full: the rest is reserved for the answer.
 
@@ -33,7 +33,9 @@ class Continuation:
         ContextLengthExceeded: the prefix does not fit.
     """
 
+    prompt: int  # how many ids there are without `before`
     call: Call  # its transcript extended by `before`
+    ids: list[int]  # of that transcript
     criteria: StopCriteria  # of what follows `before`
     max_tokens: int  # how many fit both these and the context; may be negative
 
@@ -42,14 +44,14 @@ class Continuation:
         call: Call,
         criteria: StopCriteria,
         prompts: PromptRenderer,
-        length: int,
+        ids: list[int],
         *,
         stop_token_ids: Collection[int],
         context: int | None,
     ) -> None:
-        check_length(length + (criteria.max_tokens > 0), context)
+        check_length(len(ids) + (criteria.max_tokens > 0), context)
         transcript, tokenizer = call.transcript, prompts.tokenizer
-        self._call, self._criteria, self._prompts = call, criteria, prompts
+        self._call, self._criteria, self._prompts, self._ids = call, criteria, prompts, ids
         self._tokenizer, self.thinking = tokenizer, not transcript.closed
         self._stop_token_ids = prompts.ends(stop_token_ids, transcript)
         self._delimiters = [one.encode() for one in criteria.until if one]
@@ -60,12 +62,10 @@ class Continuation:
         self.ends = self._stop_token_ids
         if criteria.ignore_eos:
             self.ends &= {self._close_id}
-        self.late_ends = self.ends - {self._close_id} if criteria.min_tokens > 0 else frozenset()
-        """Those of `ends` that may not come before `min_tokens` tokens."""
-        self._most = criteria.max_tokens
+        self.prompt, self._most = len(ids), criteria.max_tokens
         if context is not None:
             reserved = answer_reserve(context) if self.thinking else 0
-            self._most = min(self._most, context - length - reserved)
+            self._most = min(self._most, context - len(ids) - reserved)
         self.before = self._sign("", (), (), "length")
         """What was given out before the last `resume`."""
         self.bare = False  # whether the log-probabilities of its tokens are unknown
@@ -78,11 +78,15 @@ class Continuation:
     def _begin(self, step: StepEnd) -> None:
         """Begin the text after `before`; `step` has read that."""
         count = len(self.before.tokens)
-        self.call, self.criteria = self._call, self._criteria
+        self.call, self.criteria, self.ids = self._call, self._criteria, self._ids
         if count:
             extended = self._call.transcript.extend(self.before)
             self.call = replace(self._call, transcript=extended)
             self.criteria = self._criteria.after(count)
+            self.ids = [*self._ids, *self.before.tokens]
+        late = self.ends - {self._close_id}
+        self.late_ends = late if self.criteria.min_tokens > 0 else frozenset()
+        """Those of `ends` that may not come before `min_tokens` tokens."""
         self.max_tokens, self.generated = self._most - count, 0
         transcript, tokenizer = self.call.transcript, self._tokenizer
         stops: list[Stop] = [(stop, "stop") for stop in self.criteria.stop]
@@ -99,10 +103,10 @@ class Continuation:
         )
         self._source: Detokenizer | Retokenizer = self._detokenizer
 
-    def resume(self) -> Finish | None:
-        """Continue after what was given out, and drop the rest; return why the text ends there, if
-        it does (then only its end was lost)."""
-        if (given := self._source.given).tokens:
+    def resume(self, received: Delta | None = None) -> Finish | None:
+        """Continue after what was given out, here or by a worker that is lost (`received`), and
+        drop the rest; return why the text ends there, if it does (then only its end was lost)."""
+        if (given := received or self._source.given).tokens:
             logprobs = () if self.bare else given.logprobs
             self.before += self._sign(given.text, given.tokens, logprobs, "length")
         step = self._step()

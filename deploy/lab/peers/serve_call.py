@@ -10,7 +10,6 @@ from __future__ import annotations
 from itertools import accumulate
 from statistics import median
 from time import perf_counter, process_time
-from types import SimpleNamespace
 from typing import Any, Final
 
 from ray import serve
@@ -61,7 +60,6 @@ class InstantEngine:
 
     context, alive = None, True
     sampling, efforts = Sampling(), None
-    tokenizer = SimpleNamespace(hash="instant")
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
         shares = (0.0,) * (len(query.labels) - 1) + (1.0,)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from math import inf
-from types import SimpleNamespace
 from typing import Any
 
-from orchestrator.types import Message, Sampling, StopCriteria, Transcript
-from orchestrator.worker import Call
-from tests.workers.scripted import Scripted
+from orchestrator.types import (
+    Generation,
+    Message,
+    Sampling,
+    StopCriteria,
+    Transcript,
+    Usage,
+)
+from orchestrator.worker import Call, Delta
+from tests.workers.scripted import Scripted, segment
 from workers.replica.channel import HEAD, Address, Connection, Kind
 from workers.replica.client import ReplicaWorker
 from workers.replica.server import ReplicaServer, ReplicaStatus
+from workers.worker import NOTHING
 
 THOUGHT = "One and two and three.\n\nFour and five.\n\n"
 GREEDY = Sampling()
@@ -22,9 +30,30 @@ CRITERIA = StopCriteria(100, until=("\n\n",))
 
 
 class ScriptedEngineWorker(Scripted):
-    tokenizer = SimpleNamespace(hash="words")
     alive = True
     efforts = None
+
+    async def generate(
+        self, call: Call, criteria: StopCriteria, *args: Any, received: Delta = NOTHING, **more: Any
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        """As `ModelWorker.generate`: what was received is not made again."""
+        count = len(received.tokens)
+        sent = segment(call.author, received.text, "length")
+        ended = any(one in sent.text for one in criteria.until)
+        if count and (ended or count == criteria.max_tokens):
+            yield Generation(
+                replace(sent, finish="until" if ended else "length"), Usage(0, 0, count)
+            )
+            return
+        if count:
+            call = replace(call, transcript=call.transcript.extend(sent))
+            criteria = criteria.after(count)
+        async for item in super().generate(call, criteria, *args, **more):
+            if count and isinstance(item, Generation):
+                made = item.usage
+                usage = replace(made, prompt=made.prompt - count, generated=count + made.generated)
+                item = replace(item, segment=sent + item.segment, usage=usage)
+            yield item
 
     def stats(self) -> dict[str, int]:
         return {"live_rows": self.live, "queued": 0, "rows": 4, "slots": 8}

@@ -254,11 +254,12 @@ async def test_a_full_replica_is_left_for_another() -> None:
 
 
 async def test_a_stream_that_ends_early_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def cut(*_: Any) -> Any:
+    async def cut(*_: Any, **__: Any) -> Any:
         yield Delta("One ", (1,), ())
 
-    handle = Handle(story())
-    monkeypatch.setattr(handle.replica.server, "_generate", cut)
+    worker = story()
+    handle = Handle(worker)
+    monkeypatch.setattr(worker, "generate", cut)
     lost: list[int] = []
     with pytest.raises(WorkerUnavailable, match="early"):
         await collect(pool(handle, retry_timeout_s=0.0, on_lost=lambda: lost.append(1)))

@@ -14,7 +14,8 @@ from orchestrator.types import Generation, LabelQuery
 from tests.workers.replica.handles import CRITERIA, GREEDY, call, story
 from workers.replica import server
 from workers.replica.channel import Connection
-from workers.replica.server import NOTHING, ReplicaServer, ReplicaStatus
+from workers.replica.server import ReplicaServer, ReplicaStatus
+from workers.worker import NOTHING
 
 
 async def test_an_engine_that_makes_no_progress_is_ill(monkeypatch: pytest.MonkeyPatch) -> None:
