@@ -13,8 +13,6 @@ from workers.text.gguf_tokenizer import is_gguf
 MODELS = Path(__file__).parent
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 EMBEDDED = "embedded:"
-DRAFT = "embedded:draft"
-"""A weak draft model of the pair's vocabulary, which is trained on its own."""
 JUDGE_FILE = "judge.json"
 """Beside a large model's weights: the parameters of policies that judge with this model."""
 GATE_FILE = "gate.json"
@@ -34,8 +32,6 @@ def resolve(model: str | Path, needs: str = CONFIG) -> Path | str:
     name = str(model)
     if name.startswith(EMBEDDED):
         folder = MODELS / name.removeprefix(EMBEDDED)
-        if name == DRAFT and not (folder / "config.json").is_file():
-            raise ConfigError(f"{DRAFT} is not trained here yet: baton lab train draft publish")
         if folder.parent != MODELS or not (folder / "config.json").is_file():
             known = sorted(f"{EMBEDDED}{one.parent.name}" for one in MODELS.glob("*/config.json"))
             raise ConfigError(f"there is no embedded model {name!r}; there are {', '.join(known)}")

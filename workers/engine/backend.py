@@ -41,7 +41,7 @@ class BuiltinBackend:
 
     @property
     def methods(self) -> Collection[str]:
-        return self.engine.decoder.named
+        return self.engine.decoder.methods
 
     async def ready(self) -> None:
         """Return at once."""

@@ -97,7 +97,7 @@ def load(model: str | Path, **options: Unpack[BuiltinOptions]) -> EngineWorker[B
         raise ConfigError(f"rows must be at least 1, and slots at least rows: {rows=}, {slots=}")
     loaded = open_target(model, **chosen)
     methods = _build_methods(loaded, chosen["speculation"] or {}, *chosen["also"])
-    decoder = Decoder(loaded.target, next(iter(methods.values())), methods)
+    decoder = Decoder(loaded.target, methods)
     give_back()  # what the weights took before they were fused or packed
     if threads is None and chosen["device"] == "cpu" and loaded.is_small:
         threads = 1

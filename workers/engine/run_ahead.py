@@ -89,9 +89,6 @@ class RunAhead:
         """Forget a row."""
         del self._rows[row.slot]
 
-    def __contains__(self, row: Row) -> bool:
-        return row.slot in self._rows
-
     @property
     def rows(self) -> list[Row]:
         """All of them, the oldest first."""

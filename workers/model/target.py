@@ -216,10 +216,6 @@ class Target:
             logits = logits / self._logits_divisor
         return logits.view(rows, n, logits.shape[-1])[..., : self.vocabulary]
 
-    def extend(self, slot: int, tokens: Sequence[int], *, num_logits: int = 1) -> ModelOutput:
-        """Run and commit tokens after a slot's length, in one pass."""
-        return self.extend_all([PromptChunk(slot, list(tokens), num_logits, final=True)])[0]
-
     @torch.inference_mode()
     def extend_all(self, chunks: Sequence[PromptChunk]) -> list[ModelOutput]:
         """Run and commit tokens after the lengths of several slots, in one pass.

@@ -205,7 +205,8 @@ class Auto(Method):
         return self.methods[self.choice[0]]
 
     @property
-    def converged(self) -> bool:  # type: ignore[override]
+    def converged(self) -> bool:
+        """Whether all trials are over."""
         return bool(self.choosers) and not any(one.due for one in self.choosers.values())
 
     def stats(self) -> dict[str, int]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 import torch
 
@@ -24,13 +23,11 @@ from workers.speculation.method import Method
 
 
 class Decoder:
-    """A target, its methods and the live rows; `method` is for rows that name none of `named`."""
+    """A target, its methods and the live rows; the first method is for rows that name none."""
 
-    def __init__(
-        self, target: Target, method: Method, named: Mapping[str, Method] = MappingProxyType({})
-    ) -> None:
-        self.target, self.method, self.named = target, method, named
-        self.methods = tuple(dict.fromkeys((method, *named.values())))
+    def __init__(self, target: Target, methods: Mapping[str, Method]) -> None:
+        self.target, self.methods = target, methods
+        self.method = next(iter(methods.values()))
         self.acceptance = Acceptance()
         self.rows: list[Row] = []  # by slot, so that neighbours in the cache are one view
 
@@ -38,7 +35,7 @@ class Decoder:
         """Group rows by their method, for one `step` a group."""
         groups: dict[Method, list[Row]] = {}
         for row in rows:
-            groups.setdefault(self.method_of(row), []).append(row)
+            groups.setdefault(self.method_of(row.method), []).append(row)
         return list(groups.values())
 
     @torch.inference_mode()
@@ -47,9 +44,9 @@ class Decoder:
 
         Those of `late`, to which rows may be added while the method drafts, gain one as well.
         """
-        method, cache = self.method_of(rows[0]), self.target.cache
+        method, cache = self.method_of(rows[0].method), self.target.cache
         plan = method.draft(rows)  # a token tree for each row
-        plan = plan.beside([row for row in late if self.method_of(row) is method])
+        plan = plan.beside([row for row in late if self.method_of(row.method) is method])
         scores = mask(plan, method.score(self.target, plan))  # one target pass over all trees
         accepted = method.verify(plan, scores)  # rejection sampling along each tree
         for row, tree, one in zip(plan.rows, plan.trees, accepted, strict=True):
@@ -68,7 +65,7 @@ class Decoder:
     def join(self, row: Row, output: ModelOutput) -> Accepted:
         """Make a row live: draw its first token from the `output` of its prompt's prefill."""
         plan = Plan([row], [Tree([row.ids[-1]], [-1])])
-        accepted = Method.verify(self.method_of(row), plan, mask(plan, output))[0]
+        accepted = Method.verify(self.method_of(row.method), plan, mask(plan, output))[0]
         if row.failure is not None:
             raise row.failure
         row.ids.extend(accepted.tokens)
@@ -81,44 +78,41 @@ class Decoder:
         """Make a row live; all its ids but the newest are cached."""
         insort(self.rows, row, key=lambda other: other.slot)
         if row.remaining_tokens > 0:
-            self.method_of(row).join(row)
+            self.method_of(row.method).join(row)
 
     def leave(self, row: Row) -> None:
         """End a row; its slot keeps what is cached for the next call with that prefix."""
         self.rows.remove(row)
-        self.method_of(row).leave(row)
+        self.method_of(row.method).leave(row)
 
     def pause_with(self, serve: Callable[[], None]) -> None:
         """Call `serve` between the passes of drafts if rows may join there."""
-        for method in self.methods:
+        for method in self.methods.values():
             method.pause_with(serve)
 
     def copy(self, source: int, slot: int, length: int) -> None:
         """Start an idle slot with the first `length` cached tokens of another."""
         self.target.cache.copy(source, slot, length)
-        for method in self.methods:
+        for method in self.methods.values():
             method.copy(source, slot, length)
 
-    def method_of(self, row: Row) -> Method:
-        return self._named(row.method)
+    def method_of(self, name: str | None) -> Method:
+        return self.method if name is None else self.methods[name]
 
     def begins_alike(self, method: str | None, sampling: Sampling) -> bool:
         """Whether a round draws a row's first token as `join` does."""
-        used = self._named(method)
+        used = self.method_of(method)
         return not used.drafts or (used.lossless and sampling.is_greedy)
-
-    def _named(self, name: str | None) -> Method:
-        return self.method if name is None else self.named[name]
 
     @property
     def lossless(self) -> bool:
         """Whether every method's output has the target's distribution."""
-        return all(method.lossless for method in self.methods)
+        return all(method.lossless for method in self.methods.values())
 
     def stats(self) -> dict[str, int]:
         """Return the counters of acceptance and of the methods; equal names are summed."""
         counts = self.acceptance.stats()
-        for method in self.methods:
+        for method in self.methods.values():
             for name, count in method.stats().items():
                 counts[name] = counts.get(name, 0) + count
         return counts

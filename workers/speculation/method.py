@@ -33,7 +33,6 @@ class Method:
     drafts = True  # whether anything is drafted
     sampler: rejection.RejectionSampler = staticmethod(rejection.independent)  # fits the draws
     by_path = False  # whether whole paths are verified, not node by node
-    converged = True  # False while a method that adapts still makes trials
     registry: ClassVar[Mapping[str, Callable[..., Method]]]  # `METHODS`, for those over others
 
     def __init__(self, target: Target) -> None:

@@ -20,6 +20,7 @@ from workers.engine.loading import LoadedTarget, choose_dtype
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan
 from workers.speculation import METHODS, build
+from workers.speculation.auto import Auto
 from workers.speculation.decode import Decoder
 from workers.speculation.method import Method
 
@@ -105,12 +106,12 @@ class SpeculationCandidate:
             )  # fmt: skip
         method = build(entry.method, target, loaded.load_draft, **parameters)
         self.lossless = method.lossless
-        self.decoder = Decoder(target, method)
+        self.decoder = Decoder(target, {entry.method: method})
         self.counts = _Counts(method)
 
     @property
     def converged(self) -> bool:
-        return self.decoder.method.converged
+        return not isinstance(self.decoder.method, Auto) or self.decoder.method.converged
 
     def run(self, prompts: Sequence[list[int]], temperature: float, seed: int) -> TurnResult:
         target, counts = self.decoder.target, self.counts

@@ -49,7 +49,7 @@ def write_chains(
     author, source = Author(large), stream("train", seed)
     rng = random.Random(f"align/{seed}")
     target = Target(author.model, slots=BATCH, max_len=PROMPT_TOKENS + CHAIN_TOKENS)
-    decoder = Decoder(target, Vanilla(target))
+    decoder = Decoder(target, {"vanilla": Vanilla(target)})
     out.parent.mkdir(parents=True, exist_ok=True)
     growing = out.with_name(out.name + ".new")
     with gzip.open(growing, "wt") as file:

@@ -245,7 +245,7 @@ async def test_a_method_that_fails_fails_its_own_rows_only(checkpoint: Path) -> 
 
     try:
         expected = (await run(worker, ask(), StopCriteria(20))).segment.tokens
-        worker.backend.engine.decoder.named["lookup"].draft = broken  # type: ignore[method-assign]
+        worker.backend.engine.decoder.methods["lookup"].draft = broken  # type: ignore[method-assign]
         good = [run(worker, ask(), StopCriteria(20)) for _ in range(2)]
         bad = [
             run(worker, replace(ask(), speculation="lookup"), StopCriteria(20)) for _ in range(2)

@@ -123,7 +123,7 @@ def logits(model: Any) -> torch.Tensor:
     """Of a few tokens, as our own layers compute them."""
     target = Target(model, slots=1, max_len=32)
     with torch.inference_mode():
-        return target.extend(0, [5, 9, 33, 2], num_logits=4).logits
+        return target.prefill(0, [5, 9, 33, 2], num_logits=4).logits
 
 
 @pytest.mark.parametrize("form", ["its own head", "the head alone", "no first part", "in parts"])
@@ -231,7 +231,7 @@ async def test_every_call_has_the_method_that_it_names(
     block = {"method": "recursive-s", "draft": str(draft_checkpoint)}
     plain = load(checkpoint, rows=1, max_len=200)
     several = load(checkpoint, also=[chain, block, {"method": "lookup"}], rows=4, max_len=200)
-    named = several.backend.engine.decoder.named
+    named = several.backend.engine.decoder.methods
     assert list(named) == ["vanilla", "chain", "recursive-s", "lookup"]
     models = [named[name].drafter.model.model for name in ("chain", "recursive-s")]  # type: ignore[attr-defined]
     assert models[0] is models[1]  # loaded once

@@ -74,7 +74,7 @@ async def test_a_slot_that_changes_hands_begins_empty_for_drafts_too(checkpoint:
     worker = load(checkpoint, speculation=chain, rows=1, slots=1, max_len=200)
     try:
         await run(worker, ask(), StopCriteria(8))
-        [method] = worker.backend.engine.decoder.methods
+        method = worker.backend.engine.decoder.method
         drafted = method.drafter.cache  # type: ignore[attr-defined]
         assert any(drafted.lengths)
         worker.backend.engine._prefixes.allocate([1, 2], 1, "another")

@@ -208,7 +208,7 @@ async def test_a_failure_while_running_ahead_harms_no_call(ahead: EngineWorker) 
     loop = asyncio.get_running_loop()
 
     def failing(rows: Any, *late: Any) -> Any:
-        if rows[0] in engine._ahead:
+        if rows[0] in engine._ahead.rows:
             loop.call_soon_threadsafe(failed.set)
             raise RuntimeError("planted")
         return step(rows, *late)

@@ -120,9 +120,9 @@ def test_a_packed_model_says_what_it_said(packing: Packing, family: str) -> None
     assert {target.dtype for target in targets} == {given(packing, torch.zeros(1)).dtype}
     ids = [5, 9, 2, 7, 11, 3]
     with torch.inference_mode():
-        wanted = known.extend(0, ids, num_logits=6).logits
-        whole = targets[0].extend(0, ids, num_logits=6).logits
-        targets[1].extend(1, ids[:3], num_logits=0)
+        wanted = known.prefill(0, ids, num_logits=6).logits
+        whole = targets[0].prefill(0, ids, num_logits=6).logits
+        targets[1].prefill(1, ids[:3], num_logits=0)
         rest = targets[1].forward([1], [Tree.chain(ids[3:])]).logits
         stock = model(torch.tensor([ids])).logits
     spread = float(wanted.std())

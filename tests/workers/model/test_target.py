@@ -56,7 +56,7 @@ def test_chains(case: str) -> None:
     known, other = stock_logits(model, FIRST), stock_logits(model, SECOND)
     target = Target(model, slots=3, max_len=32)
     with torch.inference_mode():
-        assert_close(target.extend(0, FIRST, num_logits=len(FIRST)).logits[0], known)
+        assert_close(target.prefill(0, FIRST, num_logits=len(FIRST)).logits[0], known)
         for chunk in (2, 3, 7):
             target.cache.evict(1)
             output = target.prefill(1, FIRST[:-1], num_logits=2, most=chunk)
@@ -64,7 +64,7 @@ def test_chains(case: str) -> None:
         one = target.forward([1], [Tree(FIRST[-1:], [-1])]).logits[0]
         assert_close(one, known[-1:])
         for at in range(len(FIRST)):
-            assert_close(target.extend(2, FIRST[at : at + 1]).logits[0, -1], known[at])
+            assert_close(target.prefill(2, FIRST[: at + 1]).logits[0, -1], known[at])
         for slot in (0, 2):
             target.cache.evict(slot)
         ragged = target.forward([0, 1], [Tree.chain(SECOND), Tree(FIRST[-1:], [-1])]).logits
@@ -115,7 +115,7 @@ def test_trees(case: str) -> None:
         behind = target.forward([0, 2], [Tree.chain([7, 8]), Tree([7, 8, 9], [-1, 0, 0])]).logits
         for row in behind:
             assert_close(row[:2], known)
-        assert_close(target.extend(0, [7, 8], num_logits=2).logits[0], known)
+        assert_close(target.prefill(0, [*text, 7, 8], num_logits=2).logits[0], known)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -140,5 +140,5 @@ def test_half_precision_rounds_no_more_than_transformers_does(case: str) -> None
     theirs = stock_logits(model, FIRST)
     target = Target(model, slots=1, max_len=32)
     with torch.inference_mode():
-        ours = target.extend(0, FIRST, num_logits=len(FIRST)).logits[0]
+        ours = target.prefill(0, FIRST, num_logits=len(FIRST)).logits[0]
     assert (ours - exact).square().mean() < 1.5 * (theirs - exact).square().mean()

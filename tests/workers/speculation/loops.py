@@ -62,7 +62,7 @@ def decoder(
             return draft
         return tiny(**{**sizes, **DRAFTS[name], "vocabulary": vocabulary + padded})
 
-    return Decoder(target, build(method, target, load, **options))
+    return Decoder(target, {method: build(method, target, load, **options)})
 
 
 def begin(
@@ -109,7 +109,7 @@ def check_caches(loop: Decoder) -> None:
             fresh = Target(model.model, slots=1, max_len=model.max_len)
             if model.early_exit is not None:
                 fresh.add_early_exit(model.early_exit.adapter)
-            fresh.extend(0, row.ids[:length])
+            fresh.prefill(0, row.ids[:length])
             held = model.cache.data[:, row.slot, :, :length]
             assert torch.allclose(held, fresh.cache.data[:, 0, :, :length], atol=1e-4)
 

@@ -41,9 +41,9 @@ def in_line(loop: Decoder) -> None:
         fresh = Target(loop.target.model, slots=1, max_len=64)
         anew = FeatureDrafter(ahead.feature_head, fresh)
         with torch.inference_mode():
-            fresh.extend(0, row.ids[:length])
+            fresh.prefill(0, row.ids[:length])
             drafted = ahead.cache.lengths[row.slot]
-            anew.extend(0, row.ids[:drafted])
+            anew.prefill(0, row.ids[:drafted])
         features, expected = loop.target.cache.hidden_states, fresh.cache.hidden_states
         assert features is not None
         assert expected is not None
@@ -97,8 +97,8 @@ def test_service_drafts_what_training_unrolls(
         steps = list(unroll(head, target.model, tensor, features, 3))
         expected = [target.model.lm_head(head.lm_head_input(step)) for step in steps]
         root = 4
-        target.extend(1, ids[:root])
-        ahead.extend(1, ids[:2])
+        target.prefill(1, ids[:root])
+        ahead.prefill(1, ids[:2])
         read = len(ids[2 : root + 1])
         first = ahead.forward([1], [Tree.chain(ids[2 : root + 1])])
         assert torch.allclose(first.logits[0], expected[0][0, 2 : root + 1], atol=1e-4)

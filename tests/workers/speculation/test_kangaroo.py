@@ -262,7 +262,7 @@ def test_methods_share_the_one_early_exit_of_a_model() -> None:
     layers = len(target.cache.data)
     again = Kangaroo(target, adapter=make_adapter())
     assert len(target.cache.data) == layers
-    both = Decoder(target, loop.method, {"again": again})
+    both = Decoder(target, {"kangaroo": loop.method, "again": again})
     made = generate(both, [[5, 9, 2, 7]] * 2, 12, methods=[None, "again"])
     assert made == [generate(kangaroo(), [[5, 9, 2, 7]], 12)[0]] * 2
     for layer in (target.exit_layer, target.exit_layer + 1):  # other weights, another place

@@ -128,7 +128,7 @@ def beside_each_other(*, slots: int = 8, only: str | None = None) -> Decoder:
         for name, options in wanted.items()
         if only in (None, name)
     }
-    return Decoder(target, next(iter(named.values())), named)
+    return Decoder(target, named)
 
 
 EVERY = [*dict.fromkeys(name for name, _ in OPTIONS), *ALSO]

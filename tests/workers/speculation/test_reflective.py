@@ -135,7 +135,7 @@ def test_logits_are_fused_as_a_plain_reading_of_the_flat_text_says(
         with torch.inference_mode():
             for row in plan.rows:
                 target.cache.truncate(row.slot, row.ids, 0)
-                target.extend(row.slot, row.ids[:-1], num_logits=0)
+                target.prefill(row.slot, row.ids[:-1], num_logits=0)
             made = loop.method.score(target, plan).logits
             assert made.shape[:2] == (len(chosen), max(map(len, plan.trees)))
             for logits, row, tree in zip(made, plan.rows, plan.trees, strict=True):
@@ -252,7 +252,8 @@ def test_no_copy_is_read_beyond_the_context() -> None:
     target = Target(tiny(), slots=1, max_len=positions, vocabulary=400)
     draft = tiny(**DRAFTS["other"])
     options = {"draft": "other", "gamma": 3, "alpha": 1.0, "prompt": REFLECTION}
-    loop = Decoder(target, build("reflective", target, lambda _: draft, **options))
+    method = build("reflective", target, lambda _: draft, **options)
+    loop = Decoder(target, {"reflective": method})
     reach: list[int] = []
     forward = target.forward
 
@@ -268,7 +269,7 @@ def test_no_copy_is_read_beyond_the_context() -> None:
     short = len(PROMPTS[0]) + 4
     for name, extra in (("reflective", options), ("chain", {"draft": "other", "gamma": 3})):
         small = Target(target.model, slots=1, max_len=short, vocabulary=400)
-        loop = Decoder(small, build(name, small, lambda _: draft, **extra))
+        loop = Decoder(small, {name: build(name, small, lambda _: draft, **extra)})
         assert generate(loop, [PROMPTS[0]], 4) == generate(plain(CHAIN), [PROMPTS[0]], 4)
 
 
@@ -323,7 +324,7 @@ def test_a_draft_of_random_tokens_is_refused(sampling: Sampling) -> None:
     for alpha in (0.0, 0.3, 0.5):
         target = Target(model, slots=4, max_len=128, vocabulary=vocabulary, encode=tokenizer.encode)
         made = build("reflective", target, lambda _: None, base="lookup", gamma=4, alpha=alpha)
-        loop, noise = Decoder(target, made), torch.Generator().manual_seed(0)
+        loop, noise = Decoder(target, {"reflective": made}), torch.Generator().manual_seed(0)
         accepted, walk = [], made.verify
 
         def garbage(rows: list[Row], noise: Any = noise) -> Plan:

@@ -33,7 +33,8 @@ def decode(
     large: LoadedTarget, prompts: list[list[int]], method: str, **parameters: Any
 ) -> tuple[list[list[int]], float]:
     """What a method says greedily, and its tokens a round."""
-    decoder = Decoder(large.target, build(method, large.target, large.load_draft, **parameters))
+    made = build(method, large.target, large.load_draft, **parameters)
+    decoder = Decoder(large.target, {method: made})
     large.target.cache.lengths[0] = 0
     before = large.target.passes
     said = generate(decoder, prompts, MOST, stop_token_ids=sorted(large.stop_token_ids))
