@@ -158,7 +158,7 @@ def cached_pair(
 ) -> dict[WorkerName, CachedWorker]:
     """Return both workers; `opened` makes both at the first call that a model must answer.
 
-    While a model loads, the event loop does not run, and leases of calls to another would expire.
+    While a model loads, the event loop does not run, and calls to the other would wait.
     And transformers cannot load two models at once.
     """
 

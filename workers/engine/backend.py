@@ -51,7 +51,7 @@ class BuiltinBackend:
     ) -> AsyncGenerator[Delta | Generation, None]:
         call, criteria = prompt.call, wanted.text.criteria
         request = GenerateRequest(
-            RequestHandle(self.engine.lease_s, stream=wanted.stream),
+            RequestHandle(stream=wanted.stream),
             prompt.ids,
             owner=call.owner,
             num_logits=1 if criteria.max_tokens > 0 else 0,
@@ -66,6 +66,8 @@ class BuiltinBackend:
         try:
             while True:
                 for item in await request.handle.items():
+                    if isinstance(item, BaseException):
+                        raise item
                     if not isinstance(item, Delta):
                         yield Generation(item, request.usage, provenance=request.provenance)
                         return
@@ -78,7 +80,7 @@ class BuiltinBackend:
         check_length(len(ids), self.context)
         draws = wanted.sampling is not None
         request = ScoreRequest(
-            RequestHandle(self.engine.lease_s),
+            RequestHandle(),
             ids,
             owner=call.owner,
             num_logits=1 if part is None else len(ids) + 1 - part.start,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter, deque
 from typing import Any
 
@@ -29,7 +28,6 @@ from workers.speculation.decode import Decoder
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 10.0  # after which a request is dropped if no caller waits for it
 COPIED = 8 * CHUNK  # tokens of prefixes copied in an iteration, about
 
 
@@ -53,7 +51,7 @@ class Engine:
             raise ValueError(
                 f"rows must be from 1 to {self.cache.slots} (the cache's slots), not {rows}"
             )
-        self.rows, self.queue, self.lease_s, self._threads = rows, queue, LEASE_S, threads
+        self.rows, self.queue, self._threads = rows, queue, threads
         self._prefixes = PrefixCache(decoder)
         self._ahead = RunAhead(run_ahead, decoder.target.max_len)
         self._waiting: deque[EngineRequest] = deque()  # as they came; callers append
@@ -87,7 +85,10 @@ class Engine:
     async def answer(self, request: EngineRequest) -> Any:
         """Submit a request and wait for its answer alone."""
         self.submit(request)
-        return (await request.handle.items())[-1]
+        answer = (await request.handle.items())[-1]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
     @property
     def alive(self) -> bool:
@@ -143,7 +144,7 @@ class Engine:
     def _iterate(self) -> None:
         """One iteration over everything that is live; if nothing is, over what runs ahead."""
         self._read_tokens, self._copied_before = 0, self._prefixes.copied
-        self._drop_abandoned()
+        self._drop_cancelled()
         self._admit()
         self._prefill()
         self._decode()
@@ -160,17 +161,15 @@ class Engine:
         except Exception as error:  # the round's rows are not to blame; it ends the thread
             self._broken = error
 
-    def _drop_abandoned(self) -> None:
-        """Let go of requests that were cancelled or whose lease ran out."""
-        now = time.monotonic()
+    def _drop_cancelled(self) -> None:
+        """Let go of requests for which no caller waits any more."""
         for request in [*self._waiting, *self._prefilling, *self._decoding.values()]:
-            if not request.handle.is_abandoned(now):
+            if not request.handle.cancelled:
                 continue
             if request.slot < 0:
                 self._waiting.remove(request)
             else:
                 self._leave(request)
-            request.handle.put(WorkerUnavailable("the call's lease ran out: no caller waited"))
 
     def _admit(self) -> None:
         """Give waiting requests their slots while rows are free."""

@@ -32,19 +32,14 @@ ms, half a pass of a small model on a CPU. What is held back comes with the next
 
 
 class RequestHandle:
-    """The caller's end of a request: items arrive, and its lease is renewed while it waits.
+    """The caller's end of a request; one that is cancelled gives its row back."""
 
-    A lease that runs out frees the row even if a cancellation was lost within this process.
-    """
-
-    def __init__(self, lease_s: float, *, stream: bool = False) -> None:
+    def __init__(self, *, stream: bool = False) -> None:
         self.stream, self.cancelled = stream, False
-        self._lease_s, self._expires = lease_s, time.monotonic() + lease_s
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
         self._notified = False
         self._quiet_until = 0.0
-        self._renewal: asyncio.TimerHandle
         self._items: list[Any] = []
 
     def put(self, item: Any) -> None:
@@ -63,38 +58,20 @@ class RequestHandle:
         except RuntimeError:  # the caller's loop is closed
             self.cancelled = True
 
-    def is_abandoned(self, now: float) -> bool:
-        """Whether no caller waits for this request any more."""
-        return self.cancelled or now > self._expires
-
     async def items(self) -> list[Any]:
-        """Wait for at least one item; cancelled waiting cancels the request."""
-        self._renew()
+        """Wait for at least one item, the last maybe an error; cancelled waiting cancels the
+        request."""
         try:
             await self._arrived.wait()
         except asyncio.CancelledError:
             self.cancelled = True
             raise
-        finally:
-            self._renewal.cancel()
         self._arrived.clear()
         self._notified = False
         # The list stays the same object: the engine's thread may be about to append to it.
         items = self._items[:]
         del self._items[: len(items)]
-        for place, item in enumerate(items):
-            if isinstance(item, BaseException):
-                if not place:
-                    raise item
-                self._items[:0] = items[place:]  # raised the next time, after what came before
-                self._arrived.set()
-                return items[:place]
         return items
-
-    def _renew(self) -> None:
-        """Extend the lease now, and again as long as a caller waits."""
-        self._expires = time.monotonic() + self._lease_s
-        self._renewal = self._loop.call_later(self._lease_s / 3, self._renew)
 
 
 @dataclass(eq=False, slots=True)

@@ -1,4 +1,4 @@
-"""Admission, leases and failures of the engine."""
+"""Admission and failures of the engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from orchestrator.types import (
     Transcript,
 )
 from orchestrator.worker import Call
-from tests.workers.engine.local import ask, held, run, slow, until
+from tests.workers.engine.local import ask, held, run, until
 from workers.engine import engine
 from workers.engine.loading import load
 from workers.replica.server import ReplicaServer
@@ -65,26 +65,6 @@ async def test_rows_that_become_free_go_to_the_key_that_has_the_fewest(
 
 async def test_a_burst_into_free_rows_is_no_overload(worker: EngineWorker) -> None:
     await asyncio.gather(*(run(worker, ask(str(i)), StopCriteria(2)) for i in range(4)))
-
-
-async def test_an_abandoned_call_ends_with_its_lease(worker: EngineWorker) -> None:
-    worker.backend.engine.lease_s = 0.5
-    slow(worker, 0.02)
-    stream = worker.generate(ask(), StopCriteria(200), Sampling())
-    await anext(stream)
-    assert worker.stats()["live_rows"] == 1
-    await until(worker, live_rows=0)  # the caller forgets its stream, without closing it
-    with pytest.raises(WorkerUnavailable):
-        async for _ in stream:
-            pass
-
-
-async def test_a_waiting_caller_keeps_its_lease(worker: EngineWorker) -> None:
-    worker.backend.engine.lease_s = 0.9
-    slow(worker, 0.05)
-    answer = await run(worker, ask(), StopCriteria(30))
-    assert answer.ms > 900
-    assert answer.segment.finish == "length"
 
 
 async def test_closing_the_engine_fails_its_calls(checkpoint: Path) -> None:

@@ -172,7 +172,7 @@ class VllmLike:
         start = body["logprob_start_len"]
         first = len(ids) - 1 if start == -1 else start
         # What is before `first` may come from the cache, and nothing after it.
-        handle = RequestHandle(self.worker.backend.engine.lease_s)
+        handle = RequestHandle()
         asked = LogProbsRequest(handle, ids, num_logits=len(ids) - first)
         *rows, last = await self.worker.backend.engine.answer(asked)
         made = int(last.argmax())
@@ -308,9 +308,7 @@ class VllmLike:
             sampling = Sampling(9.0)
         stops = (body.get("stop") or []) if behavior.stops else []
         while made.finish is None:
-            request = LogProbsRequest(
-                RequestHandle(self.worker.backend.engine.lease_s), prompt + made.ids
-            )
+            request = LogProbsRequest(RequestHandle(), prompt + made.ids)
             logprobs = (self.known or {}).get(tuple(request.ids))
             if logprobs is None:
                 logprobs = (await self.worker.backend.engine.answer(request))[-1]
@@ -418,7 +416,7 @@ class VllmLike:
 
     async def prompt_rows(self, prompt: list[int]) -> list[tuple[int, Any]]:
         """Each id but the first, and the log-probabilities at its place."""
-        handle = RequestHandle(self.worker.backend.engine.lease_s)
+        handle = RequestHandle()
         asked = LogProbsRequest(handle, prompt, num_logits=len(prompt))
         rows = await self.worker.backend.engine.answer(asked)
         return list(zip(prompt[1:], rows, strict=False))
