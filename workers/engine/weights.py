@@ -48,32 +48,28 @@ def fill(
     """
     network = empty_network(config)
     shapes = {name: one.shape for name, one in network.state_dict().items()}
-    stored = _stored_names(weights.names, tied=config.tie_word_embeddings)
-    own_head = HEAD in stored and (
-        not config.tie_word_embeddings
-        or not torch.equal(weights.read(stored[HEAD]), weights.read(stored[EMBEDDING]))
-    )  # as in transformers, what is stored counts
-    if not own_head and config.tie_word_embeddings:
-        del shapes[HEAD]
-        stored.pop(HEAD, None)
+    stored = {name for name in weights.names if not name.endswith(_COMPUTED)}
+    needed = shapes.keys() - ({HEAD} if config.tie_word_embeddings else set())
     for different, problem in (
-        (shapes.keys() - stored.keys(), "lacks weights that its config describes; fetch it again"),
-        (
-            {stored[name] for name in stored.keys() - shapes.keys()},
-            "has weights that its config does not describe; correct one of them",
-        ),
+        (needed - stored, "lacks weights that its config describes; fetch it again"),
+        (stored - shapes.keys(), "has weights that its config does not describe; correct one"),
     ):
         if different:
             first = sorted(different)[:3]
             more = len(different) - len(first)
             shown = ", ".join(first) + (f" and {more} more" if more else "")
             raise ConfigError(f"the checkpoint {problem}: {shown}")
+    tied = HEAD not in stored or (
+        config.tie_word_embeddings and torch.equal(weights.read(HEAD), weights.read(EMBEDDING))
+    )  # as in transformers, what is stored counts
+    if tied:
+        del shapes[HEAD]
     for prefix, part in _parts(network):
         state = {}
         for name in part.state_dict():
             if prefix + name not in shapes:
                 continue
-            tensor = weights.read(stored[prefix + name])
+            tensor = weights.read(prefix + name)
             if tensor.shape != shapes[prefix + name]:
                 expected = tuple(shapes[prefix + name])
                 raise ConfigError(f"{prefix}{name} is {tuple(tensor.shape)}, expected {expected}")
@@ -81,28 +77,12 @@ def fill(
         part.load_state_dict(state, assign=True, strict=False)
         if packing is not None:
             pack(part, packing)
-    if not own_head:
+    if tied:
         network.lm_head.weight = network.model.embed_tokens.weight
     network.eval().requires_grad_(False)
     if packing is not None:
         pack(network, packing)
     return network
-
-
-def _stored_names(names: Set[str], *, tied: bool) -> dict[str, str]:
-    """The names that a checkpoint's tensors have there, by ours.
-
-    A base model is saved without the first part of its names; of tied weights either may be saved.
-    """
-    first = "" if any(name.startswith("model.") for name in names) else "model."
-    stored = {
-        name if name == HEAD else first + name: name
-        for name in names
-        if not name.endswith(_COMPUTED)
-    }
-    if tied and EMBEDDING not in stored and HEAD in stored:
-        stored[EMBEDDING] = stored[HEAD]
-    return stored
 
 
 def _parts(network: Network) -> Iterator[tuple[str, nn.Module]]:
