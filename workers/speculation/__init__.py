@@ -8,7 +8,7 @@ A method is one file here and one line in `METHODS`. In reading order:
 - `drafter`: a draft model that grows token trees level by level, and its cache.
 - `parameters`: checks of methods' parameters.
 - `vanilla`: plain decoding.
-- `chain`: speculative sampling with a draft model, and block verification.
+- `chain`: speculative sampling with a draft model.
 - `lookup`: drafts copied from the text itself.
 - `spectr`: several independent sequences, with optimal transport.
 - `recursive`: trees drawn without replacement: of constant branching, or stochastic beams.

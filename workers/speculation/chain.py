@@ -3,18 +3,14 @@
 Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding"
 (2211.17192); Chen et al. (2302.01318). Mean acceptance length, bonus token included, is
 (1 - a^(gamma + 1)) / (1 - a) at an acceptance rate of a per drafted token.
-
-Block verification (Sun et al. 2403.10444) accepts at least as many tokens on average.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 from workers.model.target import Target
 from workers.model.tree import Plan, Row
 from workers.speculation.drafter import ConfidentExpander, DraftModelMethod, LoadModel
-from workers.speculation.parameters import at_least, fraction, one_of, tree_size
+from workers.speculation.parameters import at_least, fraction, tree_size
 
 
 class Chain(DraftModelMethod):
@@ -28,13 +24,10 @@ class Chain(DraftModelMethod):
         draft: str,
         gamma: int = 4,
         threshold: float = 0.0,
-        verification: Literal["token", "block"] = "token",
     ) -> None:
         self.threshold = fraction("threshold", threshold)
         self.gamma = at_least("gamma", gamma, 0)
         tree_size(f"gamma {gamma}", 1 + gamma)
-        one_of("verification", verification, ("token", "block"))
-        self.by_path = verification == "block"
         super().__init__(target, load_model, draft)
 
     def draft(self, rows: list[Row]) -> Plan:

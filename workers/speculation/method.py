@@ -32,7 +32,6 @@ class Method:
     lossless = True
     drafts = True  # whether anything is drafted
     sampler: rejection.RejectionSampler = staticmethod(rejection.independent)  # fits the draws
-    by_path = False  # whether whole paths are verified, not node by node
     registry: ClassVar[Mapping[str, Callable[..., Method]]]  # `METHODS`, for those over others
 
     def __init__(self, target: Target) -> None:
@@ -90,8 +89,6 @@ class Method:
         self, tree: Tree, targets: Any, rng_at: Callable[[int], KeyedRng]
     ) -> tuple[list[int], int]:
         """Verify the tree of a sampled row; see `rejection.verify_by_node`."""
-        if tree.probs is not None and self.by_path:
-            return rejection.verify_by_path(tree, targets, rng_at(1))
         sampler = rejection.target_only if tree.probs is None else self.sampler
         return rejection.verify_by_node(tree, targets, sampler, rng_at)
 

@@ -3,21 +3,18 @@
 Jeon et al., "Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without
 Replacement" (2402.14160). The largest of log-probability plus Gumbel noise, in falling order, are
 draws without replacement; recursive rejection sampling tries siblings one after the other.
-Traversal verification (Weng et al. 2505.12398) verifies the same trees from their leaves.
 
 RSD-C gives every node of a level the same number of children. RSD-S keeps the beam of a stochastic
 beam search (Kool et al. 1903.06059): the sequences with the largest perturbed log-probability, the
 noise of a node's children conditioned on their maximum being the node's. So the beam of every level
 is a sample of sequences without replacement, and most nodes have a high draft probability. A node's
 place in the beam depends on values that, given its earlier siblings, are independent of its token,
-so recursive rejection is exact. Traversal verification is exact, too: it accepts a subtree with the
-same probability, whatever shape the beam gives it.
+so recursive rejection is exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -33,22 +30,13 @@ from workers.speculation.drafter import (
     gumbel_noise,
     row_probs,
 )
-from workers.speculation.parameters import at_least, branching_factors, one_of, tree_size
-
-Verification = Literal["recursive", "traversal"]
+from workers.speculation.parameters import at_least, branching_factors, tree_size
 
 
 class Recursive(DraftModelMethod):
     """A method whose trees have distinct siblings."""
 
     sampler = staticmethod(rejection.recursive)
-
-    def __init__(
-        self, target: Target, load_model: LoadModel, draft: str, verification: Verification
-    ) -> None:
-        one_of("verification", verification, ("recursive", "traversal"))
-        self.by_path = verification == "traversal"
-        super().__init__(target, load_model, draft)
 
 
 class RecursiveConstant(Recursive):
@@ -61,10 +49,9 @@ class RecursiveConstant(Recursive):
         *,
         draft: str,
         branching: Sequence[int] = (2, 2, 1, 1),
-        verification: Verification = "recursive",
     ) -> None:
         self.branching = branching_factors(branching)
-        super().__init__(target, load_model, draft, verification)
+        super().__init__(target, load_model, draft)
 
     def draft(self, rows: list[Row]) -> Plan:
         return self.plan(rows, len(self.branching), GumbelTopK(rows, self.branching))
@@ -81,11 +68,10 @@ class RecursiveBeam(Recursive):
         draft: str,
         width: int = 4,
         gamma: int = 4,
-        verification: Verification = "recursive",
     ) -> None:
         self.width, self.gamma = at_least("width", width, 1), at_least("gamma", gamma, 0)
         tree_size(f"width {width} and gamma {gamma}", 1 + width * gamma)
-        super().__init__(target, load_model, draft, verification)
+        super().__init__(target, load_model, draft)
 
     def draft(self, rows: list[Row]) -> Plan:
         return self.plan(rows, self.gamma, StochasticBeam(rows, self.width))

@@ -146,36 +146,3 @@ def verify_by_node(
         if accepted is None:
             return path, token
         path.append(accepted)
-
-
-def verify_by_path(tree: Tree, targets: Any, rng: KeyedRng) -> tuple[list[int], int]:
-    """Verify whole paths, the deepest first; on a chain this is block verification.
-
-    Traversal verification (Weng et al. 2505.12398); block verification (Sun et al. 2403.10444).
-    `reach` is the probability that a node or one below it is accepted, given the path to it and
-    before any draw below it is known. Siblings are drawn without replacement from the draft's
-    distribution (equal independent ones count once, at the first).
-
-    `rng` serves this block alone. Return what `verify_by_node` returns.
-    """
-
-    def visit(node: int, reach: Any) -> tuple[list[int], int] | None:
-        target, children = targets[node], tree.children(node)
-        draft: Any = tree.probs[node] if children else None
-        for child in children:
-            token = tree.tokens[child]
-            accepted = visit(child, min(1, reach * target[token] / draft[token]))
-            if accepted is not None:
-                return [node, *accepted[0]], accepted[1]
-            rest = (reach * target - draft).clip(min=0)
-            mass = rest.sum()
-            if mass > 1e-12:
-                target, reach = rest / mass, mass / (mass + (1 - reach))
-            elif reach < 1:  # else both distributions are equal and nothing is ever rejected
-                reach = 0
-            draft = without(draft, token)
-        return ([node], rng.draw(target)) if rng.accept(reach, 1) else None
-
-    accepted = visit(0, 1)
-    assert accepted is not None  # the root's reach is 1
-    return accepted

@@ -50,8 +50,6 @@ class Relaxed(LossyMethod):
         super().__init__(
             target, load_model, draft=draft, base=base, thoughts_only=thoughts_only, **parameters
         )
-        if self.base.by_path:  # there, later tokens help a token to be accepted: here too much
-            raise ValueError(f"base {base} is to verify token by token: leave out verification")
 
     @staticmethod
     def check_base(name: str, base: Any) -> None:

@@ -34,7 +34,6 @@ SETS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "hf-assisted": [{"drafts": drafts} for drafts in (3, 5, 8, 20)],  # 20 is its default
     "chain": [
         *({"gamma": gamma} for gamma in (2, 4, 8, 12)),
-        {"gamma": 6, "verification": "block"},
         {"gamma": 12, "threshold": 0.4},
         {"gamma": 16, "threshold": 0.6},
     ],

@@ -291,10 +291,6 @@ def node_by_node(rule: rejection.RejectionSampler) -> Judge:
     return lambda tree, targets, chance_at: rejection.verify_by_node(tree, targets, rule, chance_at)
 
 
-def traversal(tree: Tree, targets: Any, chance_at: Any) -> tuple[list[int], int]:
-    return rejection.verify_by_path(tree, targets, chance_at(0))
-
-
 def agrees(counts: Any, law: Any) -> None:
     """Chi-square test of counts against a law; thin cells are put together."""
     observed, expected = np.array(counts, float), np.array(law, float) * np.sum(counts)

@@ -77,7 +77,7 @@ def masked(laws: Laws, allowed: dict[Prefix, list[bool]]) -> Laws:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("proof", PROOFS, ids=IDS)
 def test_the_law_is_the_masked_target_law_exactly(proof: Any, seed: int) -> None:
-    name, options, reference, vocabulary, depth = proof
+    name, reference, vocabulary, depth = proof
     rng = random.Random(seed)
     target = random_laws(rng, vocabulary, depth + 1)
     draft = random_laws(rng, vocabulary, depth + 1)
@@ -86,7 +86,7 @@ def test_the_law_is_the_masked_target_law_exactly(proof: Any, seed: int) -> None
         allowed[prefix] = [rng.random() < 0.6 for _ in range(vocabulary)]
         allowed[prefix][rng.choice([i for i, p in enumerate(law) if p])] = True
     cut = masked(target, allowed)
-    law = emitted(cut, draft, reference, method(name, **options).verify_tree, depth)
+    law = emitted(cut, draft, reference, method(name).verify_tree, depth)
     assert dict(law) == dict(joint(cut, depth + 1))
     assert all(allowed[whole[:i]][token] for whole in law for i, token in enumerate(whole)), (
         "a forbidden token came out"
@@ -98,7 +98,7 @@ def test_the_law_is_the_masked_target_law_exactly(proof: Any, seed: int) -> None
 def test_no_text_ends_before_min_tokens_and_its_law_is_the_targets_without_ends(
     proof: Any, count: int
 ) -> None:
-    name, options, reference, vocabulary, depth = proof
+    name, reference, vocabulary, depth = proof
     rng = random.Random(count)
     target = random_laws(rng, vocabulary, depth + 1)
     draft = random_laws(rng, vocabulary, depth + 1)
@@ -112,7 +112,7 @@ def test_no_text_ends_before_min_tokens_and_its_law_is_the_targets_without_ends(
             matcher.accept(token)
         allowed[prefix] = matcher.allowed().tolist()
     cut = masked(target, allowed)
-    law = emitted(cut, draft, reference, method(name, **options).verify_tree, depth)
+    law = emitted(cut, draft, reference, method(name).verify_tree, depth)
     assert dict(law) == dict(joint(cut, depth + 1))
     assert not any(end in whole[:count] for whole in law)
     assert count > depth or any(end in whole for whole in law)

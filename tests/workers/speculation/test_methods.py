@@ -43,15 +43,11 @@ from workers.worker import EngineWorker
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("vanilla", {}),
     ("chain", {"draft": "other", "gamma": 3}),
-    ("chain", {"draft": "other", "gamma": 3, "verification": "block"}),
     ("chain", {"draft": "other", "gamma": 4, "threshold": 0.015}),
-    ("chain", {"draft": "other", "gamma": 4, "threshold": 0.015, "verification": "block"}),
     ("lookup", {"gamma": 4}),
     ("spectr", {"draft": "other", "count": 3, "gamma": 2}),
     ("recursive-c", {"draft": "other", "branching": [2, 2]}),
-    ("recursive-c", {"draft": "other", "branching": [2, 2, 1], "verification": "traversal"}),
     ("recursive-s", {"draft": "other", "width": 3, "gamma": 3}),
-    ("recursive-s", {"draft": "other", "width": 3, "gamma": 2, "verification": "traversal"}),
     ("kangaroo", {"adapter": make_adapter(), "gamma": 3, "threshold": 0.3}),
     ("fspad", {"depth": 3, "width": 2, "nodes": 5}),
     ("fspad", {"depth": 3, "width": 2, "nodes": 5, "variant": "eagle2"}),
@@ -67,7 +63,7 @@ DRAFTING = [
 
 
 def case_id(case: tuple[str, dict[str, Any]]) -> str:
-    return " ".join([case[0], case[1].get("verification", case[1].get("variant", ""))]).strip()
+    return " ".join([case[0], case[1].get("variant", "")]).strip()
 
 
 LOSSLESS = pytest.mark.parametrize(

@@ -12,16 +12,13 @@ import pytest
 from scipy.optimize import linprog
 
 from tests.workers.speculation.exact import (
-    Judge,
     Reference,
     Script,
     array,
     constant,
     enumerate_all,
     independent,
-    node_by_node,
     random_laws,
-    traversal,
     without,
 )
 from workers.speculation import rejection
@@ -100,26 +97,3 @@ def test_k_seq_is_within_its_guarantee_of_the_best_transport(seed: int) -> None:
     best = transport(draft, target, count)
     ours = rate(draft, target, independent(count, 1), rejection.k_sequential)
     assert (1 - (1 - 1 / count) ** count) * best - 1e-6 <= ours <= best + 1e-6
-
-
-@pytest.mark.parametrize(
-    ("gamma", "token", "block"),
-    [(1, 0.7, 0.7), (2, 1.19, 1.25), (3, 1.533, 1.695), (4, 1.7731, 2.0635)],
-)
-def test_block_verification_accepts_more(gamma: int, token: float, block: float) -> None:
-    draft, target = SKEWED
-    law = {prefix: draft for n in range(gamma + 1) for prefix in np.ndindex(*(3,) * n)}
-
-    def accepted(judge: Judge) -> float:
-        def run(script: Script) -> int:
-            tree = independent(1, gamma)(law, script)
-            return len(judge(tree, [target] * (gamma + 1), lambda _: ends(script))[0]) - 1
-
-        def ends(script: Script) -> Any:
-            script.draw = lambda _: -1  # type: ignore[method-assign]  # only the length matters
-            return script
-
-        return sum(float(weight) * n for n, weight in enumerate_all(run).items())
-
-    assert accepted(node_by_node(rejection.independent)) == pytest.approx(token)
-    assert accepted(traversal) == pytest.approx(block)

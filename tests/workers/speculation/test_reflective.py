@@ -28,11 +28,10 @@ REFLECTION = [17, 4, 99]
 CHAIN: dict[str, Any] = {"draft": "other", "gamma": 3}
 BASES: list[dict[str, Any]] = [
     CHAIN,
-    {**CHAIN, "verification": "block"},
     {"base": "lookup", "gamma": 4},
     {"base": "spectr", "draft": "other", "count": 2, "gamma": 2},
     {"base": "recursive-c", "draft": "other", "branching": [2, 2, 1]},
-    {"base": "recursive-s", "draft": "other", "width": 2, "gamma": 3, "verification": "traversal"},
+    {"base": "recursive-s", "draft": "other", "width": 2, "gamma": 3},
 ]
 OVER = pytest.mark.parametrize("base", BASES, ids=lambda base: base.get("base", "chain"))
 WARM = (Sampling(), Sampling(0.8, seed=3), Sampling(1.4, top_p=0.9, seed=4))

@@ -19,8 +19,7 @@ from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.decode import Decoder
 
 BASES: list[dict[str, Any]] = [
-    *(base for base in test_reflective.BASES if "verification" not in base),
-    {"base": "recursive-s", "draft": "other", "width": 2, "gamma": 3},
+    *test_reflective.BASES,
     {"base": "kangaroo", "gamma": 3, "threshold": 0.3},
     {"base": "fspad", "depth": 3, "width": 2, "nodes": 5},
 ]

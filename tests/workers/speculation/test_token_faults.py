@@ -253,11 +253,11 @@ FAULTS: dict[str, tuple[Callable[..., Any], str, str, Sequence[Check]]] = {
     ),
     "a residual by its test's number": (
         KeyedRng.draw, "self.position)", "self.position, ACCEPT)",
-        [CHAIN, ONCE["chain"], ONCE["chain block"], ONCE["recursive-c"]],
+        [CHAIN, ONCE["chain"], ONCE["recursive-c"]],
     ),
     "siblings share one number": (
         KeyedRng.accept, "self.tests += 1", "self.tests += 0",
-        [TREE, ONCE["chain block"], ONCE["recursive-c"]],
+        [TREE, ONCE["recursive-c"]],
     ),
     "top-p one token short": (
         drop_unlikely, "probs.cumsum(-1) - probs >=", "probs.cumsum(-1) >=",
