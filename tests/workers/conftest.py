@@ -28,7 +28,7 @@ from deploy.lab.pair.kangaroo import TrainableAdapter
 from orchestrator.types import StopCriteria, Transcript
 from orchestrator.worker import Call
 from workers.model.early_exit import AdapterShape
-from workers.speculation.feature_head import FeatureHead, Variant
+from workers.speculation.feature_head import FeatureHead
 from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer_files import load_tokenizer
@@ -131,17 +131,17 @@ def make_adapter(
 
 
 @cache
-def head_folder(variant: Variant = "fspad", **model: Any) -> str:
+def head_folder(**model: Any) -> str:
     """A folder with a random head for `make_model(**model)`; it is gone when the tests end."""
     folder = Path(tempfile.mkdtemp(prefix="head-"))
     atexit.register(shutil.rmtree, folder)
-    save_head(folder, make_model(**model), variant)
+    save_head(folder, make_model(**model))
     return str(folder)
 
 
-def save_head(folder: Path, model: Any, variant: Variant = "fspad") -> None:
+def save_head(folder: Path, model: Any) -> None:
     torch.manual_seed(5)
-    head = FeatureHead(model, variant)
+    head = FeatureHead(model)
     for name, parameter in head.named_parameters():
         if "norm" not in name:
             parameter.data.add_(torch.randn(parameter.shape) * 0.3)

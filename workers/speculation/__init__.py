@@ -14,7 +14,7 @@ A method is one file here and one line in `METHODS`. In reading order:
 - `recursive`: trees drawn without replacement: of constant branching, or stochastic beams.
 - `kangaroo`: self-speculation through an early-exit head.
 - `feature_head`: feature drafters: one decoder layer between the target's embedding and head.
-- `fspad`: a feature drafter on dynamic trees (FSPAD, EAGLE-2).
+- `fspad`: a feature drafter on EAGLE-2's dynamic trees.
 - `auto`: the fastest method and draft length, by measuring.
 - `lossy`: a method over a lossless one.
 - `reflective`: reflective verification; lossy.

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -27,17 +26,15 @@ from workers.model.linear import fuse
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Tree
 
-Variant = Literal["fspad", "eagle2"]
-VARIANTS: tuple[Variant, ...] = ("fspad", "eagle2")
 SAMPLER = 2
-"""Width of FSPAD's feature sampler, as a multiple of the feature's."""
+"""Width of the feature sampler, as a multiple of the feature's."""
 
 
 class FeatureHead(nn.Module):
     """The trained part of a feature drafter; `model` is the target's, for its layer and norm.
 
-    `eagle2` fuses embedding and feature and runs the layer; its output is both the predicted
-    feature and the input of the target's head. `fspad` (2408.15562) differs in two places:
+    EAGLE's fuses embedding and feature and runs the layer; its output is both the predicted
+    feature and the input of the target's head. FSPAD's (2408.15562) differs in two places:
 
     * feature sampling: before both are fused, the embedding gates a wider projection of the
       feature, which adds to the feature what depends on the drawn token;
@@ -45,82 +42,77 @@ class FeatureHead(nn.Module):
       output, so that regressing the feature and matching the distribution share the layer but not
       the output.
 
-    The ideas are the paper's; the form of both, and the norm after the layer, are ours.
-
-    `fspad` is initialised to equal `eagle2`, whose wider feed-forward part gives it as many
-    parameters.
+    The ideas are the paper's; the form of both, and the norm after the layer, are ours. An
+    untrained head equals EAGLE's.
 
     Raises:
         ValueError: a head cannot serve the model.
     """
 
-    def __init__(self, model: Any, variant: Variant) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         Computation.of(model.config).check_plain("a feature head")
         config = model.config
         width, layer, norm = config.hidden_size, type(model.model.layers[0]), type(model.model.norm)
-        self.variant, self.width, self.vocabulary = variant, width, config.vocab_size
-        if variant == "eagle2":
-            config = copy(config)
-            config.intermediate_size += round((3 * SAMPLER + 2) * width / 3)
+        self.width, self.vocabulary = width, config.vocab_size
         self.fuse = nn.Linear(2 * width, width, bias=False)
         self.layer = layer(config, 0)
         self.norm = norm(width, eps=config.rms_norm_eps)
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=width**-0.5)
-        if variant == "fspad":
-            self.gate = nn.Linear(width, SAMPLER * width, bias=False)
-            self.up = nn.Linear(width, SAMPLER * width, bias=False)
-            self.down = nn.Linear(SAMPLER * width, width, bias=False)
-            self.guessed = nn.Linear(width, width, bias=False)
-            self.read = nn.Linear(width, width, bias=False)
-            nn.init.zeros_(self.down.weight)
-            nn.init.eye_(self.guessed.weight)
-            nn.init.eye_(self.read.weight)
+        self.gate = nn.Linear(width, SAMPLER * width, bias=False)
+        self.up = nn.Linear(width, SAMPLER * width, bias=False)
+        self.down = nn.Linear(SAMPLER * width, width, bias=False)
+        self.guessed = nn.Linear(width, width, bias=False)
+        self.read = nn.Linear(width, width, bias=False)
+        nn.init.zeros_(self.down.weight)
+        nn.init.eye_(self.guessed.weight)
+        nn.init.eye_(self.read.weight)
 
     def layer_input(self, embedding: Tensor, feature: Tensor) -> Tensor:
         """Return the layer's input from x_t's embedding and f_{t-1}; all are [..., width]."""
-        if self.variant == "fspad":
-            gate = functional.silu(self.gate(embedding))
-            feature = feature + self.down(gate * self.up(feature))
+        gate = functional.silu(self.gate(embedding))
+        feature = feature + self.down(gate * self.up(feature))
         fused: Tensor = self.fuse(torch.cat((embedding, feature), -1))
         return fused
 
     def predicted_feature(self, output: Tensor) -> Tensor:
         """Return the feature f_t, from the layer's normed output."""
-        return self.guessed(output) if self.variant == "fspad" else output
+        feature: Tensor = self.guessed(output)
+        return feature
 
     def lm_head_input(self, output: Tensor) -> Tensor:
         """Return the input of the target's head for the distribution after x_t."""
-        return self.read(output) if self.variant == "fspad" else output
+        wanted: Tensor = self.read(output)
+        return wanted
 
     def save(self, folder: Path) -> None:
-        """Write the weights in bfloat16, with the variant and sizes."""
+        """Write the weights in bfloat16, with the sizes."""
         folder.mkdir(parents=True, exist_ok=True)
         state = {k: v.detach().to("cpu", torch.bfloat16) for k, v in self.state_dict().items()}
         save_file({k: v.contiguous() for k, v in state.items()}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(self._kind(), indent=2) + "\n")
 
     def _kind(self) -> dict[str, Any]:
-        return {"drafter": self.variant, "width": self.width, "vocabulary": self.vocabulary}
+        return {"drafter": "fspad", "width": self.width, "vocabulary": self.vocabulary}
 
     @classmethod
-    def load(cls, model: Any, variant: Variant, folder: Path) -> FeatureHead:
+    def load(cls, model: Any, folder: Path) -> FeatureHead:
         """Load the head in a folder, on the device and in the dtype of its target `model`.
 
         Raises:
-            ValueError: there is none, or it is of another variant or for another target.
+            ValueError: there is none, or it is of another kind or for another target.
         """
         try:
             kind = json.loads((folder / "config.json").read_text())
             state = load_file(folder / "model.safetensors")
         except (OSError, json.JSONDecodeError, SafetensorError) as error:
             raise ValueError(
-                f"{folder} holds no {variant} head for the target (`baton lab train {variant}` "
-                f"makes one): {error}"
+                f"{folder} holds no fspad head for the target (`baton lab train fspad` makes one): "
+                f"{error}"
             ) from error
-        head = cls(model, variant)
+        head = cls(model)
         if kind != head._kind():
             raise ValueError(f"{folder} is for {kind}, and the target needs {head._kind()}")
         try:

@@ -9,7 +9,7 @@ verified. A node is likelier than its child, so the parent is always among them.
 The tree is a function of the text and the sampling parameters, without random draws. So it is
 verified by drawing from the target (`rejection.target_only`). That is exact, and no verification of
 such a tree accepts more: a child can be accepted with at most the target's probability of its
-token. With variant `eagle2` this is EAGLE-2.
+token.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from workers.speculation.drafter import (
     TreeExpander,
     row_probs,
 )
-from workers.speculation.feature_head import VARIANTS, FeatureDrafter, FeatureHead, Variant
-from workers.speculation.parameters import at_least, one_of, tree_size
+from workers.speculation.feature_head import FeatureDrafter, FeatureHead
+from workers.speculation.parameters import at_least, tree_size
+
+FOLDER = "fspad"  # of a checkpoint's head, beside its weights
 
 
 class Fspad(DrafterMethod):
     """Trees of at most `nodes` drafted tokens and `depth` levels.
 
-    `head` is a folder of trained weights; by default the one named after the variant beside the
-    target's own weights.
+    `head` is a folder of trained weights, by default that beside the target's own.
     """
 
     def __init__(
@@ -47,13 +48,11 @@ class Fspad(DrafterMethod):
         target: Target,
         load_model: LoadModel | None = None,
         *,
-        variant: Variant = "fspad",
         head: str | None = None,
         depth: int = 6,
         width: int = 4,
         nodes: int = 12,
     ) -> None:
-        one_of("variant", variant, VARIANTS)
         self.depth = at_least("depth", depth, 0)
         self.width, self.nodes = at_least("width", width, 1), at_least("nodes", nodes, 1)
         tree_size(f"nodes {nodes}", 1 + nodes)
@@ -62,9 +61,9 @@ class Fspad(DrafterMethod):
         checkpoint = target.model.name_or_path
         if head is None and not checkpoint:
             raise ValueError("head must name a folder: the target was not loaded from one")
-        folder = Path(checkpoint) / variant if head is None else Path(head).expanduser()
+        folder = Path(checkpoint) / FOLDER if head is None else Path(head).expanduser()
         super().__init__(
-            target, Drafter(FeatureDrafter(FeatureHead.load(target.model, variant, folder), target))
+            target, Drafter(FeatureDrafter(FeatureHead.load(target.model, folder), target))
         )
 
     def draft(self, rows: list[Row]) -> Plan:

@@ -28,11 +28,6 @@ def true_or_false(name: str, value: bool) -> bool:
     return value
 
 
-def one_of(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-
-
 def branching_factors(branching: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(branching, list | tuple):
         raise ValueError(f"branching must be a list of whole numbers, not {branching!r}")

@@ -21,8 +21,8 @@ def train(
 
     The stages: tokenizer; novice, a first small model whose mistakes (harvest) teach error
     detection; small, and its own mistakes (rehearse); large, with the judge's turn; draft, a weak
-    draft model; the drafters kangaroo, fspad and eagle2 of the large model; publish, which copies
-    all to the folder that embedded: names.
+    draft model; the drafters kangaroo and fspad of the large model; publish, which copies all to
+    the folder that embedded: names.
 
     [bold]Examples[/]
 

@@ -1,4 +1,4 @@
-"""Training of the feature drafters (`workers/speculation/feature_head.py`): FSPAD and its ablation.
+"""Training of the feature drafter (`workers/speculation/feature_head.py`).
 
 The large model is frozen and reads its answers, half of them greedy and half sampled at temperature
 1. After each token the head learns the model's feature (smooth L1) and its distribution
@@ -23,7 +23,7 @@ from deploy.lab.pair.batches import Batch
 from deploy.lab.pair.chains import in_turn
 from deploy.lab.pair.training import Schedule, fit
 from deploy.lab.stock import stock
-from workers.speculation.feature_head import FeatureHead, Variant
+from workers.speculation.feature_head import FeatureHead
 
 SCHEDULE = Schedule(tokens=3_000_000, seed=1)
 STEPS = 3  # unrolled
@@ -32,7 +32,6 @@ FEATURE_WEIGHT, DIVERGENCE_WEIGHT = 1.0, 0.1
 
 
 def train_head(
-    variant: Variant,
     large: Path,
     chains: Sequence[Path],
     out: Path,
@@ -42,7 +41,7 @@ def train_head(
     """Train a head for the model in `large` into the folder `out`."""
     model = stock(large)
     torch.manual_seed(schedule.seed)
-    head = FeatureHead(model, variant)
+    head = FeatureHead(model)
     matrices: list[Tensor] = [one for one in head.parameters() if one.dim() == 2]
 
     def loss_of(batch: Batch) -> Tensor:

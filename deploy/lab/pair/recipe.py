@@ -20,12 +20,12 @@ from deploy.lab.pair.vocabulary import train_tokenizer
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import MODELS
 from workers.model.early_exit import CONFIG, WEIGHTS
-from workers.speculation.feature_head import VARIANTS
+from workers.speculation import fspad
 from workers.speculation.kangaroo import FOLDER
 
 STAGES = (
     "tokenizer", "novice", "harvest", "small", "rehearse", "large", "draft", "kangaroo", "fspad",
-    "eagle2", "publish",
+    "publish",
 )  # fmt: skip
 TOKENIZER_PROBLEMS = 40_000
 HARVESTED_PROBLEMS = 16_000
@@ -40,13 +40,11 @@ RECIPES = {
     "large": Recipe(layers=12, width=128, tokens=90_000_000, seed=2, flag_layer=9),
     "draft": Recipe(layers=1, width=32, tokens=3_000_000, seed=4),
 }
-SCHEDULES = {
-    "kangaroo": kangaroo.SCHEDULE, "fspad": features.SCHEDULE, "eagle2": features.SCHEDULE,
-}  # fmt: skip
+SCHEDULES = {"kangaroo": kangaroo.SCHEDULE, "fspad": features.SCHEDULE}
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 PLACES: dict[str, str] = {
     "small": "small", "large": "large", "draft": "draft", "kangaroo": f"large/{FOLDER}",
-    **{variant: f"large/{variant}" for variant in VARIANTS},
+    "fspad": f"large/{fspad.FOLDER}",
 }  # fmt: skip
 """Stage -> folder of what it trained, below the published models."""
 
@@ -104,8 +102,7 @@ def _train_drafter(stage: str, runs: Path, schedule: Schedule, log: Callable[[st
         chains.insert(0, written(large, runs, "chains", log))
         kangaroo.train_adapter(large, chains, runs / stage, schedule, log)
     else:
-        variant = next(one for one in VARIANTS if one == stage)
-        features.train_head(variant, large, chains, runs / stage, schedule, log)
+        features.train_head(large, chains, runs / stage, schedule, log)
 
 
 def publish(runs: Path, models: Path) -> None:

@@ -24,7 +24,7 @@ from orchestrator.errors import ConfigError
 from tests.workers.conftest import make_model, make_tokenizer, save
 from workers.embedded.checkpoints import MODELS
 from workers.model.early_exit import Adapter
-from workers.speculation.feature_head import VARIANTS, FeatureHead, Variant
+from workers.speculation.feature_head import FeatureHead
 from workers.speculation.kangaroo import FOLDER
 
 LARGE = MODELS / "large"
@@ -97,30 +97,28 @@ def test_files_of_chains_take_turns(chains: tuple[Path, ...], tmp_path: Path) ->
         next(in_turn([empty], 0))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_head_learns_and_is_saved(
-    variant: Variant, large: Path, chains: tuple[Path, ...], tmp_path: Path
-) -> None:
-    train_head(variant, large, chains, tmp_path, SHORT, log=quiet)
+def test_a_head_learns_and_is_saved(large: Path, chains: tuple[Path, ...], tmp_path: Path) -> None:
+    train_head(large, chains, tmp_path, SHORT, log=quiet)
     model, source = stock(large), in_turn(chains, 0)
     batch = collate([next(source) for _ in range(16)], 32)
     torch.manual_seed(0)
     with torch.no_grad():
         before, after = (
             loss(head, model, batch.tokens, batch.at)
-            for head in (FeatureHead(model, variant), FeatureHead.load(model, variant, tmp_path))
+            for head in (FeatureHead(model), FeatureHead.load(model, tmp_path))
         )
     assert after < 0.7 * before
 
 
 def test_the_loss_is_zero_for_the_features_themselves() -> None:
-    """A head whose output is the feature itself: each step is measured against it."""
+    """An untrained head whose output is the feature: each step is measured against it."""
     model = make_model()
-    head = FeatureHead(model, "eagle2")
+    head = FeatureHead(model)
     batch = collate([document([1, 2, 3], [4, 5, 6])], 8)
     truth = model.model(batch.tokens).last_hidden_state
     head.norm.forward = lambda _: truth  # type: ignore[method-assign]
-    assert float(loss(head, model, batch.tokens, batch.at, 2)) == pytest.approx(0, abs=1e-6)
+    found = loss(head, model, batch.tokens, batch.at, 2).item()
+    assert found == pytest.approx(0, abs=1e-6)
 
 
 def test_an_adapter_s_loss_is_the_cross_entropy_of_each_token() -> None:
@@ -144,7 +142,7 @@ def test_drafters_of_the_published_model(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setitem(recipe.SCHEDULES, stage, SHORT)
         recipe.run(stage, tmp_path, tokens=15_000, log=quiet)
     model = stock(LARGE)
-    FeatureHead.load(model, "fspad", tmp_path / "fspad")
+    FeatureHead.load(model, tmp_path / "fspad")
     untrained, trained = Distillation(model), Distillation(model)
     adapter = Adapter.load(tmp_path / "kangaroo", model, exit_layer=3)
     trained.adapter.load_state_dict(adapter.state_dict())

@@ -205,7 +205,7 @@ def test_parts_that_are_trained_for_plain_layers_say_so() -> None:
         with pytest.raises(ValueError, match="an early exit needs a model whose layers all"):
             AdapterShape.of(config, 1)
         with pytest.raises(ValueError, match="a feature head needs a model whose layers all"):
-            FeatureHead(network(case), "fspad")
+            FeatureHead(network(case))
 
 
 def test_texts_end_where_a_rope_would_change() -> None:

@@ -55,7 +55,7 @@ def decoder(
         options.setdefault("adapter", make_adapter())
     if "fspad" in drafting and "head" not in options:
         shape = sizes | {"vocabulary": network.config.vocab_size}
-        options["head"] = head_folder(options.get("variant", "fspad"), **shape)
+        options["head"] = head_folder(**shape)
 
     def load(name: str) -> Any:
         if draft is not None:

@@ -18,7 +18,7 @@ from tests.workers.speculation.loops import decoder
 from workers.model.target import Target
 from workers.model.tree import Row, Tree
 from workers.speculation.decode import Decoder
-from workers.speculation.feature_head import VARIANTS, FeatureDrafter, FeatureHead, Variant
+from workers.speculation.feature_head import FeatureDrafter, FeatureHead
 from workers.speculation.fspad import Fspad
 
 PROMPTS = [[5, 9, 2, 7], [8] * 12, [1, 2, 3]]
@@ -52,13 +52,10 @@ def in_line(loop: Decoder) -> None:
         assert torch.allclose(held, anew.cache.data[:, 0, :, :drafted], atol=1e-4)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_committed_tokens_have_the_features_of_the_target(
-    variant: Variant, temperature: float
-) -> None:
+def test_committed_tokens_have_the_features_of_the_target(temperature: float) -> None:
     """In rows of unequal length, also after others joined, left, and took over their slot."""
-    loop = decoder("fspad", {"variant": variant, "depth": 4, "width": 3, "nodes": 7}, slots=6)
+    loop = decoder("fspad", {"depth": 4, "width": 3, "nodes": 7}, slots=6)
     first = start(loop, 0, PROMPTS[0], temperature)
     loop.step(loop.rows)
     start(loop, 2, PROMPTS[1], temperature)
@@ -81,14 +78,11 @@ def test_committed_tokens_have_the_features_of_the_target(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_service_drafts_what_training_unrolls(
-    tmp_path: Path, family: str, variant: Variant
-) -> None:
+def test_service_drafts_what_training_unrolls(tmp_path: Path, family: str) -> None:
     """Level k of a tree is step k of training: same inputs, same places, same keys."""
     target = Target(make_model(family), slots=2, max_len=64)
-    save_head(tmp_path, target.model, variant)
-    head = FeatureHead.load(target.model, variant, tmp_path)
+    save_head(tmp_path, target.model)
+    head = FeatureHead.load(target.model, tmp_path)
     ahead = FeatureDrafter(head, target)
     ids = [5, 9, 2, 7, 1, 3, 8]
     tensor = torch.tensor([ids])
@@ -114,20 +108,17 @@ def test_service_drafts_what_training_unrolls(
 # The head --------------------------------------------------------------------------------
 
 
-def test_fspad_begins_as_its_ablation() -> None:
-    model = make_model()
-    ours, theirs = FeatureHead(model, "fspad"), FeatureHead(model, "eagle2")
-    theirs.load_state_dict(
-        {k: ours.state_dict().get(k) for k in theirs.state_dict() if "mlp" not in k}, strict=False
-    )
+def test_an_untrained_head_is_that_of_eagle() -> None:
+    head = FeatureHead(make_model())
     embedding, feature = torch.randn(2, 3, 32)
-    assert torch.equal(ours.layer_input(embedding, feature), theirs.layer_input(embedding, feature))
-    assert torch.allclose(ours.predicted_feature(feature), feature)
-    assert torch.allclose(ours.lm_head_input(feature), feature)
+    fused = head.fuse(torch.cat((embedding, feature), -1))
+    assert torch.equal(head.layer_input(embedding, feature), fused)
+    assert torch.allclose(head.predicted_feature(feature), feature)
+    assert torch.allclose(head.lm_head_input(feature), feature)
 
 
 def test_the_token_moves_the_feature() -> None:
-    head = FeatureHead(make_model(), "fspad")
+    head = FeatureHead(make_model())
     torch.nn.init.normal_(head.down.weight)
     head.fuse.weight.data[:, :32] = 0  # what is left comes through the feature
     one, other, feature = torch.randn(3, 32)
@@ -135,21 +126,12 @@ def test_the_token_moves_the_feature() -> None:
     assert torch.count_nonzero(head.layer_input(one, 0 * feature)) == 0
 
 
-@pytest.mark.parametrize("width", [32, 64, 128])
-def test_both_variants_have_as_many_parameters(width: int) -> None:
-    sizes = [
-        sum(p.numel() for p in FeatureHead(make_model(width=width), variant).parameters())
-        for variant in VARIANTS
-    ]
-    assert max(sizes) <= 1.01 * min(sizes)
-
-
 def test_a_head_is_what_was_saved(tmp_path: Path) -> None:
     model = make_model("qwen3")
-    save_head(tmp_path, model, "eagle2")
-    one = FeatureHead.load(model, "eagle2", tmp_path)
+    save_head(tmp_path, model)
+    one = FeatureHead.load(model, tmp_path)
     one.save(tmp_path / "again")
-    other = FeatureHead.load(model, "eagle2", tmp_path / "again")
+    other = FeatureHead.load(model, tmp_path / "again")
     assert all(
         torch.equal(left, right)
         for left, right in zip(one.parameters(), other.parameters(), strict=True)
@@ -162,15 +144,17 @@ def test_what_is_no_head_for_this_target_is_refused(tmp_path: Path) -> None:
         Fspad(target)
     with pytest.raises(ValueError, match=r"no fspad head .*`baton lab train fspad` makes one"):
         Fspad(target, head=str(tmp_path / "none"))
-    save_head(tmp_path, target.model, "eagle2")
-    with pytest.raises(ValueError, match=r"'drafter': 'eagle2'.* and .*'drafter': 'fspad'"):
-        Fspad(target, head=str(tmp_path))
+    save_head(tmp_path, target.model)
     other = Target(make_model(width=64), slots=1, max_len=64)
     with pytest.raises(ValueError, match=r"'width': 32.*the target needs .*'width': 64"):
-        Fspad(other, head=str(tmp_path), variant="eagle2")
-    save_head(tmp_path, make_model("qwen3"), "eagle2")
+        Fspad(other, head=str(tmp_path))
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace("fspad", "eagle"))
+    with pytest.raises(ValueError, match=r"'drafter': 'eagle'.* and .*'drafter': 'fspad'"):
+        Fspad(target, head=str(tmp_path))
+    save_head(tmp_path, make_model("qwen3"))
     with pytest.raises(ValueError, match=r"does not fit the target: .*q_norm"):
-        Fspad(target, head=str(tmp_path), variant="eagle2")
+        Fspad(target, head=str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"junk")
-    with pytest.raises(ValueError, match="no eagle2 head for the target"):
-        Fspad(target, head=str(tmp_path), variant="eagle2")
+    with pytest.raises(ValueError, match="no fspad head for the target"):
+        Fspad(target, head=str(tmp_path))

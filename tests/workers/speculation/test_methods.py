@@ -50,7 +50,6 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("recursive-s", {"draft": "other", "width": 3, "gamma": 3}),
     ("kangaroo", {"adapter": make_adapter(), "gamma": 3, "threshold": 0.3}),
     ("fspad", {"depth": 3, "width": 2, "nodes": 5}),
-    ("fspad", {"depth": 3, "width": 2, "nodes": 5, "variant": "eagle2"}),
 ]
 
 
@@ -62,12 +61,8 @@ DRAFTING = [
 """Those whose drafts come from a model; `auto` has them from these."""
 
 
-def case_id(case: tuple[str, dict[str, Any]]) -> str:
-    return " ".join([case[0], case[1].get("variant", "")]).strip()
-
-
 LOSSLESS = pytest.mark.parametrize(
-    ("method", "options"), OPTIONS, ids=[case_id(case) for case in OPTIONS]
+    ("method", "options"), OPTIONS, ids=[name for name, _ in OPTIONS]
 )
 
 
@@ -118,7 +113,7 @@ def beside_each_other(*, slots: int = 8, only: str | None = None) -> Decoder:
     """A decoder whose rows may have any method, or `only` one of them."""
     target = Target(tiny(), slots=slots, max_len=64, vocabulary=400)
     wanted = {**dict(reversed(OPTIONS)), **ALSO}
-    wanted["fspad"] = {"head": head_folder("fspad"), **wanted["fspad"]}
+    wanted["fspad"] = {"head": head_folder(), **wanted["fspad"]}
     named = {
         name: build(name, target, lambda draft: tiny(**DRAFTS[draft]), **options)
         for name, options in wanted.items()
@@ -275,7 +270,7 @@ async def test_spans_end_where_they_end_without_speculation(
     if "draft" in options:  # the target itself, so that whole blocks are accepted
         options = {**options, "draft": str(checkpoint)}
     if method == "fspad":
-        save_head(tmp_path, load_model(str(checkpoint)), options.get("variant", "fspad"))
+        save_head(tmp_path, load_model(str(checkpoint)))
         options = {**options, "head": str(tmp_path)}
     speculation = {"method": method, **options}
     worker = load(checkpoint, speculation=speculation, rows=2, slots=3, max_len=200)
@@ -293,7 +288,7 @@ def open_worker(
     if "draft" in options:
         options = {**options, "draft": str(draft_checkpoint)}
     if method == "fspad":
-        save_head(folder, load_model(str(checkpoint)), options.get("variant", "fspad"))
+        save_head(folder, load_model(str(checkpoint)))
         options = {**options, "head": str(folder)}
     return load(checkpoint, speculation={"method": method, **options}, rows=2, max_len=200)
 
@@ -326,7 +321,7 @@ async def test_nan_logits_are_an_error_and_poison_nobody(
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=1)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("method", "options"), DRAFTING, ids=[case_id(case) for case in DRAFTING])
+@pytest.mark.parametrize(("method", "options"), DRAFTING, ids=[name for name, _ in DRAFTING])
 async def test_a_draft_of_nan_is_an_error_and_no_later_call_meets_it(
     method: str,
     options: dict[str, Any],

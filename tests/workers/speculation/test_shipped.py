@@ -56,7 +56,6 @@ def plain(large: LoadedTarget, prompts: list[list[int]]) -> list[list[int]]:
         ("chain", {"draft": "embedded:draft", "gamma": 4}, 1.8),
         ("kangaroo", {}, 3.5),
         ("fspad", {}, 4.5),
-        ("fspad", {"variant": "eagle2"}, 4.5),
     ],
 )
 def test_drafts_are_accepted_and_change_nothing(

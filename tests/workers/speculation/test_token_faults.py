@@ -38,7 +38,7 @@ from tests.workers.speculation.exact import (
 from tests.workers.speculation.loops import decoder
 from tests.workers.speculation.test_drafts import SPREADS, check_drafts
 from tests.workers.speculation.test_lossless import method
-from tests.workers.speculation.test_methods import OPTIONS, case_id
+from tests.workers.speculation.test_methods import OPTIONS
 from workers import rng
 from workers.model import sampling
 from workers.model.sampling import KeyedRng, drop_unlikely, warp
@@ -209,7 +209,7 @@ CHAIN, TREE = (
     partial(law_of_a_round, "chain", independent(1, 2), 2),
     partial(law_of_a_round, "recursive-c", constant([2]), 1),
 )
-ONCE = {case_id(case): partial(numbers_are_used_once, *case) for case in OPTIONS}
+ONCE = {case[0]: partial(numbers_are_used_once, *case) for case in OPTIONS}
 DRAFTS = [partial(drafts_have_the_law_asked_for, *spread) for spread in SPREADS]
 
 # The function, what of it is replaced by what, and the checks that must each catch it.
