@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import time
@@ -17,7 +16,7 @@ import httpx
 from deploy.launch.deployment_file import Deployment
 from deploy.launch.environment import PROCESSES
 from deploy.launch.meanwhile import answering
-from deploy.launch.ray_node import NotServing, descendants, is_daemon, logs, own_ray, runs
+from deploy.launch.ray_node import NotServing, logs, own_ray
 from deploy.launch.watch import Watch
 from deploy.service.config import Args
 from deploy.service.scaling import gpus_for
@@ -36,9 +35,9 @@ class NodeDied(BatonError):
 
 
 class RunningService:
-    """A deployment that answers. `node`: process ids of Ray's own daemons, which it needs."""
+    """A deployment that answers, on a node of Ray's."""
 
-    def __init__(self, url: str, application: str, workers: Workers, node: set[int]) -> None:
+    def __init__(self, url: str, application: str, workers: Workers, node: Any) -> None:
         self.url, self._application, self._node = url, application, node
         self._watch = Watch(url, workers)
 
@@ -48,10 +47,10 @@ class RunningService:
         Raises:
             NodeDied: one of the node's processes has ended.
         """
-        if dead := [pid for pid in self._node if not runs(pid)]:
+        for kind, process in self._node.dead_processes():
             raise NodeDied(
-                f"Ray's node has died (process {dead[0]}), and the service with it: start it "
-                f"again; Ray's logs are in {logs()}"
+                f"Ray's node has died ({kind}, process {process.pid}), and the service with it: "
+                f"start it again; Ray's logs are in {logs()}"
             )
         return list(self._watch.look())
 
@@ -113,8 +112,7 @@ def serving(
     _want_port(options.host, options.port)
     with ExitStack() as meanwhile:
         meanwhile.enter_context(answering(options.host or LOOPBACK, options.port))
-        with own_ray(_processes(deployment.args)) as before:
-            daemons = {pid for pid in descendants(os.getpid()) - before if is_daemon(pid)}
+        with own_ray(_processes(deployment.args)) as node:
             on_ray()
             if not deployment.serve.applications[0].deployments:  # which may ask for other GPUs
                 _want_gpus(deployment.args.workers)
@@ -124,7 +122,7 @@ def serving(
             client.deploy_apps(deployment.serve, _blocking=False)
             _wait(deployment, ready_s, tell)
             name = deployment.serve.applications[0].name
-            yield RunningService(deployment.url, name, deployment.args.workers, daemons)
+            yield RunningService(deployment.url, name, deployment.args.workers, node)
 
 
 def _processes(args: Args) -> int:

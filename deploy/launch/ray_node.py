@@ -6,7 +6,6 @@ import ctypes
 import io
 import logging
 import os
-import signal
 import stat
 import threading
 import time
@@ -16,13 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from deploy.launch.environment import PROCESSES, start_at_once
 from orchestrator.errors import BatonError
 
 NODE_TRIES = 4
 NODE_S = 300.0  # for Ray's own processes to start
 SHUTDOWN_S = 5.0  # for replicas to shut down before they are killed
-DAEMONS = ("gcs_server", "raylet")
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl.h
 OBJECTS_BYTES = 100 << 20  # nothing of ours travels through the object store
 
@@ -32,16 +32,15 @@ class NotServing(BatonError):
 
 
 @contextmanager
-def own_ray(processes: int = PROCESSES) -> Iterator[set[int]]:
+def own_ray(processes: int = PROCESSES) -> Iterator[Any]:
     """A Ray of our own with this many workers, gone at the end with all that it started.
 
-    Yields the ids of the processes that this one had started before. Call
-    `deploy.launch.environment.prepare` before anything imports ray.
+    Yields Ray's node. Call `deploy.launch.environment.prepare` before anything imports ray.
     """
     import ray
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    before = descendants(os.getpid())
+    before = _started()
     _adopt_orphans()
     folder = _own_folder()
     node = None
@@ -54,7 +53,7 @@ def own_ray(processes: int = PROCESSES) -> Iterator[set[int]]:
             logging_level=logging.ERROR,
             namespace="serve",
         )
-        yield before
+        yield node
     finally:
         _stop(before, node)
 
@@ -153,18 +152,18 @@ def logs() -> Path:
     return _folder() / "ray" / "session_latest" / "logs"
 
 
-def _stop(before: set[int], node: Any) -> None:
+def _stop(before: set[psutil.Process], node: Any) -> None:
     import ray
     from ray import serve
 
-    ours = descendants(os.getpid()) - before
+    ours = _started() - before
     # While Serve shuts down, Ray reports that its own tasks failed, which is expected.
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         if ray.is_initialized():
             parting = threading.Thread(target=_quietly, args=(serve.shutdown,), daemon=True)
             parting.start()
             parting.join(SHUTDOWN_S)
-            ours |= descendants(os.getpid()) - before
+            ours |= _started() - before
             _quietly(ray.shutdown)
         if node is not None:
             _quietly(partial(node.kill_all_processes, check_alive=False, allow_graceful=True))
@@ -176,41 +175,23 @@ def _quietly(step: Callable[[], object]) -> None:
         step()
 
 
-def _reap(pids: set[int]) -> None:
+def _started() -> set[psutil.Process]:
+    """The processes that this one and its children have started."""
+    return set(psutil.Process().children(recursive=True))
+
+
+def _reap(processes: set[psutil.Process]) -> None:
     """Wait until these processes are gone, and kill those that remain."""
     until = time.monotonic() + SHUTDOWN_S
-    while pids and time.monotonic() < until:
-        pids = {pid for pid in pids if runs(pid)}
+    while (left := [one for one in processes if _runs(one)]) and time.monotonic() < until:
         time.sleep(0.05)
-    for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    for one in left:
+        with suppress(psutil.Error):
+            one.kill()
 
 
-def descendants(pid: int) -> set[int]:
-    """Process ids of the children of `pid`, and of theirs."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError):
-            fields = entry.read_text().rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
-    pids: set[int] = set()
-    new = children.get(pid, [])
-    while new:
-        pids.update(new)
-        new = [child for parent in new for child in children.get(parent, [])]
-    return pids
-
-
-def is_daemon(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/exe").resolve().name in DAEMONS
-    return False
-
-
-def runs(pid: int) -> bool:
+def _runs(process: psutil.Process) -> bool:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False
-    return state != "Z"

@@ -16,10 +16,10 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 import yaml
 
-from deploy.launch.ray_node import descendants
 from tests.workers.conftest import CONTROLS, make_model, make_tokenizer, save
 
 ROOT = Path(__file__).parents[2]
@@ -129,11 +129,7 @@ class Served:
 
     def processes(self) -> dict[int, str]:
         """Everything it started: process id -> command line."""
-        found = {}
-        for pid in descendants(self.process.pid):
-            with suppress(OSError):
-                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
-        return found
+        return commands(self.process.pid)
 
     def replicas(self, name: str) -> list[int]:
         lines = self.processes().items()
@@ -177,13 +173,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def commands(pid: int) -> dict[int, str]:
+    """The process ids and command lines of what a process and its children started."""
+    found = {}
+    with suppress(psutil.NoSuchProcess):
+        for one in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.Error):
+                found[one.pid] = " ".join(one.cmdline())
+    return found
+
+
 def alive(pids: dict[int, str]) -> dict[int, str]:
     """Those that still run; a zombie nobody waits for is not running."""
     left = {}
     for pid, line in pids.items():
-        with suppress(OSError):
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            if state != "Z":
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                 left[pid] = line
     return left
 

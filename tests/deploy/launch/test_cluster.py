@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,14 +76,13 @@ def test_the_port_answers_while_ray_starts() -> None:
 
 def test_a_node_is_well_while_its_processes_run() -> None:
     workers = Workers.model_validate({"small": CPU, "large": CPU})
-    assert RunningService("http://localhost", "baton", workers, {os.getpid()}).check() == []
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended and was not waited for
-    with pytest.raises(NodeDied, match="start it again"):
-        RunningService("http://localhost", "baton", workers, {os.getpid(), child}).check()
-    os.waitpid(child, 0)
+    dead = list[tuple[str, Any]]()
+    node = SimpleNamespace(dead_processes=lambda: dead)
+    service = RunningService("http://localhost", "baton", workers, node)
+    assert service.check() == []
+    dead.append(("raylet", SimpleNamespace(pid=7)))
+    with pytest.raises(NodeDied, match=r"\(raylet, process 7\).*start it again"):
+        service.check()
 
 
 class Starting:

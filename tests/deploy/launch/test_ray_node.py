@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deploy.launch import environment, ray_node
@@ -58,3 +61,19 @@ def test_a_node_that_dies_as_it_starts_is_started_again(
     deaths = 4
     with pytest.raises(NotServing, match="it died"):
         ray_node._node(tmp_path, 5)
+
+
+def test_processes_that_stay_are_killed_and_zombies_are_not_awaited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stays = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    zombie = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # it has ended; no one waits for it
+    both = {psutil.Process(stays.pid), psutil.Process(zombie.pid)}
+    assert both <= ray_node._started()
+    assert [one.pid for one in both if ray_node._runs(one)] == [stays.pid]
+    monkeypatch.setattr(ray_node, "SHUTDOWN_S", 0.0)
+    ray_node._reap(both)
+    assert stays.wait(60) == -9
+    assert zombie.wait() == 0
+    assert not any(map(ray_node._runs, both))

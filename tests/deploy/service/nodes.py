@@ -16,8 +16,7 @@ import httpx
 import openai
 import yaml
 
-from deploy.launch.ray_node import descendants
-from tests.deploy.conftest import ROOT, alive, free_port
+from tests.deploy.conftest import ROOT, alive, commands, free_port
 
 KEY = "sk-plugh-0123456789"
 OBSERVER_KEY = "sk-xyzzy-0123456789"
@@ -182,11 +181,7 @@ class Nodes:
         return int(self._tell(find=pid))
 
     def processes(self) -> dict[int, str]:
-        found = {}
-        for pid in descendants(self._host.pid):
-            with suppress(OSError):
-                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
-        return found
+        return commands(self._host.pid)
 
     def close(self) -> None:
         started = self.processes()

@@ -22,7 +22,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from deploy.launch.ray_node import descendants
+import psutil
 
 OBJECTS_BYTES = 80 << 20
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
@@ -40,16 +40,21 @@ def main(temp_dir: str, dashboard_port: int) -> None:
         # Few, because Ray starts a process for each beforehand; replicas take a fifth of one.
         resources = {"num_cpus": 2, "object_store_memory": OBJECTS_BYTES, "labels": labels}
         for last in (False, False, True):
-            before = descendants(os.getpid())
+            before = descendants()
             try:
                 nodes.append(cluster.add_node(**resources, **more))
             except Exception:  # Ray gives a node half a minute, on a busy machine too
-                kill_all(descendants(os.getpid()) - before)
+                kill_all(descendants() - before)
                 if last or not nodes:  # without the first node there is nothing to add to
                     raise
             else:
                 break
         return len(nodes) - 1
+
+    def descendants(pid: int | None = None) -> set[int]:
+        with suppress(psutil.NoSuchProcess):
+            return {one.pid for one in psutil.Process(pid).children(recursive=True)}
+        return set()
 
     def kill_all(pids: set[int]) -> None:
         for pid in pids:
@@ -109,7 +114,7 @@ def main(temp_dir: str, dashboard_port: int) -> None:
                 result = commands[command](argument)
                 print(json.dumps(result), file=answers)
     finally:
-        kill_all(descendants(os.getpid()))
+        kill_all(descendants())
 
 
 if __name__ == "__main__":
