@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 
 _SERIES: Final = Path(__file__).with_name("worker_metrics.yaml").read_text(encoding="utf-8")
 COUNTERS, GAUGES, BY_POSITION = yaml.safe_load(_SERIES).values()
-EMPTY: Final = "baton_worker_replicas"
 ORCHESTRATORS: Final = "1 for each HTTP replica; the sum is how many there are."
 TIMEOUT_S: Final = 1.0  # seconds for a replica to answer, or /metrics lacks it
 LEAST: Final = sys.float_info.min  # makes a counter's series, and changes no sum
@@ -63,9 +62,11 @@ def worker_families(worker: WorkerName, stats: Mapping[str, int]) -> list[Metric
 
 
 def count_replicas(registry: CollectorRegistry, pools: Iterable[WorkerName]) -> None:
-    """Register the series that counts an HTTP replica, and a 0 for each pool that may be empty."""
+    """Register the series that counts an HTTP replica, and a 0 for each pool, which may be empty:
+    the sum of a pool's series is the number of its replicas."""
     Gauge("baton_orchestrator_replicas", ORCHESTRATORS, registry=registry).set(1)
-    replicas = Gauge(EMPTY, GAUGES["replicas"], ("worker",), registry=registry)
+    text = GAUGES["replicas"]
+    replicas = Gauge("baton_worker_replicas", text, ("worker",), registry=registry)
     for worker in pools:
         replicas.labels(worker).set(0)
 
@@ -145,10 +146,9 @@ async def scrape(replicas: DeploymentHandle, pools: Mapping[WorkerName, ReplicaW
     `replicas` are the HTTP replicas, whose method `series` returns the name and series of each.
     """
     found, *statuses = await asyncio.gather(_series(replicas), *map(_statuses, pools.values()))
-    answering = dict(zip(pools, statuses, strict=True))
-    for worker, pool in answering.items():
+    for worker, pool in zip(pools, statuses, strict=True):
         found += [(one.replica, worker_families(worker, one.stats)) for one in pool]
-    return metrics_text(found, {worker for worker, pool in answering.items() if pool})
+    return metrics_text(found)
 
 
 async def _series(replicas: DeploymentHandle) -> list[Any]:
@@ -165,23 +165,17 @@ async def _statuses(pool: ReplicaWorker) -> list[ReplicaStatus]:
         return []
 
 
-def metrics_text(
-    replicas: Iterable[tuple[str, Iterable[Metric]]], answering: Collection[str] = ()
-) -> bytes:
-    """Return several replicas' series as Prometheus text, each with the label `replica`.
-
-    The 0 of an empty pool is left out for pools that are `answering`.
-    """
+def metrics_text(replicas: Iterable[tuple[str, Iterable[Metric]]]) -> bytes:
+    """Return several replicas' series as Prometheus text, each with the label `replica`."""
     merged: dict[str, Metric] = {}
     for replica, families in replicas:
         for family in families:
             one = Metric(family.name, family.documentation, family.type)
             one = merged.setdefault(family.name, one)
             for sample in family.samples:
-                name, labels, value = sample.name, sample.labels, sample.value
-                of_empty = name == EMPTY and value == 0 and labels["worker"] in answering
-                if not name.endswith("_created") and not of_empty:
-                    one.add_sample(name, {**labels, "replica": replica}, value)
+                if not sample.name.endswith("_created"):
+                    labels = {**sample.labels, "replica": replica}
+                    one.add_sample(sample.name, labels, sample.value)
     return generate_latest(cast("Collector", SimpleNamespace(collect=merged.values)))
 
 
