@@ -95,7 +95,7 @@ def invalid_request(
 
     With the `model` that was validated, the message on an unknown parameter names the known ones.
     """
-    kind, loc, message = first_error(error.errors(include_url=False), model, "parameter")
+    kind, loc, message = next(each_error(error.errors(include_url=False), model, "parameter"))
     place = body_path(loc, prefix)
     match kind:
         case "extra_forbidden" | "unexpected_keyword_argument":
@@ -111,25 +111,29 @@ def invalid_request(
     return InvalidRequest(f"{place or 'body'}: {message}", param=place or None, code=code)
 
 
-def first_error(
+def each_error(
     details: Sequence[ErrorDetails], model: type[BaseModel] | None, what: str
-) -> tuple[str, tuple[int | str, ...], str]:
-    """Return the type, place and text of the first error.
+) -> Iterator[tuple[str, tuple[int | str, ...], str]]:
+    """Yield the type, place and text of each of pydantic's errors.
 
     A union has an error for each branch: the one with the deepest place counts, and the texts of
     errors at the same place are joined.
     """
-    first = place_of(details[0]["loc"])
-    branches = [one for one in details if place_of(one["loc"])[: len(first)] == first]
-    furthest = max((place_of(one["loc"]) for one in branches), key=len)
-    same = [one for one in branches if place_of(one["loc"]) == furthest]
-    texts = [error_text(one, model, what) for one in same]
-    text = texts[0]
-    if len(same) > 1 and all(one.startswith("must be ") for one in texts):
-        wanted = dict.fromkeys(one.removeprefix("must be ").partition(", not ")[0] for one in texts)
-        _, divider, came = text.partition(", not ")
-        text = f"must be {' or '.join(wanted)}{divider}{came}"
-    return same[0]["type"], furthest, text
+    left = [(place_of(one["loc"]), one) for one in details]
+    while left:
+        first = left[0][0]
+        # The places of a union's branches begin alike.
+        alike = [place for place, _ in left if place[: len(first)] == first[: len(place)]]
+        furthest = max(alike, key=len)
+        same = [detail for place, detail in left if place == furthest]
+        left = [one for one in left if one[0] != furthest[: len(one[0])]]
+        texts = [error_text(one, model, what) for one in same]
+        text = texts[0]
+        if len(same) > 1 and all(one.startswith("must be ") for one in texts):
+            parts = (one.removeprefix("must be ").partition(", not ")[0] for one in texts)
+            _, divider, came = text.partition(", not ")
+            text = f"must be {' or '.join(dict.fromkeys(parts))}{divider}{came}"
+        yield same[0]["type"], furthest, text
 
 
 def place_of(loc: Sequence[int | str]) -> tuple[int | str, ...]:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from importlib.metadata import version as installed
 from typing import Any
 
-from deploy.checking.deployment import APPLICATION, ARGS, variables
 from deploy.checking.deployment import check as check_deployment
+from deploy.checking.deployment import variables
 from deploy.checking.documents import Document, Finding, Path, at, read
-from deploy.launch.deployment_file import Deployment
+from deploy.launch.deployment_file import APPLICATION, ARGS, Deployment
 from deploy.service.scaling import gpus_for
 from orchestrator.errors import ConfigError
 

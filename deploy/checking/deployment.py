@@ -1,7 +1,5 @@
-"""A deployment file, alone or inside a RayService: every key, and whether its parts fit.
-
-`deploy.launch.deployment_file` stops at the first error; this check finds all, each with its line.
-"""
+"""A deployment file, alone or inside a RayService: every key with its line, and whether its parts
+fit."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,14 +16,14 @@ from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import RayActorOptionsSchema, ServeDeploySchema
 
 from deploy.checking.documents import Document, Finding, Path
-from deploy.launch.deployment_file import Deployment, unknown_keys
+from deploy.launch.deployment_file import APPLICATION, ARGS, BUILDER, Deployment, parse
 from deploy.launch.workers import without_engine
 from deploy.service.config import Args
 from deploy.service.notes import uncalibrated
 from deploy.service.worker_spec import MethodSpec, WorkerSpec
 from deploy.service.workers import WITH_VLLM
 from orchestrator.errors import ConfigError
-from orchestrator.validation import error_text, unknown
+from orchestrator.validation import each_error, unknown
 from workers.embedded.checkpoints import MODELS, TOKENIZER, folder_of
 from workers.model.families import check_family
 from workers.text.prompt import PromptRenderer
@@ -34,7 +31,6 @@ from workers.text.thinking import parse_thinking
 from workers.text.tokenizer import Tokenizer
 from workers.text.tokenizer_files import load_tokenizer
 
-BUILDER = "deploy.app:build"
 NAMES = {
     "SmallWorker": "workers.small",
     "LargeWorker": "workers.large",
@@ -42,49 +38,28 @@ NAMES = {
     "Store": "store",
 }
 """Deployments, and the part of `args` that describes each."""
-APPLICATION = ("applications", 0)
-ARGS = (*APPLICATION, "args")
 _OURS = {"num_replicas": "replicas", "autoscaling_config": "replicas", "ray_actor_options": "nodes"}
 """Options of Serve's `deployments` that would replace settings of `args`, and those settings."""
-_MISSING = {
-    "applications": "is missing; Baton's own fields go under applications[0].args "
-    "(deploy/local.yaml shows how)",
-    "import_path": f"is missing; write import_path: {BUILDER}",
-}
-"""Messages for these fields if they are missing."""
 _ABSENT = object()
 
 
 def check(document: Document) -> tuple[list[Finding], Deployment | None]:
     """Return the findings, and the deployment if its types are right."""
-    data = document.data
-    if not isinstance(data, dict):
-        message = "not a mapping: neither deployment file nor manifest"
-        return [document.finding((), message)], None
-    findings = [
-        document.finding(path, message) for path, message in unknown_keys(ServeDeploySchema, data)
-    ]
-    try:
-        serve = ServeDeploySchema.model_validate(data)
-    except ValidationError as error:
-        return findings + list(_typed(document, error, (), ServeDeploySchema)), None
-    if len(serve.applications) != 1:
-        message = f"exactly one is expected, there are {len(serve.applications)}"
-        return [*findings, document.finding(("applications",), message)], None
+    faults, deployment = parse(document.data)
+    findings = [_finding(document, path, message) for path, message in faults]
+    if deployment is None:
+        return findings, None
+    serve, args = deployment.serve, deployment.args
     if serve.applications[0].import_path != BUILDER:
         wrong = document.finding((*APPLICATION, "import_path"), f"must be {BUILDER}")
         return [*findings, wrong], None
-    try:
-        args = Args.model_validate(serve.applications[0].args)
-    except ValidationError as error:
-        return findings + list(_typed(document, error, ARGS, Args)), None
     findings += _serve_options(document, serve, args)
     findings += _overrides(document, serve, args)
     for name, spec in args.workers.by_name().items():
         findings += _worker(document, (*ARGS, "workers", name), spec)
     findings += _shares(document, args)
     findings += [document.finding((*ARGS, "policy"), note, "note") for note in uncalibrated(args)]
-    return findings, Deployment(serve, args)
+    return findings, deployment
 
 
 def lacking_here(document: Document, args: Args) -> Iterator[Finding]:
@@ -107,42 +82,18 @@ def variables(model: BaseModel, path: Path = ()) -> Iterator[tuple[Path, str]]:
             yield (*path, field), value
 
 
-def _typed(
-    document: Document, error: ValidationError, path: Path, model: type[BaseModel]
-) -> Iterator[Finding]:
-    """Make a finding of each pydantic error, in the reader's words.
-
-    Each branch of a union has an error, with the branch's name in its path: those of branches that
-    expected no mapping are left out if there are others.
-    """
-    details = error.errors(include_url=False)
-    details = [d for d in details if not any("[" in str(p) for p in d["loc"][-1:])] or details
-    for detail in details:
-        if model is ServeDeploySchema and detail["type"] == "extra_forbidden":
-            continue  # `unknown_keys` has reported it
-        where, is_missing = path, detail["type"] == "missing"
-        for part in detail["loc"]:
-            within = isinstance(document.at(where), dict | list) and "[" not in str(part)
-            is_last = part == detail["loc"][-1] and (within or is_missing)
-            if is_last or document.at((*where, part), _ABSENT) is not _ABSENT:
-                where = (*where, part)
-        message = error_text(detail, model, "field")
-        if is_missing:
-            message = _MISSING.get(str(detail["loc"][-1]), message)
-        # A validator of several fields begins its message with the field.
-        match = re.fullmatch(r"([\w.-]+): (.*)", message, re.DOTALL)
-        inner = tuple(match[1].split(".")) if match else ()
-        if match and document.at((*where, *inner[:1]), _ABSENT) is not _ABSENT:
-            where, message = (*where, *inner), match[2]
-        yield document.finding(where, message)
+def _finding(document: Document, path: Path, message: str) -> Finding:
+    """Make a finding; a validator of several fields begins its message with one of them."""
+    match = re.fullmatch(r"([\w.-]+): (.*)", message, re.DOTALL)
+    if match is not None:
+        inner = match[1].split(".")
+        if document.at((*path, inner[0]), _ABSENT) is not _ABSENT:
+            return document.finding((*path, *inner), match[2])
+    return document.finding(path, message)
 
 
 def _serve_options(document: Document, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
     options = serve.http_options
-    try:
-        args.check_host(options.host)
-    except ConfigError as error:
-        yield document.finding(("http_options", "host"), str(error).partition(": ")[2])
     deadline, timeout = args.limits.deadline_s, options.request_timeout_s
     if timeout is not None and timeout < deadline:
         message = f"{timeout:g} s would cut answers that limits.deadline_s lets take {deadline:g} s"
@@ -279,8 +230,8 @@ def _method(document: Document, path: Path, given: MethodSpec) -> Iterator[Findi
     try:
         model.model_validate(given.params)
     except ValidationError as error:
-        for found in _typed(document, error, where, model):
-            yield replace(found, message=f"{found.message} ({named})")
+        for _, place, text in each_error(error.errors(include_url=False), model, "field"):
+            yield document.finding((*where, *place), f"{text} ({named})")
 
 
 def _parameters(method: Callable[..., Any]) -> dict[str, Any]:

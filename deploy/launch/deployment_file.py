@@ -6,23 +6,36 @@ by name: Serve's own schema would let a typo pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from deploy.service.config import Args, explain
+from deploy.service.config import Args
 from orchestrator.errors import ConfigError
-from orchestrator.validation import unknown
+from orchestrator.validation import each_error, unknown
 
 if TYPE_CHECKING:  # Ray Serve takes seconds to import, and tools want `args` alone
     from ray.serve.schema import ServeDeploySchema
 
+Place = tuple[str | int, ...]
+Fault = tuple[Place, str]
+"""What is wrong, and at which keys and indexes of the file."""
+
 DEFAULT_FILE = Path(__file__).parents[1] / "local.yaml"
+BUILDER = "deploy.app:build"
+APPLICATION = ("applications", 0)
+ARGS = (*APPLICATION, "args")
+_MISSING = {
+    "applications": "is missing; Baton's own fields go under applications[0].args "
+    "(deploy/local.yaml shows how)",
+    "import_path": f"is missing; write import_path: {BUILDER}",
+}
+"""Messages for these fields if they are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,70 +59,79 @@ def load(path: Path | str, *, port: int | None = None) -> Deployment:
     Raises:
         ConfigError: names the file and the key that is wrong.
     """
-    with _errors_of(path):
-        return _parse(_read(path), port)
+    deployment: Deployment = _read(path, partial(parse, port=port))
+    return deployment
 
 
 def load_args(path: Path | str) -> Args:
     """Read and check a deployment file's `args` alone, as `load`."""
-    with _errors_of(path):
-        return _parse_args(_read(path))
+    args: Args = _read(path, _parse_args)
+    return args
 
 
-@contextmanager
-def _errors_of(path: Path | str) -> Iterator[None]:
-    """Name the file in errors."""
+def _read(path: Path | str, parse: Callable[[Any], tuple[list[Fault], Any]]) -> Any:
+    """Return what `parse` makes of a file; raise ConfigError for the first fault."""
     try:
-        yield
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {explain(error)}") from None
+    faults, found = parse(data)
+    for place, message in faults:
+        where = f"{'.'.join(map(str, place))}: " if place else ""
+        raise ConfigError(f"{path}: {where}{message}")
+    return found
 
 
-def _read(path: Path | str) -> dict[str, Any]:
-    data = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
-    if not isinstance(data, dict):
-        raise ConfigError("not a mapping; see deploy/local.yaml for a deployment file")
-    return data
-
-
-def _parse_args(data: dict[str, Any]) -> Args:
-    match data.get("applications"):
-        case [dict(application)]:
-            args = application.get("args") or {}
-        case _:
-            raise ConfigError("applications: exactly one is expected")
-    try:
-        return Args.model_validate(args)
-    except ValidationError as error:
-        raise ConfigError(f"applications.0.args.{explain(error, Args)}") from None
-
-
-def _parse(data: dict[str, Any], port: int | None) -> Deployment:
+def parse(data: Any, port: int | None = None) -> tuple[list[Fault], Deployment | None]:
+    """Return what is wrong with a deployment file, and what it says if its types are right."""
     from ray.serve.schema import ServeDeploySchema
 
-    for path, message in unknown_keys(ServeDeploySchema, data):
-        raise ConfigError(f"{'.'.join(map(str, path))}: {message}")
+    if not isinstance(data, dict):
+        return [((), "not a mapping; see deploy/local.yaml for a deployment file")], None
+    faults = list(_unknown_keys(ServeDeploySchema, data))
     if port is not None:
         data = {**data, "http_options": {**(data.get("http_options") or {}), "port": port}}
-    serve = ServeDeploySchema.model_validate(data)
-    args = _parse_args(data)
-    args.check_host(serve.http_options.host)
-    return Deployment(serve, args)
+    try:
+        serve = ServeDeploySchema.model_validate(data)
+    except ValidationError as error:
+        named = {place for place, _ in faults}
+        others = _faults(error, ServeDeploySchema)
+        return faults + [one for one in others if one[0] not in named], None
+    wrong, args = _parse_args(data)
+    if args is None:
+        return faults + wrong, None
+    try:
+        args.check_host(serve.http_options.host)
+    except ConfigError as error:
+        faults.append((("http_options", "host"), str(error).partition(": ")[2]))
+    return faults, Deployment(serve, args)
 
 
-def unknown_keys(
-    model: type[BaseModel], data: Any, path: tuple[str | int, ...] = ()
-) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Paths of keys that Ray Serve's schema would silently ignore, and what to say of each."""
+def _parse_args(data: Any) -> tuple[list[Fault], Args | None]:
+    """As `parse`, of the `args` alone."""
+    match data:
+        case {"applications": [{**application}]}:
+            args = application.get("args") or {}
+        case _:
+            return [(("applications",), "exactly one is expected, as in deploy/local.yaml")], None
+    try:
+        return [], Args.model_validate(args)
+    except ValidationError as error:
+        return [((*ARGS, *place), text) for place, text in _faults(error, Args)], None
+
+
+def _faults(error: ValidationError, model: type[BaseModel]) -> Iterator[Fault]:
+    for kind, place, text in each_error(error.errors(include_url=False), model, "field"):
+        yield place, _MISSING.get(str(place[-1]), text) if kind == "missing" else text
+
+
+def _unknown_keys(model: type[BaseModel], data: Any, path: Place = ()) -> Iterator[Fault]:
+    """Yield the keys that Ray Serve's schema would silently ignore."""
     if isinstance(data, list):
         for index, item in enumerate(data):
-            yield from unknown_keys(model, item, (*path, index))
+            yield from _unknown_keys(model, item, (*path, index))
     for key, value in data.items() if isinstance(data, dict) else ():
         if (field := model.model_fields.get(key)) is None:
             hint = unknown("field", str(key), list(model.model_fields))
@@ -117,7 +139,7 @@ def unknown_keys(
                 hint = "unknown field; it goes under applications[0].args"
             yield (*path, key), hint
         elif (inner := _model_of(field.annotation)) is not None:
-            yield from unknown_keys(inner, value, (*path, key))
+            yield from _unknown_keys(inner, value, (*path, key))
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:

@@ -24,7 +24,7 @@ from orchestrator.http.settings import ReasoningField, ServiceLimits
 from orchestrator.loop.policy import Policy
 from orchestrator.state.versions import build
 from orchestrator.types import PartialSampling, TokenPrices
-from orchestrator.validation import StrictModel, closest, first_error, refusing
+from orchestrator.validation import StrictModel, closest, each_error, refusing
 from policies import POLICIES
 from policies.judge import Judging
 from workers.embedded.checkpoints import GATE_FILE, JUDGE_FILE
@@ -234,7 +234,7 @@ def explain(error: ValidationError, model: type[BaseModel] | None = None) -> str
 
     With the `model` that was validated, the error of an unknown field names known ones.
     """
-    _, loc, what = first_error(error.errors(include_url=False), model, "field")
+    _, loc, what = next(each_error(error.errors(include_url=False), model, "field"))
     where = ".".join(map(str, loc))
     return f"{where}: {what}" if where else what
 

@@ -41,7 +41,7 @@ from orchestrator.http.routes.policies import add_policy_routes
 from orchestrator.http.routes.traces import add_trace_routes, read_record
 from orchestrator.http.service import Service
 from orchestrator.http.settings import HttpSettings
-from orchestrator.validation import body_path, first_error
+from orchestrator.validation import body_path, each_error
 
 log = logging.getLogger(__name__)
 
@@ -287,7 +287,7 @@ async def _routing_error(request: Request, error: Exception) -> Response:
 
 async def _query_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    _kind, loc, text = first_error(error.errors(), None, "parameter")
+    _kind, loc, text = next(each_error(error.errors(), None, "parameter"))
     place = body_path(tuple(part for part in loc if part != "body")) or None
     answer = HttpError(400, f"{place or loc[0]}: {text}", param=place, code="invalid_value")
     return error_response(answer, request.scope)

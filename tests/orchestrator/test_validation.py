@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from orchestrator.errors import InvalidRequest
 from orchestrator.validation import (
     closest,
+    each_error,
     error_text,
     fields_at,
     invalid_request,
@@ -94,6 +95,23 @@ def test_a_field_of_a_nested_object_is_told_that_objects_fields() -> None:
     assert refusal(Outer, {"inner": "some"}).message.endswith("must be an object, not 'some'")
     assert fields_at(Outer, ("free", "key", "x")) == []  # anything may stand there
     assert fields_at(None, ("x",)) == []
+
+
+def test_every_error_is_named_once_and_of_a_union_the_deepest_branch() -> None:
+    with pytest.raises(ValidationError) as found:
+        Inner.model_validate({"either": [5, "a", 6], "size": "x", "zzz": 1, "mode": 3})
+    assert list(each_error(found.value.errors(), Inner, "field")) == [
+        ("int_parsing", ("size",), "must be an integer, not 'x'"),
+        ("literal_error", ("mode",), "must be 'full' or 'short', not 3"),
+        ("string_type", ("either", 0), "must be a string, not 5"),
+        ("string_type", ("either", 2), "must be a string, not 6"),
+        (
+            "extra_forbidden",
+            ("zzz",),
+            "unknown field; there are api_key, either, few, many, mode, name, on, ratio, schema, "
+            "size",
+        ),
+    ]
 
 
 def test_names_that_are_close() -> None:
