@@ -30,7 +30,7 @@ from deploy.service.worker_spec import WorkerSpec
 from deploy.service.workers import connect_worker, load_worker
 from deploy.telemetry.logs import join_serve
 from deploy.telemetry.metrics import RayExporter, count_replicas, scrape, worker_exporter
-from deploy.telemetry.tracing import headers, open_spans
+from deploy.telemetry.tracing import open_spans
 from orchestrator.errors import ConfigError
 from orchestrator.http.app import create_app
 from orchestrator.http.errors import HttpError
@@ -202,8 +202,6 @@ def build(args: Args) -> Application:
         spec.key()  # a missing one is an error here, not a replica that does not start
     args.store.password()
     store = store_deployment() if args.store.url == "memory" else None
-    if args.tracing is not None:
-        headers(args.tracing)
     orchestrator = serve.deployment(
         Orchestrator,
         name="Orchestrator",

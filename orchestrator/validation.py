@@ -26,7 +26,8 @@ _BRANCHES: Final = frozenset(
 """Branches of a union that pydantic adds to a place by these names; others have a bracket."""
 _PLAIN: Final = (
     (r"^Keys should be strings$", "a key must be a string"),
-    (r"^(Input|\w+) should ", "must "),
+    (r"^URL scheme should be ", "must be a URL of "),
+    (r"^(Input|URL input|\w+) should ", "must "),
     (r", (unable to|got) .*", ""),
     (r"an? (valid )?(dictionary|object)( or (an )?instance of \w+)?", "an object"),
     (r"an? valid (list|array|tuple)", "a list"),

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import AnyHttpUrl, BaseModel, Field, ValidationError, field_validator, model_validator
 
 from deploy.service.calibration import read as read_calibration
 from deploy.service.calibration import same_checkpoint
@@ -28,7 +28,6 @@ from orchestrator.validation import StrictModel, closest, each_error, refusing
 from policies import POLICIES
 from policies.judge import Judging
 from workers.embedded.checkpoints import GATE_FILE, JUDGE_FILE
-from workers.remote.address import checked
 
 
 class PolicyChoice(StrictModel):
@@ -122,27 +121,13 @@ class OrchestratorSpec(StrictModel):
 
 
 class Tracing(StrictModel):
-    """Spans of every request, by OpenTelemetry; without this section there are none."""
+    """Spans of every request; without this section there are none.
 
-    exporter: Literal["otlp", "console"] = "otlp"
-    endpoint: str | None = None  # with otlp: the collector's address for spans over HTTP
-    headers_env: str | None = None  # with otlp: the variable with name=value,... sent along
-    sample: float = Field(default=1.0, ge=0, le=1)  # share of requests, unless the client decides
-    service: str = Field(default="baton", min_length=1)  # service.name of the spans
+    OpenTelemetry's variables of the environment set the rest: headers, sampling, the service's
+    name.
+    """
 
-    @model_validator(mode="after")
-    def _an_address(self) -> Tracing:
-        if self.exporter != "otlp":
-            for name in sorted(self.model_fields_set & {"endpoint", "headers_env"}):
-                raise ValueError(f"{name}: goes with exporter otlp")
-            return self
-        endpoint = self.endpoint or ""
-        if not endpoint.startswith(("http://", "https://")):
-            raise ValueError("endpoint: expected an http(s) address, as http://HOST:4318/v1/traces")
-        with refusing("endpoint: ", instead_of="url: "):
-            if not checked(endpoint).hostname:
-                raise ConfigError("expected a host in it")
-        return self
+    endpoint: AnyHttpUrl  # the collector's address for spans over HTTP
 
 
 class Args(StrictModel):

@@ -4,5 +4,5 @@ In reading order:
 
 - `metrics`: each replica's series, on its Ray node's metrics port and in the text of /metrics.
 - `logs`: Baton's lines in Ray Serve's log.
-- `tracing`: spans to an OpenTelemetry collector, or to the log.
+- `tracing`: spans to an OpenTelemetry collector.
 """

@@ -51,7 +51,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
         ("store: memory ", "store: redis://store:6379/one ",
          "store: url: expected redis://HOST:PORT/DATABASE"),
         ("      limits:\n", "      tracing: {endpoint: 'http://'}\n      limits:\n",
-         "tracing.endpoint: expected a host in it"),
+         "tracing.endpoint: must be a URL, empty host"),
         ("deadline_s: 600 ", "deadline_s: on ", "limits.deadline_s: must be a number, not true"),
         ("default: learned-gate", "default: no", "policy.default: must be a string, not false"),
         ("risk: 0.02", "risk: 2e1",
@@ -143,9 +143,8 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
          "than the 900 s that an answer may take"),
         ("api_keys_env: BATON_API_KEYS", "api_keys_env: BATON_KEYS",
          "auth.api_keys_env: BATON_KEYS is not set in the pods of group orchestrator"),
-        *(("      limits:\n", "      tracing: {endpoint: 'http://otel:4318/v1/traces', "
-           "headers_env: BATON_OTLP}\n      limits:\n",
-           f"tracing.headers_env: BATON_OTLP is not set in the {pods}")
+        *(("password_env: BATON_STORE_PASSWORD", "password_env: BATON_PASSWORD",
+           f"store.password_env: BATON_PASSWORD is not set in the {pods}")
           for pods in ("head", "pods of group orchestrator")),
         ("proxy_location: EveryNode", "proxy_location: HeadOnly",
          "proxy_location: HeadOnly: a worker pod is ready only with a proxy on it"),

@@ -51,6 +51,7 @@ class Nodes:
             "RAY_metrics_report_interval_ms": "500",
             "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{self._api}",
             "OMP_NUM_THREADS": "1",
+            "OTEL_TRACES_SAMPLER": "parentbased_always_off",  # the client decides
             # A test before this one may have asked for a Ray of one node (`prepare`).
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
             "BATON_KEYS": KEY,

@@ -72,7 +72,7 @@ def data(nodes: Nodes, tiny_file: Path, spans: Collector) -> dict[str, Any]:
     data["http_options"]["port"] = nodes.port
     data["logging_config"] = {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False}
     args = data["applications"][0]["args"]
-    args["tracing"] = {"endpoint": spans.url, "sample": 0.0}
+    args["tracing"] = {"endpoint": spans.url}
     args["auth"] = {
         "api_keys_env": "BATON_KEYS",
         "observer_keys_env": "BATON_OBSERVER_KEYS",
