@@ -11,6 +11,6 @@
 - `checking`: deployments checked without a cluster.
 
 The first three serve; the others are tools that no request needs. Files for deployers lie beside
-them: deployment files (`local.yaml`, `gpu.yaml`, `remote.yaml`), `kubernetes/`, `grafana/`,
-`prometheus/` and `experiments/`.
+them: deployment files (`local.yaml`, `gpu.yaml`, `remote.yaml`), `kubernetes/`, `grafana/`
+and `experiments/`.
 """

@@ -19,7 +19,6 @@ AWAY = (  # for a checkout, an operator or a reader
     "deploy/Dockerfile",
     "deploy/experiments/",
     "deploy/install_vllm.sh",
-    "deploy/prometheus/write_rule.sh",
 )
 CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
 

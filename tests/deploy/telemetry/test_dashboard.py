@@ -30,7 +30,8 @@ from tests.orchestrator.serving import service
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "baton.json").read_text())
-ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())
+MONITORING = DEPLOY / "kubernetes" / "components" / "monitoring"
+ALERTS = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["spec"]
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
