@@ -1,13 +1,11 @@
-"""A service that is started to be attacked: and its processes."""
+"""A service that is started to be attacked, and its processes."""
 
 from __future__ import annotations
 
 import secrets
 import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +13,12 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import psutil
-import redis
 
 from deploy.lab.peers.servers import baton
-from deploy.lab.processes import free_port, running
+from deploy.lab.processes import running
 from deploy.launch.deployment_file import DEFAULT_FILE
-from orchestrator.errors import WorkerError
 
 KINDS: Final = ("SmallWorker", "LargeWorker", "Orchestrator", "ServeController", "ProxyActor")
-START_S: Final = 10.0
 KEYS: Final = "BATON_TORTURE_KEYS"
 
 
@@ -58,42 +53,12 @@ def _signal_again(process: psutil.Process, sign: signal.Signals) -> None:
 
 
 @contextmanager
-def own_redis(folder: Path) -> Iterator[str]:
-    """Run a redis-server with its data in a folder for the block; yield its address.
-
-    Raises:
-        WorkerError: it is not installed, or does not start.
-    """
-    port = free_port()
-    options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
-    try:
-        process = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)  # noqa: S607
-    except FileNotFoundError:
-        raise WorkerError("torture needs redis-server: apt install it") from None
-    try:
-        until = time.monotonic() + START_S
-        with closing(redis.Redis(port=port, socket_timeout=5)) as admin:
-            while True:
-                with suppress(redis.RedisError):
-                    admin.ping()
-                    break
-                if time.monotonic() > until:
-                    raise WorkerError(f"redis-server did not start within {START_S:g} s")
-                time.sleep(0.05)
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        process.kill()
-        process.wait()
-
-
-@contextmanager
 def own_service() -> Iterator[tuple[str, str, OwnProcesses]]:
-    """Serve the local deployment over a Redis for the block: address, key, processes."""
+    """Serve the local deployment for the block: address, key, processes."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end what was started, as by Ctrl-C
     key = secrets.token_hex(16)
-    with TemporaryDirectory(prefix="bt-") as name, own_redis(Path(name)) as store:
-        folder = Path(name)
-        changes = {"auth": {"api_keys_env": KEYS}, "store": store}
+    with TemporaryDirectory(prefix="bt-") as name:
+        folder, changes = Path(name), {"auth": {"api_keys_env": KEYS}}
         how = baton(DEFAULT_FILE, folder, lambda args: args.update(changes))
         with running(replace(how, env={KEYS: key}), folder / "log") as server:
             yield server.url, key, OwnProcesses(server.process.pid)
