@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -123,30 +124,21 @@ def chain(run: BenchRun) -> Iterator[Figure]:
         yield from _streams(run, "Baton, chain", server)
 
 
-def transformers(run: BenchRun) -> Iterator[Figure]:
-    """`transformers serve`."""
-    with _running(run, "transformers", servers.transformers(run.pair, run.folder)) as server:
-        # It answers one after the other: on a large model 64 would wait for longer than clients do.
-        yield from _streams(run, "transformers", server, STREAMS[:3] if run.real else STREAMS)
+PEERS: Final[Mapping[str, tuple[str, Callable[[servers.PeerPair, Path], ServerCommand]]]] = {
+    "transformers": ("transformers", servers.transformers),
+    "vllm": ("vLLM", servers.vllm),  # its build for CPUs
+    "llama_cpp": ("llama.cpp", servers.llama_cpp),
+    "llama_cpp_drafts": ("llama.cpp, drafts", partial(servers.llama_cpp, drafts=True)),
+}
+"""Other servers, by their rows."""
 
 
-def vllm(run: BenchRun) -> Iterator[Figure]:
-    """vLLM's server, its build for CPUs."""
-    with _running(run, "vllm", servers.vllm(run.pair, run.folder)) as server:
-        yield from _streams(run, "vLLM", server)
-
-
-def llama_cpp(run: BenchRun) -> Iterator[Figure]:
-    """llama.cpp's server."""
-    with _running(run, "llama_cpp", servers.llama_cpp(run.pair, run.folder)) as server:
-        yield from _streams(run, "llama.cpp", server)
-
-
-def llama_cpp_drafts(run: BenchRun) -> Iterator[Figure]:
-    """The same with drafts by the small model."""
-    how = servers.llama_cpp(run.pair, run.folder, drafts=True)
-    with _running(run, "llama_cpp_drafts", how) as server:
-        yield from _streams(run, "llama.cpp, drafts", server)
+def _peer(row: str, run: BenchRun) -> Iterator[Figure]:
+    who, how = PEERS[row]
+    # It answers one after the other: on a large model 64 would wait for longer than clients do.
+    levels = STREAMS[:3] if run.real and row == "transformers" else STREAMS
+    with _running(run, row, how(run.pair, run.folder)) as server:
+        yield from _streams(run, who, server, levels)
 
 
 def call(run: BenchRun) -> Iterator[Figure]:
@@ -166,10 +158,7 @@ ROWS: Final[Mapping[str, Callable[[BenchRun], Iterator[Figure]]]] = {
     "decode": decode,
     "baton": baton,
     "chain": chain,
-    "transformers": transformers,
-    "vllm": vllm,
-    "llama_cpp": llama_cpp,
-    "llama_cpp_drafts": llama_cpp_drafts,
+    **{row: partial(_peer, row) for row in PEERS},
     "call": call,
 }
 
