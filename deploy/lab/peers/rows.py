@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -175,13 +174,12 @@ def _streams(
     for streams in levels[: run.of(2, len(levels))]:
         print(f"{who}, {streams} streams", file=sys.stderr, flush=True)
         requests = run.of(streams, max(8, 3 * streams), streams)
-        before = server.cpu_ms() + Counter(client=round(1e3 * process_time()))
+        before = server.cpu_ms() + 1e3 * process_time()
         answers, seconds = run.ask(server, server.model, streams, requests)
-        spent = server.cpu_ms() + Counter(client=round(1e3 * process_time())) - before
+        spent = server.cpu_ms() + 1e3 * process_time() - before
         tokens = sum(answer.tokens for answer in answers)
         yield _figure(f"through REST, {streams} streams", who, tokens / seconds, "tokens/s")
-        for name, ms in [("all", spent.total()), *spent.most_common()]:
-            yield _figure(f"CPU of a token, {streams} streams: {name}", who, ms / tokens, "ms")
+        yield _figure(f"CPU of a token, {streams} streams: all", who, spent / tokens, "ms")
         if streams == 16:
             first = 1e3 * _first_s(answers, 0.5)
             yield _figure("first text, 16 streams, p50", who, first, "ms")
