@@ -8,14 +8,13 @@ bootstrap over the groups in which both sides of a ratio are drawn together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deploy.evaluation.intervals import Places, bootstrap
-from deploy.evaluation.json_lines import RowFile
 from deploy.evaluation.summary import Row
 from deploy.lab.bench.candidates import BASELINE, DecodingCandidate, TurnResult
 
@@ -49,41 +48,25 @@ def take_turns(
     temperature: float,
     seed: int,
     advance: Callable[[str], None],
-    log: RowFile | None = None,
 ) -> list[Turns]:
     """Run each candidate `rounds` times on each group, after turns to warm up.
 
-    One turn is enough, but for a method that is still measuring what is fastest here. Turns of all
-    candidates that the log has are not taken again.
+    One turn is enough, but for a method that is still measuring what is fastest here.
     """
-    case = {"streams": len(groups[0]), "temperature": temperature}
-    kept = [row for row in (log.rows if log else []) if case.items() <= row.items()]
-    known = {
-        row["turn"]: {label: TurnResult(**one) for label, one in row["results"].items()}
-        for row in kept
-    }
     turns = [Turns(candidate, [[] for _ in groups]) for candidate in candidates]
-    wanted = range(rounds * len(groups))
     for candidate in candidates:
         advance(f"{candidate.entry.label}, warming up")
-        for turn in range(0 if known.keys() >= {*wanted} else MOST_WARM):
+        for turn in range(MOST_WARM):
             candidate.run(groups[-1 - turn % len(groups)], temperature, seed)
             if candidate.converged:
                 break
-    for turn in wanted:
+    for turn in range(rounds * len(groups)):
         first, group = turn % len(turns), turn % len(groups)
         place = f"prompts {group + 1} of {len(groups)}, round {turn // len(groups) + 1} of {rounds}"
-        results = known.get(turn, {})
         for one in turns[first:] + turns[:first]:
-            label = one.candidate.entry.label
-            advance(f"{label}, {place}")
-            if turn not in known:
-                draws = seed + 1 + turn * len(groups[0])
-                results[label] = one.candidate.run(groups[group], temperature, draws)
-            one.works[group].append(results[label])
-        if log is not None and turn not in known:
-            plain = {label: asdict(result) for label, result in results.items()}
-            log.add({**case, "turn": turn, "results": plain})
+            advance(f"{one.candidate.entry.label}, {place}")
+            draws = seed + 1 + turn * len(groups[0])
+            one.works[group].append(one.candidate.run(groups[group], temperature, draws))
     return turns
 
 

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from deploy.cli.common import Bar
 from deploy.evaluation.evaluate import Question
-from deploy.evaluation.json_lines import RowFile
 from deploy.evaluation.problems import load_problems
 from deploy.evaluation.summary import Row
 from deploy.evaluation.tables import Column
 from deploy.lab.bench.candidates import CandidateSpec, Field, entries
 from deploy.lab.bench.rounds import rows, take_turns
-from deploy.service.calibration import fingerprint
 from orchestrator.answers.equality import compare
 from orchestrator.errors import InvalidRequest
 from orchestrator.types import Message, Transcript
-from workers.embedded.checkpoints import place_of
 from workers.engine.loading import LoadedTarget, open_target
 from workers.text.prompt import PromptRenderer
 
@@ -45,20 +41,10 @@ class DecodeSettings:
 
 
 def bench(
-    settings: DecodeSettings,
-    requested: Sequence[CandidateSpec] | None,
-    shown: Bar,
-    rows_file: Path | None = None,
+    settings: DecodeSettings, requested: Sequence[CandidateSpec] | None, shown: Bar
 ) -> dict[str, Any]:
-    """Measure all rows; say what was not available.
-
-    Raises:
-        ConfigError: `rows_file` is of another run.
-    """
+    """Measure all rows; say what was not available."""
     chosen = list(entries(requested))
-    log = None
-    if rows_file is not None:
-        log = RowFile(rows_file, "baton_bench_decode", _shared(settings, chosen))
     loaded = open_target(
         settings.model, device=settings.device, dtype=settings.dtype, slots=max(settings.streams)
     )
@@ -90,21 +76,11 @@ def bench(
         groups = [prompts[at : at + streams] for at in range(0, len(prompts), streams)]
         for temperature in settings.temperatures:
             taken = take_turns(
-                candidates, groups, settings.rounds, temperature, settings.seed, shown.advance, log
+                candidates, groups, settings.rounds, temperature, settings.seed, shown.advance
             )
             measured += rows(taken, temperature, streams, is_right)
     about = asdict(settings) | {"dtype": loaded.dtype, "threads": torch.get_num_threads()}
     return {"rows": measured, "unavailable": field.missing, "about": about}
-
-
-def _shared(settings: DecodeSettings, chosen: Sequence[CandidateSpec]) -> dict[str, Any]:
-    """What two runs must share for their turns to be of one."""
-    models = {
-        name: fingerprint(place_of(model), model)
-        for name, model in (("model", settings.model), ("draft", settings.draft))
-        if model is not None
-    }
-    return asdict(settings) | models | {"methods": [one.label for one in chosen]}
 
 
 def rendered(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,10 +40,6 @@ def bench_decode(
     dtype: Annotated[str | None, typer.Option(help="Of the computation.")] = None,
     threads: Threads = None,
     seed: Annotated[int, typer.Option(help="Which problems, and the draws.")] = 0,
-    rows: Annotated[
-        Path | None,
-        typer.Option(help="A JSON line per turn; an interrupted run continues from there."),
-    ] = None,
     as_json: JsonFile = None,
 ) -> None:
     """Time token-level methods on one model, in turns on the same prompts.
@@ -59,8 +54,6 @@ def bench_decode(
       baton lab bench-decode --methods chain,spectr --draft embedded:draft --temperature 1
 
       baton lab bench-decode --methods chain:gamma=3 --streams 1,4 --json build/decode.json
-
-      baton lab bench-decode --model runs/large --draft runs/small --rows build/decode.jsonl
     """
     chosen = None if methods is None else _methods(methods)
     warmths = numbers("--temperature", temperature, least=0)
@@ -82,7 +75,7 @@ def bench_decode(
     before = torch.get_num_threads()
     try:
         with bar(Console(stderr=True)) as shown:
-            data = bench(settings, chosen, shown, rows)
+            data = bench(settings, chosen, shown)
     finally:
         torch.set_num_threads(before)
     if as_json is not None:

@@ -71,7 +71,6 @@ def decode(run: BenchRun) -> Iterator[Figure]:
     command += ["--threads", str(pair.threads), "--methods", ",".join(methods)]
     command += ["--prompts", str(run.of(2, 16, 4)), "--rounds", str(run.of(1, 3, 1))]
     command += ["--max-new", str(run.max_tokens), "--json", str(out)]
-    command += ["--rows", str(run.folder / "decode.turns.jsonl")]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     rows = json.loads(out.read_text())["rows"]
     for measure, ours, theirs in (

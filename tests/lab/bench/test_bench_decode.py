@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from deploy.cli import main as cli
-from deploy.lab.bench.candidates import CandidateSpec, SpeculationCandidate, TurnResult, entries
+from deploy.lab.bench.candidates import CandidateSpec, TurnResult, entries
 from deploy.lab.bench.rounds import Turns, estimate, identical, rows
 from workers.embedded import checkpoints
 from workers.speculation import METHODS
@@ -49,6 +49,7 @@ def test_methods_side_by_side(baton: Any, tiny: Path, tmp_path: Path) -> None:
         "--json", str(out),
     )  # fmt: skip
     assert (status, torch.get_num_threads()) == (0, threads), err
+    assert re.search(r"1 of \d+, 0:\d\d: vanilla, warming up\n", err)  # there is no terminal
     data = json.loads(out.read_text())
     found = data["rows"]
     assert all(row.keys() >= CONTRACT for row in found)
@@ -68,36 +69,6 @@ def test_methods_side_by_side(baton: Any, tiny: Path, tmp_path: Path) -> None:
     reason = data["unavailable"]["hf-assisted drafts 3"]
     assert reason == "assisted generation takes one stream: give --streams 1"
     assert "Temperature 1, streams: 1" in said
-
-
-def test_a_run_that_was_broken_off_goes_on(
-    baton: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, out = tmp_path / "rows" / "decode.jsonl", tmp_path / "decode.json"
-    args = (
-        "--model", str(tiny / "large"), "--draft", "none", "--methods", "lookup", "--prompts", "2",
-        "--problems", "builtin:strangers",
-        "--rounds", "2", "--max-new", "6", "--temperature", "0", "--rows", str(kept),
-        "--json", str(out),
-    )  # fmt: skip
-    status, _, err = baton(*args)
-    assert status == 0, err
-    assert re.search(r"1 of 10, 0:\d\d: vanilla, warming up\n", err)  # where there is no terminal
-    head, *turns = kept.read_text().splitlines()
-    assert len(turns) == 4
-    kept.write_text("\n".join((head, *turns[:2], turns[2][:50])))  # as where it is killed
-    assert baton(*args)[0] == 0
-    again = kept.read_text().splitlines()
-    assert again[:3] == [head, *turns[:2]]
-    assert [json.loads(line)["turn"] for line in again[1:]] == [0, 1, 2, 3]
-    assert json.loads(out.read_text())["rows"][1]["label"] == "lookup gamma 10"
-    monkeypatch.setattr(SpeculationCandidate, "run", None)  # nothing runs where all is there
-    assert baton(*args)[0] == 0
-    status, _, err = baton(*args[:-4], "--seed", "1", "--rows", str(kept))
-    assert (status, "of another run: its seed is 0, now 1; choose another file" in err) == (1, True)
-    kept.write_text("something else\n")
-    status, _, err = baton(*args)
-    assert (status, "the key baton_bench_decode" in err) == (1, True)
 
 
 def test_what_is_missing_is_told(
