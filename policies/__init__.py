@@ -11,12 +11,9 @@ They use no worker, clock or event loop; thresholds are their parameters. Read `
 - `gate`: a pair's learned models of whether a rewrite would change the answer.
 - `learned_gate`: the large model reads and corrects only the drafts that this gate doubts.
 - `cascade`: the small model judges its own step, the large one if in doubt (ConfSpec).
-- `route`: one decision, before the first step: which model answers.
 - `speculative_thinking`: keywords of doubt call the large model for a few tokens.
-- `surprise_takeover`: the large model takes over at a token that it finds unlikely.
 - `bild`: the small model writes, the large one rolls back unlikely tokens (BiLD).
 - `advisor`: the small model writes, the large one advises if a gate asks for it.
-- `vote`: several chains by the small model, the large one if their answers differ.
 """
 
 from __future__ import annotations
@@ -27,12 +24,9 @@ from policies.bild import BiLD
 from policies.cascade import Cascade
 from policies.coin import Coin
 from policies.learned_gate import LearnedGate
-from policies.route import Route
 from policies.single import LargeOnly, SmallOnly
 from policies.specreason import SpecReason
 from policies.speculative_thinking import SpeculativeThinking
-from policies.surprise_takeover import SurpriseTakeover
-from policies.vote import Vote
 
 POLICIES: dict[str, type[Policy]] = {
     "small-only": SmallOnly,
@@ -41,11 +35,8 @@ POLICIES: dict[str, type[Policy]] = {
     "specreason": SpecReason,
     "learned-gate": LearnedGate,
     "cascade": Cascade,
-    "route": Route,
     "speculative-thinking": SpeculativeThinking,
-    "surprise-takeover": SurpriseTakeover,
     "bild": BiLD,
     "advisor": Advisor,
-    "vote": Vote,
 }
 """Name -> class; the name is a model name of the API."""

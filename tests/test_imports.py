@@ -14,10 +14,7 @@ OURS = ("orchestrator", "policies", "workers", "deploy")
 
 OFFLINE = ("deploy.checking", "deploy.cli", "deploy.evaluation", "deploy.lab", "deploy.launch")
 """Rooms of tools that no request needs; all others serve."""
-POLICY_MAY = {
-    f"orchestrator.{name}"
-    for name in ("types", "errors", "loop.actions", "loop.policy", "answers.equality")
-}
+POLICY_MAY = {f"orchestrator.{name}" for name in ("types", "errors", "loop.actions", "loop.policy")}
 WORKER_MAY = {
     f"orchestrator.{name}"
     for name in ("types", "worker", "errors", "grammar", "background", "call_markup", "efforts")

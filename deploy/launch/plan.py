@@ -20,9 +20,9 @@ from orchestrator.loop.actions import WorkerName
 
 ROLLBACK = 1.5
 """For `bild`: the pretrained pair then answers as well as its large model (deploy/lab/results)."""
-VERIFYING = ("bild", "learned-gate", "surprise-takeover")
+VERIFYING = ("bild", "learned-gate")
 """Policies whose large model verifies the small one's tokens, in one vocabulary."""
-READING_DRAFTS = ("bild", "learned-gate", "cascade", "route", "advisor")
+READING_DRAFTS = ("bild", "learned-gate", "cascade", "advisor")
 """Policies that need the small model's log-probabilities of its drafts."""
 
 Model = ModelSize | ServedModel

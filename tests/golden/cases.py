@@ -21,8 +21,8 @@ CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/r
 MESSAGES = "/v1/messages"
 QUESTION = "Twice 2+2?"
 KEPT = (
-    "small-only", "large-only", "coin", "specreason", "learned-gate", "cascade", "route",
-    "speculative-thinking", "surprise-takeover", "bild", "vote", "advisor",
+    "small-only", "large-only", "coin", "specreason", "learned-gate", "cascade",
+    "speculative-thinking", "bild", "advisor",
 )  # fmt: skip
 ADD = {
     "name": "add",

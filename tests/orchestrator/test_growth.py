@@ -51,9 +51,7 @@ from workers.worker import ModelWorker
 
 STEP = 30  # tokens of a step
 AROUND = 20  # steps on either side of one that is measured
-NAMES = (
-    "small-only", "specreason", "bild", "speculative-thinking", "cascade", "surprise-takeover",
-)  # fmt: skip
+NAMES = ("small-only", "specreason", "bild", "speculative-thinking", "cascade")
 HELD_BYTES = 300
 """Limit on the bytes a token that a live request holds."""
 

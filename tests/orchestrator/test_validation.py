@@ -117,7 +117,7 @@ def test_every_error_is_named_once_and_of_a_union_the_deepest_branch() -> None:
 def test_names_that_are_close() -> None:
     assert closest("treshold", ["threshold", "budget"]) == "; did you mean threshold?"
     assert closest("x" * 5000, ["threshold"]) == ""
-    assert closest("learned", ["route", "learned-gate"]) == "; did you mean learned-gate?"
+    assert closest("learned", ["bild", "learned-gate"]) == "; did you mean learned-gate?"
     assert closest("bandit", ["unit", "arms"]) == ""
     assert unknown("field", "zzz", []) == "unknown field"
     assert unknown("field", "zzz", [str(n) for n in range(40)]) == "unknown field"

@@ -32,7 +32,6 @@ BAD: dict[str, dict[str, list[Any]]] = {
     },
     "coin": {"large_probability": [-0.1, 1.1, "often"]},
     "learned-gate": {"risk": [-0.1, inf], "correct_above": [2], "window": [0], "gate": [{"a": 1}]},
-    "route": {"threshold": [11], "signal": ["vibes"], "probe_tokens": [0]},
     "specreason": {
         "threshold": [10.1, -1],
         "scoring": ["vibes"],
@@ -65,15 +64,6 @@ BAD: dict[str, dict[str, list[Any]]] = {
         "budget": [0],
         "n4": [1],
     },
-    "surprise-takeover": {
-        "surprise": [-0.1, inf],
-        "window": [0],
-        "takeover": [0],
-        "step_tokens": [0],
-        "answer_by": ["me"],
-        "budget": [0],
-        "threshold": [7],
-    },
     "advisor": {
         "unsure": [-0.1, 1.1],
         "max_uses": [-1],
@@ -83,7 +73,6 @@ BAD: dict[str, dict[str, list[Any]]] = {
         "threshold": [11],
         "answer_by": ["me"],
     },
-    "vote": {"chains": [1, 17], "agree": [1, 4], "temperature": [0, 2.1], "budget": [0]},
 }
 
 
@@ -102,7 +91,7 @@ def test_bad_parameters_are_refused_by_name(policy: str, field: str, value: Any)
     assert caught.value.errors()[0]["loc"][0] == field
 
 
-ACTIVE = ("coin", "specreason", "cascade", "learned-gate", "surprise-takeover", "advisor")
+ACTIVE = ("coin", "specreason", "cascade", "learned-gate", "advisor")
 
 
 @pytest.mark.parametrize(

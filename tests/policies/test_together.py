@@ -79,8 +79,6 @@ ENDS: list[tuple[str, dict[str, Any]]] = [
     ("cascade", {}),
     ("cascade", {"accept_at": 0}),
     ("cascade", {"signal": "digit"}),
-    ("route", {"threshold": 0}),
-    ("route", {"signal": "difficulty"}),
     # The small model goes on in mid-sentence where the large one has spent what it may.
     ("large-only", {"max_large_tokens": 7}),
     ("specreason", {"threshold": 9.5, "max_large_tokens": 13}),

@@ -6,7 +6,6 @@ const JUDGED = new Set(["specreason", "cascade", "advisor"]);
 const UNSCORED = {
   bild: "the large model found its first token unlikely",
   "learned-gate": "a step before it was corrected, or it has no text",
-  vote: "its chain lost the vote, or another with its answer was kept",
   advisor: "the small model was unsure or repeated a call, or tools failed",
 };
 const TOGETHER = {
@@ -20,7 +19,6 @@ export const LETTERS = { small: "S", large: "L", policy: "P" };
 export function threshold(run) {
   const { parameters, policyName } = run;
   if (policyName === "learned-gate") return 9 * (1 - parameters.correct_above);
-  if (policyName === "surprise-takeover") return 9 * Math.exp(-parameters.surprise);
   return JUDGED.has(policyName) ? (parameters.threshold ?? null) : null;
 }
 
@@ -68,7 +66,6 @@ export function rowReason(run, row) {
   }
   if (policyName === "bild") return "The large model found no token of it too unlikely.";
   if (policyName === "coin") return "The coin fell on the small model.";
-  if (policyName === "vote") return "Enough chains of the small model gave this answer.";
   if (row.phase === "answer") return "This policy has the small model write the answer.";
   return row.score !== null ? `Score ${shown(row.score)}: the draft is kept.` : "The small model wrote this.";
 }

@@ -130,15 +130,15 @@ def test_only_parameters_of_the_candidates_must_stay_as_they_were(tmp_path: Path
             pass
 
     bild = [*CONTENDERS[:1], Candidate("bild", "bild")]
-    resume(bild, bild={"rollback": 2}, route={"threshold": 3})
-    resume(bild, bild={"rollback": 2}, route={"threshold": 4}, cascade={"accept_at": 5})
+    resume(bild, bild={"rollback": 2}, specreason={"threshold": 3})
+    resume(bild, bild={"rollback": 2}, specreason={"threshold": 4}, cascade={"accept_at": 5})
     with pytest.raises(ConfigError, match="its pair"):
         resume(bild, bild={"rollback": 3})
     (tmp_path / "rows.jsonl").unlink()
     default = [Candidate("baton", "baton")]
-    resume(default, route={"threshold": 3})
+    resume(default, specreason={"threshold": 3})
     with pytest.raises(ConfigError, match="its pair"):
-        resume(default, route={"threshold": 4})
+        resume(default, specreason={"threshold": 4})
 
 
 def test_what_is_no_log_is_left_alone(tmp_path: Path) -> None:

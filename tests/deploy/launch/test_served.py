@@ -93,7 +93,7 @@ def test_two_llama_cpp_servers(files: dict[str, Path], tmp_path: Path, baton: An
     assert [args["workers"][name]["url"] for name in PAIR] == urls
     assert args["policy"] == {"default": "large-only"}
     assert "llama.cpp's API, token ids, 1,024 tokens; it lacks log-probabilities of a prompt" in why
-    assert "Not for this pair: bild, learned-gate, surprise-takeover (the large model's" in why
+    assert "Not for this pair: bild, learned-gate (the large model's" in why
     assert "cascade" not in why
 
 

@@ -167,7 +167,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"chat_template_kwargs": {"loud": True}}, "chat_template_kwargs.loud", "unknown_parameter"),
     ({"ignore_eos": True}, "ignore_eos", "unsupported_parameter"),
-    ({"model": "route", "ignore_eos": True}, "ignore_eos", "unsupported_parameter"),
+    ({"model": "bild", "ignore_eos": True}, "ignore_eos", "unsupported_parameter"),
     ({"min_tokens": 5}, "min_tokens", "unsupported_parameter"),
     ({"model": "large-only", "min_tokens": -1}, "min_tokens", "invalid_value"),
     ({"model": "large-only", "min_tokens": 1.5}, "min_tokens", "invalid_type"),

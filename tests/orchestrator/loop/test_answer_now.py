@@ -41,7 +41,7 @@ async def answered(policy: Policy, workers: Workers, count: int) -> list[Event]:
     return events
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if name != "vote"])  # shows no thought
+@pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("count", [1, 5])
 async def test_every_policy_answers_now(name: str, count: int) -> None:
     policy, worker = POLICIES[name](), endless()

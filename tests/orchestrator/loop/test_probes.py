@@ -39,7 +39,7 @@ def made(name: str, **more: Any) -> Policy:
     return POLICIES[name](**{"sure": 2, **more})
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if name != "vote"])
+@pytest.mark.parametrize("name", POLICIES)
 async def test_agreeing_probes_end_the_thought_under_every_policy(name: str) -> None:
     policy = made(name)
     worker = thinker(["It is 1.", "It is 2.", "It is 7.", "So 7", "7", "7"])

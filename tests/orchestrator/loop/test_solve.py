@@ -46,7 +46,6 @@ from policies.single import LargeOnly, SmallOnly
 from policies.specreason import SpecReason
 from policies.speculative_thinking import SpeculativeThinking
 from policies.steps import write_out
-from policies.surprise_takeover import SurpriseTakeover
 from tests.orchestrator.loop.solving import (
     GONE,
     LARGE,
@@ -148,7 +147,6 @@ async def test_at_the_budget_the_thought_is_closed_and_answered(budget: int) -> 
         SpecReason(threshold=10),
         BiLD(window=2),
         SpeculativeThinking(),
-        SurpriseTakeover(surprise=10),
     ],
 )
 async def test_max_tokens_cuts_what_does_not_fit_and_nothing_else(policy: Policy) -> None:
