@@ -163,7 +163,7 @@ _KINDS: dict[str, Any] = {
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _FIELDS = {"trace": "transcript", "span": "criteria", "surprise": "nll", "request": "request_id"}
 """Fields by their name in the file; a field that is missing here has the same name there."""
-_FORMER_FIELDS = {"Limits": {"budget"}}
+_FORMER_FIELDS = {"Limits": {"budget"}, "Generate": {"temperature"}}
 """Removed fields by their kind's name in the file; they are read and ignored."""
 _FIELD_NAMES = {field: name for name, field in _FIELDS.items()}
 _UNWRITTEN = "provenance"

@@ -31,11 +31,6 @@ REST = StopCriteria(1 << 30)
 """No limit except the budget: the driver caps every call at the tokens that are left."""
 
 
-def is_rest(criteria: StopCriteria) -> bool:
-    """Return whether a call may take all that is left."""
-    return criteria.max_tokens >= REST.max_tokens
-
-
 class Action(Generic[A]):
     """A request to the driver; `yield from action` evaluates to its result, of type A."""
 
@@ -47,15 +42,11 @@ class Action(Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class Generate(Action[Generation]):
-    """Draft from the end of the transcript. The client sees none of it before `Accept`.
-
-    `temperature`: instead of the request's.
-    """
+    """Draft from the end of the transcript. The client sees none of it before `Accept`."""
 
     worker: WorkerName
     transcript: Transcript
     criteria: StopCriteria
-    temperature: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

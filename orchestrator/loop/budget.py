@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.loop.actions import is_rest
 from orchestrator.loop.answer_room import AnswerRoom
 from orchestrator.loop.ending import BREAK, Ending
 from orchestrator.types import ENDED, Limits, Segment, StopCriteria, Transcript
@@ -79,18 +78,15 @@ class Budget:
         """The end of a thought that is given up for an answer if a cap cuts it."""
         return AnswerRoom(min(self.thought, self.total - self.reserve), self.thought)
 
-    def clip(
-        self, transcript: Transcript, criteria: StopCriteria, draft: bool = False
-    ) -> StopCriteria:
+    def clip(self, transcript: Transcript, criteria: StopCriteria) -> StopCriteria:
         """Return the criteria within what is left; in the answer with the caller's stop strings.
 
         A call that ends at no step ends at a soft budget; after that, or if steps are probed, every
-        call ends at a step. A `draft` without a cap is a whole chain, and ends at no step.
+        call ends at a step.
         """
         most, until = min(criteria.max_tokens, self.left(transcript)), criteria.until
         ending = self.ending
-        whole = draft and is_rest(criteria)
-        if not transcript.closed and not whole:
+        if not transcript.closed:
             if ending.steps or ending.is_late(transcript):
                 until = tuple(dict.fromkeys((*until, BREAK)))
             elif ending.soft is not None and not until:

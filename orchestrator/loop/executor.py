@@ -34,7 +34,6 @@ from orchestrator.loop.actions import (
     Verify,
     WorkerName,
     Write,
-    is_rest,
 )
 from orchestrator.loop.answer_room import generated
 from orchestrator.loop.budget import Budget
@@ -59,10 +58,9 @@ class Executor:
         self._drawn: dict[WorkerName, tuple[Transcript, int]] = {}  # by worker: its last text, seed
         self._stopped = False
         self._broke_off: WorkerError | None = None  # of an answer of which some was shown
-        # Each call has a seed even if the request has none, so that a retry gives the same text. A
-        # greedy request always has the same, for drafts that are sampled all the same.
-        seed, greedy = request.sampling.seed, request.sampling.temperature <= 0
-        self._seed = seed if seed is not None else 0 if greedy else secrets.randbits(53)
+        # Each call has a seed even if the request has none, so that a retry gives the same text.
+        seed = request.sampling.seed
+        self._seed = secrets.randbits(53) if seed is None else seed
 
     async def prefill(self, actions: Sequence[Generate]) -> bool:
         """Have all workers read the prompt at once; return whether a model marks its thought.
@@ -263,28 +261,19 @@ class Executor:
         return None
 
     async def _call(self, action: Generate | Classify | Verify, seed: int) -> Any:
-        temperature = action.temperature if isinstance(action, Generate) else None
-        worker, sampling = self._workers[action.worker], self._sampling_of(seed, temperature)
+        worker, sampling = self._workers[action.worker], self._sampling_of(seed)
         call = self._call_for(action.worker, action.transcript)
         with _of(action.worker):
             if isinstance(action, Classify):
                 return await worker.classify(call, action.query)
             if isinstance(action, Verify):
                 return await worker.verify(call, action.segment, sampling)
-            criteria = self._budget.clip(action.transcript, action.criteria, draft=True)
-            ending, began = self._budget.ending, perf_counter()
-            # A draft of all that is left may loop, and then ends before its cap.
-            watched = is_rest(action.criteria) and ending.watches(action.transcript)
-            heard = self._listen(action.worker)
-            stream = worker.generate(call, criteria, sampling, stream=watched)
-            async with aclosing(stream):
+            criteria = self._budget.clip(action.transcript, action.criteria)
+            async with aclosing(worker.generate(call, criteria, sampling, stream=False)) as stream:
                 async for item in stream:
                     if isinstance(item, Generation):
                         self._drawn[action.worker] = action.transcript.extend(item.segment), seed
                         return item
-                    heard.add(item)
-                    if item.text and watched and ending.due(heard.after(action.transcript)):
-                        return heard.generation((perf_counter() - began) * 1000)
             raise WorkerUnavailable(f"the {action.worker} worker's stream broke off")
 
     def _listen(self, name: WorkerName) -> _Heard:
@@ -313,10 +302,8 @@ class Executor:
         name = f"{self._seed}:{self._calls}".encode()
         return int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 11  # fits a double
 
-    def _sampling_of(self, seed: int, temperature: float | None = None) -> Sampling:
+    def _sampling_of(self, seed: int) -> Sampling:
         sampling = self._request.sampling
-        if temperature is not None:
-            sampling = replace(sampling, temperature=temperature)
         return sampling if sampling.temperature <= 0 else replace(sampling, seed=seed)
 
 

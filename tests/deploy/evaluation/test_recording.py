@@ -101,11 +101,14 @@ async def test_files_of_the_first_version_are_read_and_written_with_their_names(
     assert dumps(loads(text)) == text.replace('"budget":12,', "")
 
 
-async def test_a_limit_that_no_longer_exists_is_read_and_ignored() -> None:
+async def test_fields_that_no_longer_exist_are_read_and_ignored() -> None:
     text = (FILES / "every_kind.jsonl").read_text()
     assert '"budget":12,' in text
     limits = loads(text).request.limits
     assert limits == Limits(max_tokens=99, deadline_s=60.0, stop=("END",))
+    drawn = text.replace('"$":"Generate",', '"$":"Generate","temperature":0.7,')
+    assert drawn != text
+    assert dumps(loads(drawn)) == dumps(loads(text))
     with pytest.raises(RecordingError, match="line 1"):
         loads(text.replace('"budget"', '"unknown"'))
 
