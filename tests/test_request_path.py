@@ -32,7 +32,6 @@ BESIDE = {  # called beside the path, each for one thing
     "orchestrator/loop/answer_room.py",
     "orchestrator/loop/budget.py",
     "orchestrator/loop/ending.py",
-    "orchestrator/loop/probes.py",
     "orchestrator/loop/request.py",
     "orchestrator/loop/policy.py",
     "orchestrator/loop/spending.py",

@@ -10,7 +10,6 @@ In reading order:
 - `policy_runner`: runs a policy without I/O: its generator, the transcript, the events.
 - `budget`: a request's caps on tokens, and how an accepted segment ends a phase.
 - `ending`: how a thought ends before its cap: loops, a soft budget.
-- `probes`: ends a thought once probes of its answer agree.
 - `answer_room`: room for an answer at the end of a thought that a cap cuts.
 - `spending`: any policy's caps on the large model in the thought.
 - `stop_strings`: a caller's stop strings in an answer of several segments.

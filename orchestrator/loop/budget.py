@@ -81,16 +81,14 @@ class Budget:
     def clip(self, transcript: Transcript, criteria: StopCriteria) -> StopCriteria:
         """Return the criteria within what is left; in the answer with the caller's stop strings.
 
-        A call that ends at no step ends at a soft budget; after that, or if steps are probed, every
-        call ends at a step.
+        A call that ends at no step ends at a soft budget; after that, every call ends at a step.
         """
         most, until = min(criteria.max_tokens, self.left(transcript)), criteria.until
         ending = self.ending
-        if not transcript.closed:
-            if ending.steps or ending.is_late(transcript):
-                until = tuple(dict.fromkeys((*until, BREAK)))
-            elif ending.soft is not None and not until:
-                most = min(most, max(ending.soft - transcript.thought.tokens, LEAST_CALL))
+        if ending.is_late(transcript):
+            until = tuple(dict.fromkeys((*until, BREAK)))
+        elif ending.soft is not None and not (until or transcript.closed):
+            most = min(most, max(ending.soft - transcript.thought.tokens, LEAST_CALL))
         return replace(
             criteria,
             max_tokens=max(0, most),

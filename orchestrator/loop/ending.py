@@ -44,14 +44,12 @@ class Ending:
     Attributes:
         soft: tokens of a thought after which the end of a step ends it; None: no such limit.
         words: what is written at the end of a thought that is closed by force.
-        steps: whether a call ends with each step of a thought, which is then probed.
         shared: whether the models share a chain that is the answer, so that a loop ends it too.
         may_loop: whether no loop ends it: the request wants a length, not an answer.
     """
 
     soft: int | None = None
     words: Segment | None = None
-    steps: bool = False
     shared: bool = False
     may_loop: bool = False
 
@@ -62,7 +60,6 @@ class Ending:
         return cls(
             None if share is None else int(share * thought),
             Segment("policy", policy.closing) if policy.closing else None,
-            policy.sure is not None,
             len(policy.workers) > 1 and limits.constraint is None,
             limits.ignore_eos or limits.min_tokens > 0,
         )

@@ -39,19 +39,6 @@ class Policy(BaseModel):
         description="words at the end of a thought that a budget or a loop closes; auto: those "
         "that the large model's family knows, if any",
     )
-    sure: int | None = Field(
-        default=None,
-        ge=1,
-        description="probes of the answer in a row, one after each step by the small model, that "
-        "must agree and be sure; then the thought is closed. null: no probes",
-    )
-    sure_at: FiniteFloat = Field(
-        default=0.9, ge=0, le=1, description="the least probability of a sure probe's tokens"
-    )
-    probe: str = Field(
-        default="", max_length=256, description="the beginning of the answer that a probe continues"
-    )
-    probe_tokens: int = Field(default=16, ge=1, le=512, description="most tokens of a probe")
     max_large_tokens: int | None = Field(
         default=None,
         ge=0,
@@ -73,10 +60,9 @@ class Policy(BaseModel):
 
     @property
     def called(self) -> frozenset[WorkerName]:
-        """The workers that a request needs: the small one too if spending is capped, or if it
-        probes the answer."""
+        """The workers that a request needs: the small one too if spending is capped."""
         capped = self.max_large_tokens is not None or self.max_cost is not None
-        return self.workers | {"small"} if capped or self.sure is not None else self.workers
+        return self.workers | {"small"} if capped else self.workers
 
     @property
     def one_vocabulary(self) -> bool:

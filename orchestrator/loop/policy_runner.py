@@ -37,7 +37,6 @@ from orchestrator.loop.events import (
     TextDelta,
 )
 from orchestrator.loop.policy import Policy
-from orchestrator.loop.probes import Probes
 from orchestrator.loop.spending import Spending
 from orchestrator.loop.stop_strings import StopStrings
 from orchestrator.types import Generation, Limits, Message, Segment, Step, StopCriteria, Transcript
@@ -73,8 +72,6 @@ class PolicyRunner:
         self._stops = StopStrings(limits.stop, begun=self._continues)
         self._held_tokens = 0  # of text that the stop strings hold back
         self._end = HeldEnd(self.budget.room)
-        self._probes = Probes(policy)
-        self._probe: Generate | None = None  # the running one; the policy's reply waits for it
         self._complete = limits.complete
         self._reply: Any = None
         self._drafts: dict[Segment, Generation] = {}
@@ -106,13 +103,8 @@ class PolicyRunner:
             WorkerError: the request must be complete, and a worker died in mid-text.
             Exception: a failure that the policy did not catch.
         """
-        failed = isinstance(self._reply, BaseException)
-        self._probe = None if failed else self._probes.after(self.transcript)
-        if self._probe is not None:
-            self.response.begin(self._probe)
-            return self._probe
         reply, self._reply = self._reply, None
-        resume = self._script.throw if failed else self._script.send
+        resume = self._script.throw if isinstance(reply, BaseException) else self._script.send
         action: Action[Any] | None = None
         try:
             action = self._affordable(resume(reply))
@@ -213,11 +205,6 @@ class PolicyRunner:
     def _apply(self, result: ActionCompleted) -> Iterator[Shown]:
         """Change the transcript by the result, and prepare the policy's reply."""
         action, answer = result.action, result.answer
-        if self._probe is not None and action == self._probe:
-            self._probe = None
-            if self._probes.settle(answer):
-                yield from self._close(forced=True, finish="stop")
-            return
         self._reply = answer
         if isinstance(answer, BaseException):
             return
@@ -240,12 +227,9 @@ class PolicyRunner:
             case Reject(segment, score):
                 yield self._step(segment, self._made(segment), False, score)
             case Close(_, forced, finish):
-                yield from self._close(forced, finish)
-
-    def _close(self, forced: bool, finish: Literal["stop", "length"]) -> Iterator[Shown]:
-        after = self.budget.close(self.transcript, forced, finish)
-        yield from self._last_words(after)
-        self.transcript = self._reply = after
+                after = self.budget.close(self.transcript, forced, finish)
+                yield from self._last_words(after)
+                self.transcript = self._reply = after
 
     def _written(self, write: Write, made: Generation) -> Iterator[Shown]:
         """Accept the generation of a Write, whose text has been shown."""
@@ -337,7 +321,6 @@ class PolicyRunner:
         """End the thought from outside: the policy begins again with the closed transcript."""
         if self.transcript.closed:
             return
-        self._probe = None
         close = Close(self.transcript, forced=True)
         yield from self._add_result(ActionCompleted(close, None, 0.0))
         self._script.close()

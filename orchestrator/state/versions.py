@@ -36,6 +36,8 @@ FILE: Final = "default"
 """The name of the deployment file's default in pointers and the audit; it has no version."""
 
 _REFERENCE: Final = re.compile(r"([A-Za-z0-9._-]{1,64})@([1-9][0-9]{0,8})")
+_FORMER: Final = {"sure": None, "sure_at": 0.9, "probe": "", "probe_tokens": 16}
+"""Removed parameters of every policy, at their defaults: versions that were published have them."""
 _CACHED: Final = 256  # versions, those that requests pinned last
 _REMEMBERED: Final = 32  # formerly active versions, for rollbacks
 
@@ -117,7 +119,8 @@ def build(policies: Mapping[str, type[Policy]], name: str, params: Mapping[str, 
     """
     # Through JSON, since strict validation then accepts 1 as a float, but not "1". A type that only
     # YAML has (a date) becomes text, which no parameter accepts in its place.
-    return policies[name].model_validate_json(json.dumps(params, default=str), strict=True)
+    known = dict(item for item in params.items() if item not in _FORMER.items())
+    return policies[name].model_validate_json(json.dumps(known, default=str), strict=True)
 
 
 class PolicyVersions:

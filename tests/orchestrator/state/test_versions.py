@@ -182,6 +182,17 @@ async def test_what_is_read_is_checked_again(store: Store, document: bytes, said
     assert "specreason@2" in [v.reference for v in await one.newest("specreason", 9)]
 
 
+async def test_a_version_with_parameters_that_no_longer_exist_is_read(store: Store) -> None:
+    former = {"threshold": 7, "sure": None, "sure_at": 0.9, "probe": "", "probe_tokens": 16}
+    for number, params in ((1, former), (2, {**former, "sure": 2})):
+        document = json.dumps({**GOOD, "version": number, "params": params}).encode()
+        await commit(store, {}, {f"policy/specreason/{number}": document})
+    one = versions(store)
+    assert (await one.find("specreason@1")).policy == POLICIES["specreason"](threshold=7)
+    with pytest.raises(StoreError, match="sure"):  # it did something
+        await one.find("specreason@2")
+
+
 @pytest.mark.parametrize("pointer", [b"", b"\xff", b"specreason", b"specreason@0", b"a@1@2"])
 async def test_pointers_are_checked_when_read(pointer: bytes) -> None:
     store = MemoryStore()
