@@ -77,7 +77,6 @@ class PolicyRunner:
         self._drafts: dict[Segment, Generation] = {}
         self._idle = 0
         self._outgrown = False  # a context is full, and the policy did not catch that
-        self._rationed = False  # the action was limited to the rest of the spending caps
 
     def prefills(self) -> list[Generate]:
         """Return the first actions of every request: each worker reads the prompt."""
@@ -128,17 +127,12 @@ class PolicyRunner:
 
     def _affordable(self, action: Action[Any]) -> Action[Any]:
         """Return the action within the spending caps, or the policy's next one if it is beyond."""
-        self._rationed = False
         while self.transcript.is_open and self.spending.capped:
             try:
-                left = self.spending.left(self.response.totals())
-                allowed = self.spending.allow(action, left)
+                return self.spending.allow(action, self.spending.left(self.response.totals()))
             except Spent as error:
                 self._count_idle()
                 action = self._script.throw(error)
-            else:
-                self._rationed = allowed is not action
-                return allowed
         return action
 
     def on_result(self, item: PromptsRead | TextDelta | ActionCompleted) -> Iterator[Event]:
@@ -235,9 +229,6 @@ class PolicyRunner:
         """Accept the generation of a Write, whose text has been shown."""
         before, segment = self.transcript, made.segment
         allowed = self.budget.clip(before, write.criteria).max_tokens
-        if self._only_half(write, made, allowed):
-            self._reply = before
-            return
         # A segment may be short of what was generated: without half a character at its end, or
         # without the end that was given up for an answer. Then the context is not full.
         short = made.usage.generated < allowed or self._end.room.certain(before, allowed) < allowed
@@ -362,20 +353,6 @@ class PolicyRunner:
     @property
     def phase(self) -> Literal["thought", "answer"]:
         return "answer" if self.transcript.closed else "thought"
-
-    def _only_half(self, write: Write, made: Generation, allowed: int) -> bool:
-        """Return whether the large model's last tokens by the spending caps gave half a character.
-
-        Not if the context or the budget left no more tokens either: then the phase is over.
-        """
-        segment = made.segment
-        return (
-            self._rationed
-            and write.worker == "large"
-            and segment.finish == "length"
-            and not segment.tokens
-            and 0 < made.usage.generated == allowed < self.budget.left(self.transcript)
-        )
 
     def _count_idle(self) -> None:
         self._idle += 1

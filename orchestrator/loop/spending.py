@@ -22,6 +22,9 @@ from orchestrator.loop.events import Metrics
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Limits, TokenPrices
 
+LEAST_LEFT = 4
+"""The fewest tokens that a call may be limited to: they hold at least one whole character."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spending:
@@ -67,13 +70,13 @@ class Spending:
         """Return an action in the chain, limited to `left` tokens of the large model.
 
         Raises:
-            Spent: it calls the large model, and nothing is left.
+            Spent: it calls the large model, and less than `LEAST_LEFT` is left.
         """
         if left == inf or not isinstance(action, Generate | Write | Classify | Verify):
             return action
         if action.worker != "large":
             return action
-        if left < 1:
+        if left < LEAST_LEFT:
             if isinstance(action, Write) and not isinstance(action, Advise):
                 return Write("small", action.transcript, REST)
             raise Spent("what this request may spend on the large model is spent")

@@ -82,7 +82,7 @@ ENDS: list[tuple[str, dict[str, Any]]] = [
     # The small model goes on in mid-sentence where the large one has spent what it may.
     ("large-only", {"max_large_tokens": 7}),
     ("specreason", {"threshold": 9.5, "max_large_tokens": 13}),
-    ("bild", {"max_large_tokens": 2}),
+    ("bild", {"max_large_tokens": 6}),
 ]
 
 

@@ -230,13 +230,13 @@ def test_a_thought_that_goes_on_behind_its_budget_is_not_the_answer() -> None:
 
 
 def test_money_needs_prices(url: str) -> None:
-    body = {"model": "large-only", "policy": {"max_cost": 3e-5}}
+    body = {"model": "large-only", "policy": {"max_cost": 5e-5}}
     refused = post(url, body).json()["error"]
     assert (refused["param"], "names no prices" in refused["message"]) == ("policy.max_cost", True)
     with serving(service(prices=TokenPrices(small=1, large=10, prompt=0))) as priced:
         baton = post(priced, body).json()["baton"]
         steps = [(step["author"], step["tokens"]) for step in baton["steps"]]
-        assert steps == [("large", 3), ("small", 6)]
+        assert steps == [("large", 5), ("small", 4)]
         metrics = baton["metrics"]
         money = metrics["small_tokens"] * 1e-6 + metrics["large_tokens"] * 1e-5
         assert metrics["cost"] == pytest.approx(money)
