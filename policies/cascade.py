@@ -12,13 +12,14 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
+from orchestrator.loop.actions import Script
 from orchestrator.types import Segment, Transcript
-from policies.judge import Judging, expected_score, greedy_score
-from policies.steps import attempt, blank, logprobs_of, steps_written
+from policies.judge import expected_score, greedy_score
+from policies.specreason import SpecReason
+from policies.steps import attempt, blank, logprobs_of
 
 
-class Cascade(Judging):
+class Cascade(SpecReason):
     """The small model judges its drafts; the large one judges those of which it is unsure."""
 
     signal: Literal["logprob", "digit"] = Field(
@@ -32,7 +33,6 @@ class Cascade(Judging):
     reject_below: float = Field(
         default=0.0, ge=0, le=10, description="the small model's verdict that drops it at once"
     )
-    first_n: int = Field(default=0, ge=0, description="first steps that the large model writes")
 
     @field_validator("reject_below")
     @classmethod
@@ -41,17 +41,6 @@ class Cascade(Judging):
             raise ValueError("cannot be above accept_at")
         return value
 
-    def step(self, transcript: Transcript) -> Script[Transcript]:
-        """Add one more step: accepted by either judge, or the large model's."""
-        if steps_written(transcript) >= self.first_n:
-            draft = yield from attempt(Generate("small", transcript, self.criteria))
-            if draft is not None:
-                score, kept = yield from self.verdict(transcript, draft.segment)
-                if kept:
-                    return (yield from Accept(transcript, draft.segment, score))
-                yield from Reject(draft.segment, score)
-        return (yield from Write("large", transcript, self.criteria))
-
     def verdict(self, transcript: Transcript, draft: Segment) -> Script[tuple[float | None, bool]]:
         """Return the score of the model that decided, and whether the draft is kept."""
         own = None if blank(draft) else (yield from attempt(self.own_verdict(transcript, draft)))
@@ -59,8 +48,7 @@ class Cascade(Judging):
             return own, True
         if own is not None and own < self.reject_below:
             return own, False
-        score = yield from self.score(transcript, draft)
-        return score, score is not None and score >= self.threshold
+        return (yield from super().verdict(transcript, draft))
 
     def own_verdict(self, transcript: Transcript, draft: Segment) -> Script[float | None]:
         """Return the small model's score of its draft, from 0 to 9; None if it has no tokens."""

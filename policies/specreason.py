@@ -10,7 +10,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
-from orchestrator.types import Transcript
+from orchestrator.types import Segment, Transcript
 from policies.judge import Judging
 from policies.steps import attempt, steps_written
 
@@ -25,8 +25,13 @@ class SpecReason(Judging):
         if steps_written(transcript) >= self.first_n:
             draft = yield from attempt(Generate("small", transcript, self.criteria))
             if draft is not None:
-                score = yield from self.score(transcript, draft.segment)
-                if score is not None and score >= self.threshold:
+                score, kept = yield from self.verdict(transcript, draft.segment)
+                if kept:
                     return (yield from Accept(transcript, draft.segment, score))
                 yield from Reject(draft.segment, score)
         return (yield from Write("large", transcript, self.criteria))
+
+    def verdict(self, transcript: Transcript, draft: Segment) -> Script[tuple[float | None, bool]]:
+        """Return the score of a draft, and whether it is kept."""
+        score = yield from self.score(transcript, draft)
+        return score, score is not None and score >= self.threshold
