@@ -6,8 +6,8 @@ before them, and a short answer takes their place. So no text that was shown is 
 cap changes nothing if the uncapped output fits in it. There is one exception: the cap may shorten a
 draft that would have been rejected at full length.
 
-- `AnswerRoom` says where that end begins: a pure function of the transcript, so a replay gives up
-  the same text.
+- `Budget.held_from` says where that end begins. It depends on the request alone, so a replay gives
+  up the same text.
 - `HeldEnd` holds back the events of that end.
 - `generated` has a worker generate that end in a separate call, so it begins at a whole token.
 """
@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import StepCompleted, TextDelta
 from orchestrator.types import (
     ENDED,
@@ -35,42 +36,11 @@ GivenUp = tuple[Transcript, list[Segment]]
 Stream = AsyncGenerator[Delta | Generation, None]
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerRoom:
-    """The end of a thought that a cap may cut, to make room for an answer.
-
-    Attributes:
-        begins: the thought's tokens before that end; `thought` if nothing is held back.
-        thought: the cap on the thought's tokens.
-    """
-
-    begins: int
-    thought: int
-
-    def holds(self, transcript: Transcript) -> bool:
-        """Return whether the next token of the thought may be given up."""
-        return not transcript.closed and self.begins <= transcript.thought.tokens < self.thought
-
-    def overruns(self, transcript: Transcript, tokens: int) -> bool:
-        """Return whether `tokens` more reach the cap, with too little left for an answer."""
-        return (
-            not transcript.closed
-            and self.begins < self.thought
-            and transcript.thought.tokens + tokens >= self.thought
-        )
-
-    def certain(self, transcript: Transcript, tokens: int) -> int:
-        """Return how many of the next `tokens` tokens can never be given up."""
-        if not self.overruns(transcript, tokens):
-            return tokens
-        return max(0, self.begins - transcript.thought.tokens)
-
-
 @dataclass(slots=True)
 class HeldEnd:
     """The events that are held back, with their accepted drafts."""
 
-    room: AnswerRoom
+    budget: Budget
     events: list[Shown] = field(default_factory=list)
     drafts: list[Segment] = field(default_factory=list)
     start: Transcript | None = None
@@ -84,8 +54,8 @@ class HeldEnd:
         `draft` is what the action accepted. The steps of an end that is given up are rejected.
         """
         if not after.closed:
-            beyond = draft is not None and after.thought.tokens > self.room.begins
-            if not (self.room.holds(before) or beyond):
+            beyond = draft is not None and after.thought.tokens > self.budget.held_from
+            if not (self.budget.holds(before) or beyond):
                 return events, None
             self.hold(before, events, draft)
             return [], None
@@ -94,7 +64,7 @@ class HeldEnd:
         events = self.release() + events
         size = 0 if draft is None else len(draft.tokens)
         cut = not before.closed and after.forced and after.finish == "length"
-        if not cut or not (self.room.holds(before) or self.room.overruns(before, size)):
+        if not cut or not (self.budget.holds(before) or self.budget.overruns(before, size)):
             return events, None
         rejected: list[Shown] = [
             replace(event, step=replace(event.step, accepted=False))
@@ -117,7 +87,7 @@ class HeldEnd:
 
 
 async def generated(
-    room: AnswerRoom,
+    budget: Budget,
     transcript: Transcript,
     criteria: StopCriteria,
     generate: Callable[[Transcript, StopCriteria, bool], Stream],
@@ -126,7 +96,7 @@ async def generated(
 
     Tokens that may be given up are generated in a separate call, which is not streamed.
     """
-    certain = room.certain(transcript, criteria.max_tokens)
+    certain = budget.certain(transcript, criteria.max_tokens)
     first: Generation | None = None
     if certain or not criteria.max_tokens:
         call = generate(transcript, replace(criteria, max_tokens=certain), True)

@@ -5,8 +5,8 @@ bounds the accepted thought. Each end that a model writes counts as a token, as 
 `max_tokens` cuts the thought, its end is given up for a short answer (`answer_room.py`), and the
 request ends by "length". If a `budget` leaves the reserve for an answer, it closes the thought, and
 the answer ends as usual (SpecReason 5.1 measures accuracy under such a budget). Drafts and judge
-calls are not charged here: they count in `metrics`. `ending.py` says when a thought is closed
-before its cap.
+calls are not charged here: they count in `metrics`. A loop (`ending.py`) or the policy's
+`soft_budget` may close a thought before its cap.
 
 A model may continue its thought after such a close, and end it by itself. That text is neither an
 answer (`Transcript.reply` leaves it out) nor a thought: it counts in `total` alone, and the answer
@@ -15,57 +15,54 @@ follows it. All is a pure function of the transcript: a replay ends each phase a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
-from orchestrator.errors import InvalidRequest
-from orchestrator.loop.answer_room import AnswerRoom
-from orchestrator.loop.ending import BREAK, Ending
+from orchestrator.loop.ending import BREAK, ends_step, loops
+from orchestrator.loop.policy import Policy
 from orchestrator.types import ENDED, Limits, Segment, StopCriteria, Transcript
 
+AUTO = "auto"
+"""A policy's `closing` that stands for the words that the model's family knows."""
 NUDGE = Segment("policy", "Answer: ")
 """The beginning of an answer if a model ends its turn with a thought and no answer."""
 LEAST_CALL = 16
 """The fewest tokens of a call that a soft budget ends: they hold at least one whole character."""
 
 
-@dataclass(frozen=True, slots=True)
 class Budget:
-    """The caps of one request: `thought` tokens of thinking, `total` with the answer.
+    """The caps of one request, by its policy and its limits.
 
-    `reserve`: tokens at the end of a thought that are given up for an answer if `total` cuts it.
-    `nudges`: whether `NUDGE` may begin an answer. `ending`: what closes a thought before its cap.
+    Attributes:
+        thought: the most tokens of thinking.
+        total: the most tokens of thought and answer together.
+        reserve: tokens at the end of a thought that are given up for an answer if `total` cuts it.
+        held_from: the thought's tokens before that end; `thought` if nothing is given up.
+        words: what is written at the end of a thought that is closed by force, if anything.
     """
 
-    total: int
-    thought: int
-    stop: tuple[str, ...] = ()
-    reserve: int = 0
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    nudges: bool = True
-    ending: Ending = Ending()  # noqa: RUF009 it is frozen
-
-    @classmethod
-    def of(cls, limits: Limits, budget: int | None = None, reserve: int = 0) -> Budget:
-        """Return the caps of a request's `limits`, and a policy's `budget` and `answer_reserve`.
-
-        Raises:
-            InvalidRequest: a negative cap, or a budget below one token.
-        """
-        if limits.max_tokens < 0:
-            raise InvalidRequest("max_tokens must be at least 0", param="max_tokens")
-        if budget is not None and budget < 1:
-            raise InvalidRequest("budget must be at least 1", param="budget")
-        total = limits.max_tokens
-        thought = total if budget is None else min(budget, total)
-        reserve = 0 if limits.ignore_eos else min(reserve, total // 2)
+    def __init__(self, policy: Policy, limits: Limits) -> None:
+        self._limits = limits
+        self.total = limits.max_tokens
+        self.thought = min(policy.budget or self.total, self.total)
+        self.reserve = 0 if limits.ignore_eos else min(policy.answer_reserve, self.total // 2)
+        self.held_from = min(self.thought, self.total - self.reserve)
+        self.words = Segment("policy", policy.closing) if policy.closing else None
+        share = policy.soft_budget
+        self._soft = None if share is None else int(share * self.thought)
+        form = limits.constraint
         # A nudge would break a form that the answer must match. Tools leave the text free, unless a
         # model must call one, but then no turn ends without a call.
-        nudges = limits.constraint is None or limits.constraint.kind == "tools"
-        return cls(
-            total, thought, limits.stop, reserve, limits.ignore_eos, limits.min_tokens, nudges
-        )
+        self._nudges = form is None or form.kind == "tools"
+        # Whether the models share a chain that is the answer, so that a loop ends it too.
+        self._shared = len(policy.workers) > 1 and form is None
+        # Whether the request wants a length, not an answer: then no loop ends it.
+        self._may_loop = limits.ignore_eos or limits.min_tokens > 0
+
+    def know_words(self, known: str) -> None:
+        """Take the words that the model's family knows, if those are asked for."""
+        if self.words is not None and self.words.text == AUTO:
+            self.words = Segment("policy", known) if known else None
 
     def left(self, transcript: Transcript) -> int:
         """Return the tokens that the transcript's phase may still take."""
@@ -73,10 +70,41 @@ class Budget:
             return max(0, self.total - spent(transcript))
         return max(0, self.thought - transcript.thought.tokens)
 
-    @property
-    def room(self) -> AnswerRoom:
-        """The end of a thought that is given up for an answer if a cap cuts it."""
-        return AnswerRoom(min(self.thought, self.total - self.reserve), self.thought)
+    def holds(self, transcript: Transcript) -> bool:
+        """Return whether the next token of the thought may be given up."""
+        return not transcript.closed and self.held_from <= transcript.thought.tokens < self.thought
+
+    def overruns(self, transcript: Transcript, tokens: int) -> bool:
+        """Return whether `tokens` more reach the cap, with too little left for an answer."""
+        return (
+            not transcript.closed
+            and self.held_from < self.thought
+            and transcript.thought.tokens + tokens >= self.thought
+        )
+
+    def certain(self, transcript: Transcript, tokens: int) -> int:
+        """Return how many of the next `tokens` tokens can never be given up."""
+        if not self.overruns(transcript, tokens):
+            return tokens
+        return max(0, self.held_from - transcript.thought.tokens)
+
+    def watches(self, transcript: Transcript) -> bool:
+        """Return whether the chain is one that may end before its cap."""
+        return transcript.is_open and (transcript.thinking or self._shared)
+
+    def due(self, transcript: Transcript) -> bool:
+        """Return whether the chain ends after its last segment, by a loop or the soft budget."""
+        if not self.watches(transcript):
+            return False
+        if not self._may_loop and loops(transcript.chain, transcript.thinking):
+            return True
+        return self._is_late(transcript) and ends_step(transcript.chain)
+
+    def _is_late(self, transcript: Transcript) -> bool:
+        """Return whether a thought is beyond its soft budget."""
+        if self._soft is None or transcript.closed:
+            return False
+        return transcript.thought.tokens >= self._soft
 
     def clip(self, transcript: Transcript, criteria: StopCriteria) -> StopCriteria:
         """Return the criteria within what is left; in the answer with the caller's stop strings.
@@ -84,18 +112,18 @@ class Budget:
         A call that ends at no step ends at a soft budget; after that, every call ends at a step.
         """
         most, until = min(criteria.max_tokens, self.left(transcript)), criteria.until
-        ending = self.ending
-        if ending.is_late(transcript):
+        limits = self._limits
+        if self._is_late(transcript):
             until = tuple(dict.fromkeys((*until, BREAK)))
-        elif ending.soft is not None and not (until or transcript.closed):
-            most = min(most, max(ending.soft - transcript.thought.tokens, LEAST_CALL))
+        elif self._soft is not None and not (until or transcript.closed):
+            most = min(most, max(self._soft - transcript.thought.tokens, LEAST_CALL))
         return replace(
             criteria,
             max_tokens=max(0, most),
             until=until,
-            stop=(*criteria.stop, *self.stop) if transcript.closed else criteria.stop,
-            ignore_eos=self.ignore_eos,
-            min_tokens=max(0, self.min_tokens - spent(transcript)),
+            stop=(*criteria.stop, *limits.stop) if transcript.closed else criteria.stop,
+            ignore_eos=limits.ignore_eos,
+            min_tokens=max(0, limits.min_tokens - spent(transcript)),
         )
 
     def clip_advice(self, transcript: Transcript, criteria: StopCriteria) -> StopCriteria:
@@ -129,14 +157,14 @@ class Budget:
                 return replace(after, done=True, ends=ends)
             if exhausted or self.left(after) == 0:
                 return replace(after, done=True, finish="length")
-            return self.close(after, forced=True) if self.ending.due(after) else after
+            return self.close(after, forced=True) if self.due(after) else after
         if segment.finish in ENDED:
             # A model that ends its turn inside the thought has nothing more to think either.
             return self.close(after)
         if exhausted or self.left(after) == 0:
-            own = not exhausted and self.room.begins == self.thought < self.total
+            own = not exhausted and self.held_from == self.thought < self.total
             return self.close(after, forced=True, finish="stop" if own else "length")
-        return self.close(after, forced=True) if self.ending.due(after) else after
+        return self.close(after, forced=True) if self.due(after) else after
 
     def _thinks_on(self, transcript: Transcript, segment: Segment) -> bool:
         """Return whether the answer so far was a thought, which the model now ends by itself.
@@ -146,16 +174,16 @@ class Budget:
         """
         if (transcript.reply + segment.text).strip():
             return self.may_think_on(transcript)
-        return self.nudges and transcript.thinking and not transcript.reply_start
+        return self._nudges and transcript.thinking and not transcript.reply_start
 
     def may_think_on(self, transcript: Transcript) -> bool:
         """Return whether the answer so far may turn out to be a thought."""
-        return self.nudges and transcript.thinking and transcript.forced
+        return self._nudges and transcript.thinking and transcript.forced
 
     def _lacks_answer(self, transcript: Transcript, segment: Segment) -> bool:
         """Return whether a model that has thought ends its turn without an answer, too early."""
         return (
-            self.nudges
+            self._nudges
             and transcript.thinking
             and segment.finish != "stop"
             and not transcript.thought.is_blank
@@ -178,8 +206,8 @@ class Budget:
             return transcript
         if not transcript.thinking:
             return replace(transcript, forced=forced, done=True, finish="length")
-        if forced and finish == "stop" and self.ending.words is not None:
-            transcript = transcript.extend(self.ending.words)
+        if forced and finish == "stop" and self.words is not None:
+            transcript = transcript.extend(self.words)
         ends = transcript.ends + (not forced)
         closed = replace(transcript, closed=True, forced=forced, finish=finish, ends=ends)
         return closed if self.left(closed) else self.cut(closed)

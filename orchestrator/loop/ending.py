@@ -1,4 +1,4 @@
-"""How a thought ends before its cap: by a loop, or by a soft budget at the end of a step.
+"""What ends a thought before its cap: a loop, or the end of a step beyond a soft budget.
 
 All of it is a function of the accepted text, so it holds under every policy, and in a replay. The
 executor asks it while a text is streamed, so that a long generation ends in the middle too.
@@ -10,14 +10,10 @@ short text must repeat more often, since a table, a grid or a piece of code may 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import ceil
 
-from orchestrator.loop.policy import Policy
-from orchestrator.types import Limits, Segment, Segments, Transcript
+from orchestrator.types import Segments
 
-AUTO = "auto"
-"""A policy's `closing` that stands for the words that the model's family knows."""
 BREAK = "\n\n"
 """Ends a paragraph, which is a step of any policy."""
 MAX_PERIOD = 4
@@ -35,58 +31,6 @@ _SAMPLE = 32
 """Characters at the end of a text whose earlier places give the periods to try."""
 _PERIODS = 32
 """The most periods to try."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """When a chain ends before its cap.
-
-    Attributes:
-        soft: tokens of a thought after which the end of a step ends it; None: no such limit.
-        words: what is written at the end of a thought that is closed by force.
-        shared: whether the models share a chain that is the answer, so that a loop ends it too.
-        may_loop: whether no loop ends it: the request wants a length, not an answer.
-    """
-
-    soft: int | None = None
-    words: Segment | None = None
-    shared: bool = False
-    may_loop: bool = False
-
-    @classmethod
-    def of(cls, policy: Policy, limits: Limits, thought: int) -> Ending:
-        """Return how a policy ends a thought of at most `thought` tokens."""
-        share = policy.soft_budget
-        return cls(
-            None if share is None else int(share * thought),
-            Segment("policy", policy.closing) if policy.closing else None,
-            len(policy.workers) > 1 and limits.constraint is None,
-            limits.ignore_eos or limits.min_tokens > 0,
-        )
-
-    def with_words(self, known: str) -> Ending:
-        """Return this with the words that a family knows, if those are asked for."""
-        if self.words is None or self.words.text != AUTO:
-            return self
-        return replace(self, words=Segment("policy", known) if known else None)
-
-    def watches(self, transcript: Transcript) -> bool:
-        """Return whether the chain is one that may end before its cap."""
-        return transcript.is_open and (transcript.thinking or self.shared)
-
-    def due(self, transcript: Transcript) -> bool:
-        """Return whether the chain ends after its last segment."""
-        if not self.watches(transcript):
-            return False
-        if not self.may_loop and loops(transcript.chain, transcript.thinking):
-            return True
-        return self.is_late(transcript) and ends_step(transcript.chain)
-
-    def is_late(self, transcript: Transcript) -> bool:
-        """Return whether a thought is beyond its soft budget."""
-        if self.soft is None or transcript.closed:
-            return False
-        return transcript.thought.tokens >= self.soft
 
 
 def loops(chain: Segments, thinking: bool = True) -> bool:

@@ -172,9 +172,8 @@ class Executor:
             call = self._call_for(name, transcript)
             return self._workers[name].generate(call, criteria, sampling, stream=streams)
 
-        stream = generated(self._budget.room, transcript, criteria, generate)
-        ending = self._budget.ending
-        watched = ending.watches(transcript)
+        stream = generated(self._budget, transcript, criteria, generate)
+        watched = self._budget.watches(transcript)
         heard = self._listen(name)
         counted, ms = 0, 0.0
         answer: Any = None
@@ -205,7 +204,7 @@ class Executor:
                     if answer is None and (
                         self._stopped
                         or self._hurries(transcript)
-                        or (watched and ending.due(heard.after(transcript)))
+                        or (watched and self._budget.due(heard.after(transcript)))
                     ):
                         answer = heard.generation(ms)
         except (WorkerError, InvalidRequest) as error:

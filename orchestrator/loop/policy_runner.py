@@ -27,7 +27,6 @@ from orchestrator.loop.actions import (
 )
 from orchestrator.loop.answer_room import HeldEnd, Shown
 from orchestrator.loop.budget import NUDGE, Budget
-from orchestrator.loop.ending import Ending
 from orchestrator.loop.events import (
     ActionCompleted,
     Event,
@@ -61,9 +60,8 @@ class PolicyRunner:
         limits: Limits,
         response: ResponseAccumulator | None = None,
     ) -> None:
-        self.policy = policy
-        budget = Budget.of(limits, policy.budget, policy.answer_reserve)
-        self.budget = replace(budget, ending=Ending.of(policy, limits, budget.thought))
+        self.policy, self._limits = policy, limits
+        self.budget = Budget(policy, limits)
         self.spending = Spending.of(policy, limits)
         self.transcript = beginning(messages, limits)
         self.response = ResponseAccumulator() if response is None else response
@@ -71,8 +69,7 @@ class PolicyRunner:
         self._continues = self.transcript.closed and not self.transcript.begins_answer
         self._stops = StopStrings(limits.stop, begun=self._continues)
         self._held_tokens = 0  # of text that the stop strings hold back
-        self._end = HeldEnd(self.budget.room)
-        self._complete = limits.complete
+        self._end = HeldEnd(self.budget)
         self._reply: Any = None
         self._drafts: dict[Segment, Generation] = {}
         self._idle = 0
@@ -145,7 +142,7 @@ class PolicyRunner:
             yield from self._add_prefills(item.results)
         elif isinstance(item, ActionCompleted):
             yield from self._add_result(item)
-        elif self._end.room.holds(self.transcript):
+        elif self.budget.holds(self.transcript):
             self._end.hold(self.transcript, [item])
         else:
             yield from map(self.response.add, self._shown(item))
@@ -167,7 +164,7 @@ class PolicyRunner:
             )
         self.response.calls = next(iter(formats), None)
         known = next((answer.closing for answer in answers if answer.closing), "")
-        self.budget = replace(self.budget, ending=self.budget.ending.with_words(known))
+        self.budget.know_words(known)
         for result in prefilled:
             yield self.response.add(result)
             self._check_complete(result.answer)
@@ -231,7 +228,7 @@ class PolicyRunner:
         allowed = self.budget.clip(before, write.criteria).max_tokens
         # A segment may be short of what was generated: without half a character at its end, or
         # without the end that was given up for an answer. Then the context is not full.
-        short = made.usage.generated < allowed or self._end.room.certain(before, allowed) < allowed
+        short = made.usage.generated < allowed or self.budget.certain(before, allowed) < allowed
         if segment.text or segment.tokens:
             yield self._step(segment, made)
         yield from self._commit(segment, allowed if short else None)
@@ -265,7 +262,7 @@ class PolicyRunner:
             # From here on, the text is searched for a caller's stop strings again.
             if (rest := self._stops.end()).strip():
                 yield TextDelta(segment.author, self.phase, rest)
-            self._stops = StopStrings(self.budget.stop)
+            self._stops = StopStrings(self._limits.stop)
         if apart:
             yield TextDelta("policy", self.phase, APART)
         if nudged:
@@ -274,7 +271,7 @@ class PolicyRunner:
 
     def _last_words(self, after: Transcript) -> Iterator[Shown]:
         """Yield the words by which the budget ends a thought by force."""
-        words = self.budget.ending.words
+        words = self.budget.words
         if self.transcript.closed or words is None or not after.thought:
             return
         if after.thought[-1] is words:
@@ -303,7 +300,7 @@ class PolicyRunner:
         self._held_tokens += delta.tokens
         # Before `min_tokens` no stop string counts.
         written = sum(self.response.shown.values()) + self.transcript.ends
-        early |= written < self.budget.min_tokens
+        early |= written < self._limits.min_tokens
         if text := (self._stops.skip if early else self._stops.feed)(delta.text):
             tokens, self._held_tokens = self._held_tokens, 0
             yield replace(delta, text=text, tokens=tokens)
@@ -335,7 +332,7 @@ class PolicyRunner:
 
     def complete(self, total_ms: float) -> RequestCompleted:
         """Return the last event; `total_ms` is the request's wall time."""
-        response, last, stops = self.response, self.transcript.last, self.budget.stop
+        response, last, stops = self.response, self.transcript.last, self._limits.stop
         if self._stops.found or (last is not None and last.finish == "stop"):
             response.stopped_by = self._stops.found or (stops[0] if len(stops) == 1 else "")
         metrics = response.totals(total_ms)
@@ -374,7 +371,7 @@ class PolicyRunner:
 
     def _check_complete(self, answer: Any) -> None:
         """Raise a worker's failure if the request lets no policy work around it."""
-        if self._complete and isinstance(answer, WorkerError):
+        if self._limits.complete and isinstance(answer, WorkerError):
             raise answer
 
     def _made(self, segment: Segment) -> Generation | None:

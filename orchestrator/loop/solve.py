@@ -47,8 +47,8 @@ async def solve(
 
     Raises:
         ConfigError: a worker that the policy needs is not in `workers`.
-        InvalidRequest: a negative limit, a method that the worker does not offer, a `max_cost`
-            without prices; ContextLengthExceeded for too long a prompt.
+        InvalidRequest: a method that the worker does not offer, a `max_cost` without prices;
+            ContextLengthExceeded for too long a prompt.
         Unsupported: a worker cannot do what the policy needs.
         WorkerError: a worker failed and the policy did not catch it.
         DeadlineExceeded: `limits.deadline_s` seconds are over.

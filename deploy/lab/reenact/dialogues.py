@@ -53,8 +53,7 @@ class Answers:
 
     def __post_init__(self) -> None:
         asked = self.recording.request
-        reserve = asked.parameters.get("answer_reserve", 0)
-        budget = Budget.of(asked.limits, asked.parameters.get("budget"), reserve)
+        budget = Budget(build_policy(asked.policy, asked.parameters), asked.limits)
         for called in self.recording.calls():
             action: Any = called.action
             about: About

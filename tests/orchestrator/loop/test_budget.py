@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from orchestrator.errors import InvalidRequest
 from orchestrator.loop.actions import Script, Write
 from orchestrator.loop.budget import NUDGE, Budget, spent
 from orchestrator.loop.events import ActionCompleted
@@ -24,6 +24,7 @@ from orchestrator.types import (
     Transcript,
     Usage,
 )
+from policies.single import LargeOnly
 
 QUESTION = Transcript((Message("user", "2+2?"),))
 ANSWERING = replace(QUESTION, closed=True)
@@ -31,6 +32,11 @@ ANSWERING = replace(QUESTION, closed=True)
 
 def said(tokens: int, finish: Finish = "until") -> Segment:
     return Segment("small", "x" * tokens, tuple(range(tokens)), finish=finish)
+
+
+def caps(total: int = 100, thought: int | None = 40, reserve: int = 0, **limits: Any) -> Budget:
+    policy = LargeOnly(budget=thought, answer_reserve=reserve)
+    return Budget(policy, Limits(total, **limits))
 
 
 @pytest.mark.parametrize(
@@ -45,22 +51,12 @@ def said(tokens: int, finish: Finish = "until") -> Segment:
     ],
 )
 def test_caps(max_tokens: int, own: int | None, thought: int, reserve: int) -> None:
-    budget = Budget.of(Limits(max_tokens=max_tokens), own, reserve=64)
+    budget = caps(max_tokens, own, reserve=64)
     assert (budget.total, budget.thought, budget.reserve) == (max_tokens, thought, reserve)
 
 
-@pytest.mark.parametrize(
-    ("limits", "own", "param"),
-    [(Limits(max_tokens=-1), None, "max_tokens"), (Limits(), 0, "budget")],
-)
-def test_a_cap_too_small_is_refused_by_name(limits: Limits, own: int | None, param: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        Budget.of(limits, own)
-    assert caught.value.param == param
-
-
 def test_criteria_are_clipped_to_what_is_left() -> None:
-    budget = Budget(total=100, thought=40)
+    budget = caps()
     thinking = budget.commit(QUESTION, said(30))
     assert budget.clip(thinking, StopCriteria(512)).max_tokens == 10
     assert budget.clip(thinking, StopCriteria(5)).max_tokens == 5
@@ -70,29 +66,29 @@ def test_criteria_are_clipped_to_what_is_left() -> None:
 
 
 def test_the_callers_stop_strings_hold_in_the_answer_only() -> None:
-    budget = Budget.of(Limits(stop=("END",)))
+    budget = caps(stop=("END",))
     assert budget.clip(QUESTION, StopCriteria(9)).stop == ()
     assert budget.clip(ANSWERING, StopCriteria(9, stop=("a",))).stop == ("a", "END")
 
 
 @pytest.mark.parametrize("finish", ["think_end", "eos"])
 def test_a_model_that_ends_its_thought_closes_it(finish: Finish) -> None:
-    after = Budget(100, 40).commit(QUESTION, said(3, finish))
+    after = caps().commit(QUESTION, said(3, finish))
     assert (after.closed, after.forced, after.done) == (True, False, False)
 
 
 @pytest.mark.parametrize("finish", ["until", "stop", "length", "doubt"])
 def test_other_ends_go_on_thinking(finish: Finish) -> None:
-    assert not Budget(100, 40).commit(QUESTION, said(3, finish)).closed
+    assert not caps().commit(QUESTION, said(3, finish)).closed
 
 
 def test_the_thought_is_forced_shut_at_its_cap() -> None:
-    after = Budget(100, 40).commit(QUESTION, said(40, "length"))
+    after = caps().commit(QUESTION, said(40, "length"))
     assert (after.closed, after.forced, after.done) == (True, True, False)
 
 
 def test_a_model_that_closes_right_at_the_cap_was_not_forced() -> None:
-    assert not Budget(100, 40).commit(QUESTION, said(40, "think_end")).forced
+    assert not caps().commit(QUESTION, said(40, "think_end")).forced
 
 
 @pytest.mark.parametrize(
@@ -106,9 +102,9 @@ def test_a_model_that_closes_right_at_the_cap_was_not_forced() -> None:
     ],
 )
 def test_how_an_answer_ends(finish: Finish, done: bool, reason: str) -> None:
-    after = Budget(100, 40).commit(ANSWERING, said(3, finish), allowed=3)
+    after = caps().commit(ANSWERING, said(3, finish), allowed=3)
     assert (after.done, after.finish) == (done, reason)
-    cut = Budget(100, 40).commit(ANSWERING, said(100, "length"))
+    cut = caps().commit(ANSWERING, said(100, "length"))
     assert (cut.done, cut.finish) == (True, "length")
 
 
@@ -116,14 +112,14 @@ def test_how_an_answer_ends(finish: Finish, done: bool, reason: str) -> None:
     ("finish", "ends"), [("eos", 1), ("think_end", 1), ("stop", 0), ("length", 0)]
 )
 def test_an_end_counts_where_a_model_wrote_it(finish: Finish, ends: int) -> None:
-    budget = Budget(100, 40)
+    budget = caps()
     assert spent(budget.commit(ANSWERING, said(3, finish))) == 3 + ends
     forced = budget.close(QUESTION, forced=True, finish="length")
     assert spent(budget.commit(forced, said(3, finish))) == 3 + ends
 
 
 def test_a_thought_that_goes_on_behind_a_forced_close_is_no_answer() -> None:
-    budget = Budget(100, 40)
+    budget = caps()
     forced = budget.commit(QUESTION, said(40, "length"))
     after = budget.commit(forced, said(5, "think_end"))
     assert (after.done, after.closed, after.forced) == (False, True, True)
@@ -135,7 +131,7 @@ def test_a_thought_that_goes_on_behind_a_forced_close_is_no_answer() -> None:
 
 
 def test_a_thought_that_goes_on_is_held_to_max_tokens() -> None:
-    budget = Budget(50, 40)
+    budget = caps(50)
     forced = budget.commit(QUESTION, said(40, "length"))
     after = budget.commit(forced, said(9, "think_end"))
     assert (after.done, after.finish, spent(after)) == (True, "length", 50)
@@ -143,7 +139,7 @@ def test_a_thought_that_goes_on_is_held_to_max_tokens() -> None:
 
 @pytest.mark.parametrize("closed", [ANSWERING, replace(ANSWERING, forced=True)])
 def test_a_second_close_before_anything_else_leaves_the_answer_to_come(closed: Transcript) -> None:
-    budget = Budget(100, 40)
+    budget = caps()
     closed = replace(closed, thought=Segments([said(3)]))
     after = budget.commit(closed, said(0, "think_end"))
     assert (after.done, after.reply_start, after.reply) == (False, 1, "")
@@ -155,7 +151,7 @@ def test_a_second_close_before_anything_else_leaves_the_answer_to_come(closed: T
 
 @pytest.mark.parametrize("transcript", [QUESTION, ANSWERING])
 def test_a_length_short_of_what_was_allowed_is_a_full_context(transcript: Transcript) -> None:
-    budget = Budget(100, 40)
+    budget = caps()
     for segment, allowed in [(said(3, "length"), 20), (said(0, "length"), None)]:
         after = budget.commit(transcript, segment, allowed)
         assert after.closed
@@ -163,7 +159,7 @@ def test_a_length_short_of_what_was_allowed_is_a_full_context(transcript: Transc
 
 
 def test_nothing_left_to_answer_with_is_done() -> None:
-    after = Budget.of(Limits(max_tokens=1)).commit(QUESTION, said(1))
+    after = caps(1).commit(QUESTION, said(1))
     assert (after.closed, after.forced, after.done, after.finish) == (True, True, True, "length")
 
 
@@ -174,14 +170,14 @@ def test_nothing_left_to_answer_with_is_done() -> None:
 def test_an_answer_that_must_match_a_form_is_not_begun_for_the_model(
     constraint: Constraint | None, nudged: bool
 ) -> None:
-    budget = Budget.of(Limits(constraint=constraint))
+    budget = caps(constraint=constraint)
     thought = budget.commit(QUESTION, said(3, "think_end"))
     after = budget.commit(thought, said(0, "eos"))
     assert (after.last is NUDGE, after.done) == (nudged, not nudged)
 
 
 def test_empty_segments_leave_no_mark() -> None:
-    after = Budget(100, 40).commit(QUESTION, said(0, "think_end"))
+    after = caps().commit(QUESTION, said(0, "think_end"))
     assert after.closed
     assert after.thought == ()
 
@@ -216,15 +212,15 @@ def test_half_a_character_at_the_end_is_no_full_context(made: int, full: bool) -
 def test_the_end_of_a_thought_may_be_given_up(
     max_tokens: int, own: int | None, begins: int
 ) -> None:
-    budget = Budget.of(Limits(max_tokens=max_tokens), own, reserve=64)
-    assert budget.room.begins == begins
+    budget = caps(max_tokens, own, reserve=64)
+    assert budget.held_from == begins
     near = QUESTION.extend(said(begins - 1))
     at = QUESTION.extend(said(begins))
     left = budget.thought - begins
-    assert budget.room.certain(near, left + 1) == 1
-    assert budget.room.certain(at, left) == 0
-    assert budget.room.certain(budget.close(at), 5) == 5
-    assert budget.room.holds(at) is (left > 0)
-    assert not budget.room.holds(near)
-    assert budget.room.overruns(at, left) is (left > 0)
-    assert not budget.room.overruns(at, left - 1)
+    assert budget.certain(near, left + 1) == 1
+    assert budget.certain(at, left) == 0
+    assert budget.certain(budget.close(at), 5) == 5
+    assert budget.holds(at) is (left > 0)
+    assert not budget.holds(near)
+    assert budget.overruns(at, left) is (left > 0)
+    assert not budget.overruns(at, left - 1)
