@@ -36,7 +36,6 @@ BESIDE = {  # called beside the path, each for one thing
     "orchestrator/loop/policy.py",
     "orchestrator/loop/spending.py",
     "orchestrator/loop/stop_strings.py",
-    "orchestrator/loop/timeline.py",
     "orchestrator/persistent.py",
     "orchestrator/state/outbox.py",
     "orchestrator/telemetry/logs.py",

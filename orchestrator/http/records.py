@@ -11,8 +11,7 @@ from orchestrator.http.api import APIS
 from orchestrator.http.ask import Choice
 from orchestrator.http.body import Json
 from orchestrator.http.rendering import baton, usage
-from orchestrator.loop.accumulator import ResponseAccumulator
-from orchestrator.loop.timeline import CallSpan
+from orchestrator.loop.accumulator import CallSpan, ResponseAccumulator
 from orchestrator.types import Message
 
 OUTCOMES: Final = "outcomes"  # the store's stream of outcomes
@@ -56,7 +55,7 @@ def record(
         "brief": nothing,
         "question": _brief(choice.question),
         "steps": [step_json(response, index) for index in range(len(response.steps))],
-        "calls": [call_json(call) for call in response.timeline.calls],
+        "calls": [call_json(call) for call in response.call_spans],
         "reasoning_content": response.thought,
         "answer": response.answer,
         "finish_reason": response.finish_reason if status == "finished" else None,
@@ -69,7 +68,7 @@ def record(
 def step_json(response: ResponseAccumulator, index: int) -> Json:
     """Return a step with the time of its end, the indices of the calls that made it, and the
     origins of its tokens, if known."""
-    moment = response.timeline.steps[index]
+    moment = response.moments[index]
     made = {} if moment.provenance is None else {"provenance": asdict(moment.provenance)}
     when = {"at_ms": moment.at_ms, "calls": moment.calls}
     return {**asdict(response.steps[index]), **when, **made}

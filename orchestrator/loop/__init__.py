@@ -14,6 +14,5 @@ In reading order:
 - `spending`: any policy's caps on the large model in the thought.
 - `stop_strings`: a caller's stop strings in an answer of several segments.
 - `events`: the events of a running request.
-- `timeline`: the times of a request's calls and steps, and which calls made a step.
-- `accumulator`: sums the events up as text, steps and totals, for everything that reports.
+- `accumulator`: sums the events up as text, steps, calls and totals, for everything that reports.
 """

@@ -1,6 +1,7 @@
 """The one fold of a request's events, which rendering, metrics and spans read at any time.
 
-Events are not kept, since each has a transcript: memory grows only with the text.
+Events are not kept, since each has a transcript: memory grows only with the text. Times are in
+milliseconds from the request's start. A call is added when its result is read.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ from orchestrator.loop.events import (
     StepCompleted,
     TextDelta,
 )
-from orchestrator.loop.timeline import Timeline
 from orchestrator.types import (
+    Author,
     CallFormat,
     Classification,
+    Finish,
     Generation,
+    Provenance,
     Segment,
     Step,
     Usage,
@@ -44,6 +47,7 @@ from orchestrator.types import (
 )
 
 WORKERS: tuple[WorkerName, ...] = ("small", "large")
+CallKind = Literal["prefill", "draft", "write", "judge", "verify"]
 E = TypeVar("E", bound=Event)
 
 
@@ -56,12 +60,46 @@ class Failure:
     error: str  # as `error_kind` names it
 
 
+@dataclass(frozen=True, slots=True)
+class CallSpan:
+    """One call of a worker, which began at `at_ms` and took `ms`.
+
+    `probabilities` is a judge's distribution over its labels, `outside` the mass on all other
+    tokens, `surprise` the highest negative log-likelihood (natural log) of a token that was
+    verified. `error` is the kind of failure that ended it.
+    """
+
+    kind: CallKind
+    worker: WorkerName
+    at_ms: float
+    ms: float
+    tokens: int = 0
+    probabilities: tuple[float, ...] | None = None
+    outside: float | None = None
+    surprise: float | None = None
+    error: str | None = None
+    finish: Finish | None = None
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepMoment:
+    """When a step was complete, the indices of the calls that drafted and judged it, and the
+    provenance of its tokens. The first `calls_before` calls are its own or earlier steps'."""
+
+    at_ms: float
+    calls: tuple[int, ...]
+    calls_before: int
+    provenance: Provenance | None = None
+
+
 class ResponseAccumulator:
     """One request's response so far: its text, its steps, its totals and its times."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.timeline = Timeline()
+        self.moments: list[StepMoment] = []  # of the steps
+        self.call_spans: list[CallSpan] = []  # in the order of the results
         self.completed: RequestCompleted | None = None
         self.failures: list[Failure] = []  # of calls that workers did not answer
         self.missing: WorkerError | None = None  # why another worker wrote the rest of a text
@@ -92,6 +130,10 @@ class ResponseAccumulator:
         self._prompts: dict[str, Usage] = {}  # by worker: of the first call, which has no thought
         self._prefill = self._cached = self._passes = self._adopted = 0
         self._ms = {"small": 0.0, "large": 0.0, "classify": 0.0}
+        self._current: tuple[Action[Any], float] | None = None
+        self._completing = False  # the newest step: the next result is of the action that made it
+        self._read: dict[WorkerName, float] = {}  # the prefill's end, before which no call begins
+        self._about: dict[tuple[Author, str], list[int]] = {}  # calls by the text they concern
 
     def add(self, event: E) -> E:
         """Count one event, and return it."""
@@ -101,23 +143,24 @@ class ResponseAccumulator:
                 self.shown[event.phase] += event.tokens
                 if self.first_text_s is None:
                     self.first_text_s = self.elapsed_s
-            case StepCompleted(step):
+            case StepCompleted(step, provenance):
+                now_ms = self.elapsed_s * 1000
+                calls = tuple(self._about.pop((step.author, step.text), ()))
+                moment = StepMoment(round(now_ms, 1), calls, len(self.call_spans), provenance)
                 self.steps.append(step)
-                self.timeline.add_step(event, self.elapsed_s * 1000)
+                self.moments.append(moment)
+                self._completing = True
                 if step.accepted and self.first_step_ms is None:
-                    self.first_step_ms = self.elapsed_s * 1000
+                    self.first_step_ms = now_ms
             case ActionCompleted():
                 self._add_action(event)
-                self.timeline.add(event, self.elapsed_s * 1000)
             case RequestCompleted():
                 self.completed = event
         return event
 
     def add_scoring(self, action: Verify, scores: Verification, ms: float) -> None:
         """Count a pass over the prompt or the answer that its form asked for, not the policy."""
-        self._ms["classify"] += ms
-        self._add_judgement(action, scores)
-        self.timeline.add_call(action, scores, max(0.0, self.elapsed_s * 1000 - ms), ms)
+        self._add_call(action, scores, max(0.0, self.elapsed_s * 1000 - ms), ms)
         if self.completed is not None:  # its totals were made before
             total = self.completed.metrics.ms["total"] + ms
             self.completed = replace(self.completed, metrics=self.totals(total))
@@ -133,7 +176,15 @@ class ResponseAccumulator:
             if action is not None and not continued:
                 self._add_failure(worker, "generate", error)
                 self.missing = error
-        self.timeline.begin(action, self.elapsed_s * 1000)
+        self._current = None if action is None else (action, self.elapsed_s * 1000)
+
+    @property
+    def running(self) -> list[tuple[WorkerName, CallKind, float]]:
+        """The call that runs now: its worker, its kind, and its start in ms."""
+        match self._current:
+            case (Generate() | Write() | Classify() | Verify()) as action, since_ms:
+                return [(action.worker, _kind(action), since_ms)]
+        return []
 
     def give_up(self, draft: Segment) -> None:
         """Count an accepted draft as rejected: there was no room for it."""
@@ -229,27 +280,69 @@ class ResponseAccumulator:
         )
 
     def _add_action(self, event: ActionCompleted) -> None:
-        """Count one action and its result; a failed one cost time only."""
-        match event.action:
+        """Count one action and its result."""
+        action, since_ms = event.action, max(0.0, self.elapsed_s * 1000 - event.ms)
+        is_prefill = isinstance(action, Generate) and not action.criteria.max_tokens
+        if not is_prefill:  # those end while the first action runs
+            if self._current is not None and self._current[0] is action:
+                since_ms = self._current[1]
+            self._current = None
+        match action:
             case Accept(_, segment, score) if segment.author != "policy":
                 self._accepted += segment.author == "small"  # the large model's is not judged
                 self._scored += score is not None
                 self._kept[segment.author] += len(segment.tokens)
             case Reject(segment):
                 self._rejected += segment.author == "small"
-            case Classify() | Verify() as action:
-                self._ms["classify"] += event.ms
-                self._add_judgement(action, event.answer)
-            case Generate() | Write() as action:
-                self._ms[action.worker] += event.ms
-                self._add_generation(action, event.answer)
+            case Generate() | Write() | Classify() | Verify():
+                self._add_call(action, event.answer, since_ms, event.ms)
                 if event.failure is not None:
                     self._broke_off = action.worker, event.failure
+        if self._completing:
+            self.moments[-1] = replace(self.moments[-1], calls_before=len(self.call_spans))
+            self._completing = False
 
-    def _add_generation(self, action: Generate | Write, made: Generation | BaseException) -> None:
-        if isinstance(made, BaseException):
-            self._add_failure(action.worker, "generate", made)
-            return
+    def _add_call(
+        self, action: Generate | Write | Classify | Verify, result: Any, at_ms: float, ms: float
+    ) -> None:
+        """Count a call that began at `at_ms` and took `ms`; a failed one cost time only."""
+        worker, kind = action.worker, _kind(action)
+        judges = kind in ("judge", "verify")
+        self._ms["classify" if judges else worker] += ms
+        if kind == "prefill":
+            at_ms, self._read[worker] = 0.0, ms  # all workers read the prompt at the start
+        else:
+            at_ms = max(at_ms, self._read.get(worker, 0.0))
+        about: Segment | None = None
+        more: dict[str, Any] = {}
+        match action, result:
+            case _, BaseException():
+                more["error"] = type(result).__name__
+                self._add_failure(worker, "judge" if judges else "generate", result)
+            case Generate() | Write(), Generation(segment, usage):
+                about = segment if kind == "draft" else None
+                more["tokens"] = max(len(segment.tokens), usage.generated)
+                more["finish"] = segment.finish
+                self._add_generation(action, result)
+            case Classify(_, transcript), Classification():
+                about = transcript.last
+                more["probabilities"] = tuple(round(p, 4) for p in result.probabilities)
+                more["outside"] = round(result.outside, 4)
+                more["surprise"] = _surprise(result)
+            case Verify(_, _, segment), Verification():
+                about = segment
+                more["surprise"] = _surprise(result)
+        if not isinstance(result, BaseException):
+            more["usage"] = usage = result.usage
+            self._judged += judges
+            self._prefill += usage.prompt - usage.cached
+            self._cached += usage.cached
+            self._passes += usage.passes if worker == "large" else 0
+        if about is not None:
+            self._about.setdefault((about.author, about.text), []).append(len(self.call_spans))
+        self.call_spans.append(CallSpan(kind, worker, round(at_ms, 1), round(ms, 1), **more))
+
+    def _add_generation(self, action: Generate | Write, made: Generation) -> None:
         worker, transcript, tokens = action.worker, action.transcript, len(made.segment.tokens)
         self._generated[worker] += max(tokens, made.usage.generated)
         self._adopted += made.usage.adopted
@@ -264,26 +357,27 @@ class ResponseAccumulator:
         self.vocabulary = made.segment.tokenizer or self.vocabulary
         if not action.criteria.max_tokens or not (transcript.thought or transcript.answer):
             self._prompts.setdefault(worker, made.usage)
-        self._add_usage(worker, made.usage)
-
-    def _add_judgement(
-        self, action: Classify | Verify, result: Classification | Verification | BaseException
-    ) -> None:
-        if isinstance(result, BaseException):
-            self._add_failure(action.worker, "judge", result)
-        else:
-            self._judged += 1
-            self._add_usage(action.worker, result.usage)
 
     def _add_failure(self, worker: WorkerName, call: str, error: BaseException) -> None:
         if isinstance(error, WorkerError):
             self.failures.append(Failure(worker, call, error_kind(error)))
 
-    def _add_usage(self, worker: WorkerName, usage: Usage) -> None:
-        self._prefill += usage.prompt - usage.cached
-        self._cached += usage.cached
-        if worker == "large":
-            self._passes += usage.passes
+
+def _kind(action: Generate | Write | Classify | Verify) -> CallKind:
+    match action:
+        case Generate():
+            return "draft" if action.criteria.max_tokens else "prefill"
+        case Write():
+            return "write"
+        case Classify():
+            return "judge"
+        case Verify():
+            return "verify"
+
+
+def _surprise(result: Classification | Verification) -> float | None:
+    ending = () if result.ending is None else (result.ending,)
+    return max((round(value, 4) for value in (*(result.nll or ()), *ending)), default=None)
 
 
 def error_kind(error: BaseException) -> str:

@@ -22,9 +22,8 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.accumulator import CallKind, CallSpan, ResponseAccumulator, StepMoment
 from orchestrator.loop.budget import spent
-from orchestrator.loop.timeline import CallKind, CallSpan, StepMoment
 from orchestrator.types import Step
 
 NAMES: Final[Mapping[CallKind, str]] = {
@@ -54,7 +53,7 @@ class Spans:
         are made when it ends.
         """
         name = f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}"
-        # When the clock of the response's timeline began.
+        # When the response's clock began.
         began = time_ns() - int(response.elapsed_s * 1e9)
         span = self._tracer.start_span(name, _W3C.extract(headers), SpanKind.SERVER, attributes)
         error: BaseException | None = None
@@ -93,11 +92,11 @@ class _Inside:
 
     def add(self, response: ResponseAccumulator) -> None:
         """Make the spans of all steps and calls."""
-        timeline, first = response.timeline, 0
-        for step, moment in zip(response.steps, timeline.steps, strict=True):
-            self._add_step(timeline.calls[first : moment.calls_before], step, moment)
+        calls, first = response.call_spans, 0
+        for step, moment in zip(response.steps, response.moments, strict=True):
+            self._add_step(calls[first : moment.calls_before], step, moment)
             first = moment.calls_before
-        rest = timeline.calls[first:]
+        rest = calls[first:]
         if response.completed is None:
             self._add_step(rest)  # the step that was not complete
         else:

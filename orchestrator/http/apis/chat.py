@@ -446,11 +446,9 @@ class StreamEvents:
 
     def more(self, events: Sequence[Event]) -> Json | None:
         """Return these events as JSON; calls come first, since steps name them by index."""
-        timeline = self._response.timeline
-        shown: list[Json] = [
-            {"type": "call", **call_json(c)} for c in timeline.calls[self._calls :]
-        ]
-        self._calls = len(timeline.calls)
+        calls = self._response.call_spans
+        shown: list[Json] = [{"type": "call", **call_json(c)} for c in calls[self._calls :]]
+        self._calls = len(calls)
         for event in events:
             if isinstance(event, TextDelta):
                 shown.append({"type": "text", **asdict(event)})
@@ -461,7 +459,7 @@ class StreamEvents:
             return None
         running = [
             {"worker": worker, "kind": kind, "since_ms": round(since, 1)}
-            for worker, kind, since in timeline.running
+            for worker, kind, since in self._response.running
         ]
         return {
             "ms": round(self._response.elapsed_s * 1000, 1),
