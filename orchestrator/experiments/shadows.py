@@ -20,7 +20,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter
 
 from orchestrator.answers.equality import agree
-from orchestrator.background import Background, stop
+from orchestrator.background import Background, deadline, stop
 from orchestrator.errors import BatonError, describe
 from orchestrator.experiments.outcome_log import Outcome
 from orchestrator.loop.accumulator import ResponseAccumulator
@@ -116,8 +116,9 @@ class ShadowRunner(Background):
     async def _answer(self, job: _ShadowJob) -> Outcome:
         response = ResponseAccumulator()
         common: dict[str, Any] = {"trace_id": job.request.asked.id, "arm": job.arm, "shadow": True}
+        answering = self._solve(job.policy, job.request)
         try:
-            async with aclosing(self._solve(job.policy, job.request)) as events:
+            async with deadline(job.request.asked.limits.deadline_s), aclosing(answering) as events:
                 async for event in events:
                     response.add(event)
         except BatonError as error:

@@ -24,7 +24,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from orchestrator.background import stop
+from orchestrator.background import deadline, stop
 from orchestrator.errors import InvalidRequest, Unsupported, WorkerError, describe
 from orchestrator.experiments.outcome_log import Status
 from orchestrator.experiments.shadows import ShadowRequest
@@ -46,7 +46,6 @@ from orchestrator.http.service import Service
 from orchestrator.http.tools.answer_reader import calls_at_end, calls_of
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event, RequestCompleted
-from orchestrator.loop.executor import deadline
 from orchestrator.loop.request import Hurry, Request
 from orchestrator.loop.solve import solve
 from orchestrator.telemetry.logs import about
@@ -135,6 +134,8 @@ class Answer:
         self.response.find_calls = partial(calls_at_end, choice, self.response)
         self.encoder = choice.ask.encoder(choice, self.response)
         self._recorded = self._exposed = False
+        # Now: the deadline includes the wait until the first answer has read the prompt.
+        self._began_at = asyncio.get_running_loop().time()
         self._request = Request(
             choice.trace_id,
             choice.messages,
@@ -143,8 +144,6 @@ class Answer:
             choice.plan.speculation,
             choice.owner,
             choice.affinity,
-            # Now: the deadline includes the wait until the first answer has read the prompt.
-            asyncio.get_running_loop().time(),
             service.settings.remarks,
             hurry,
         )
@@ -161,10 +160,10 @@ class Answer:
             if service.spans is not None:
                 headers, attributes = choice.incoming.headers, choice.span_attributes
                 observers.enter_context(service.spans.request(headers, attributes, response))
-            events = solve(plan.policy, self._request, workers, response)
             begun = prompt_read = False
-            within_deadline = deadline(choice.ask.limits.deadline_s, self._request.began_at)
-            async with aclosing(events):
+            answering = solve(plan.policy, self._request, workers, response)
+            seconds = choice.ask.limits.deadline_s
+            async with deadline(seconds, self._began_at), aclosing(answering) as events:
                 async for event in events:
                     if not prompt_read and (tokens := response.prompt.prompt):
                         prompt_read = True
@@ -172,12 +171,10 @@ class Answer:
                             self._place.prompt += tokens - estimated_tokens(choice.messages)
                     if not begun:
                         begun = True
-                        async with within_deadline():
-                            await self.encoder.before(workers)
+                        await self.encoder.before(workers)
                     if isinstance(event, RequestCompleted):
                         response.called = bool(calls_of(choice, response))
-                        async with within_deadline():
-                            await self.encoder.after(workers)
+                        await self.encoder.after(workers)
                     yield event
 
     def record(self, status: Status, error: Json | None = None) -> None:
@@ -196,7 +193,7 @@ class Answer:
             own = f"{OUTCOMES_OF}{incoming.key}"
             shared.outbox.event(own, ended.model_dump(), keep=OUTCOMES_OF_KEPT)
         if enrollment is not None and self._exposed:
-            asked = replace(self._request, speculation=None, session="", began_at=None, hurry=None)
+            asked = replace(self._request, speculation=None, session="", hurry=None)
             again = ShadowRequest(asked, response.answer)
             shared.recorder.outcome(enrollment, ended, again)
 

@@ -6,7 +6,7 @@ In reading order:
 - `actions`: what a policy may yield, each action typed by its result.
 - `request`: the request that the loop answers.
 - `solve`: THE STEP LOOP.
-- `executor`: carries actions out: the calls to workers, the deadline.
+- `executor`: carries actions out: the calls to workers.
 - `policy_runner`: runs a policy without I/O: its generator, the transcript, the events.
 - `budget`: a request's caps on tokens, and how an accepted segment ends a phase.
 - `ending`: how a thought ends before its cap: loops, a soft budget.

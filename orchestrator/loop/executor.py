@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from time import perf_counter
@@ -19,7 +19,6 @@ from orchestrator.background import stop
 from orchestrator.errors import (
     ContextLengthExceeded,
     Contradiction,
-    DeadlineExceeded,
     InvalidRequest,
     Overloaded,
     Unsupported,
@@ -52,7 +51,6 @@ class Executor:
         self, workers: Mapping[WorkerName, Worker], request: Request, budget: Budget
     ) -> None:
         self._workers, self._request, self._budget = workers, request, budget
-        self._within_deadline = deadline(request.limits.deadline_s, request.began_at)
         self._prefills: dict[Generate, asyncio.Task[ActionCompleted]] = {}
         self._calls = 0
         self._drawn: dict[WorkerName, tuple[Transcript, int]] = {}  # by worker: its last text, seed
@@ -75,12 +73,11 @@ class Executor:
         tasks = set(self._prefills.values())
         failures: list[WorkerError] = []
         thinks = False
-        async with self._within_deadline():
-            while tasks and not thinks:
-                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                answers = [task.result().answer for task in done]
-                failures += [one for one in answers if isinstance(one, WorkerError)]
-                thinks = any(isinstance(one, Generation) and one.thinks for one in answers)
+        while tasks and not thinks:
+            done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            answers = [task.result().answer for task in done]
+            failures += [one for one in answers if isinstance(one, WorkerError)]
+            thinks = any(isinstance(one, Generation) and one.thinks for one in answers)
         if failures and len(failures) == len(actions):
             raise min(failures, key=lambda one: one.worker or "")  # whichever was first
         return thinks
@@ -94,8 +91,7 @@ class Executor:
         if not self._prefills:
             return []
         tasks = list(self._prefills.values())
-        async with self._within_deadline():
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
             task.result()
         self._prefills = {}
@@ -132,8 +128,7 @@ class Executor:
         if not isinstance(action, Generate | Write | Classify | Verify):
             yield ActionCompleted(action, None, 0.0)  # the PolicyRunner does the rest
             return
-        async with self._within_deadline():
-            await self._prefill_of(action.worker)
+        await self._prefill_of(action.worker)
         if isinstance(action, Write):
             async with aclosing(self._write(action)) as items:
                 async for item in items:
@@ -141,8 +136,7 @@ class Executor:
             return
         began = perf_counter()
         try:
-            async with self._within_deadline():
-                answer = await self._unless_hurried(action, self._seed_of(action))
+            answer = await self._unless_hurried(action, self._seed_of(action))
         except (WorkerError, InvalidRequest) as error:
             answer = error
         if answer is None:
@@ -175,45 +169,41 @@ class Executor:
         stream = generated(self._budget, transcript, criteria, generate)
         watched = self._budget.watches(transcript)
         heard = self._listen(name)
-        counted, ms = 0, 0.0
+        counted, began = 0, perf_counter()
         answer: Any = None
         failure: WorkerError | None = None
 
         try:
-            while answer is None:
-                began = perf_counter()  # without the time of a slow reader
-                try:
-                    async with self._within_deadline():
-                        with _of(name):
-                            item = await anext(stream, None)
-                finally:
-                    ms += (perf_counter() - began) * 1000
-                if item is None:
-                    raise WorkerUnavailable(f"the {name} worker's stream broke off")
-                if isinstance(item, Generation):
-                    text, answer = item.segment.text[len(heard.text) :], item
-                    self._drawn[name] = transcript.extend(item.segment), seed
-                    heard.tokens = [*item.segment.tokens]
-                    heard.text += text
+            with _of(name):
+                async for item in stream:
+                    if isinstance(item, Generation):
+                        text, answer = item.segment.text[len(heard.text) :], item
+                        self._drawn[name] = transcript.extend(item.segment), seed
+                        heard.tokens = [*item.segment.tokens]
+                        heard.text += text
+                    else:
+                        text = item.text
+                        heard.add(item)
+                    if text:
+                        yield TextDelta(name, phase, text, len(heard.tokens) - counted)
+                        counted = len(heard.tokens)
+                        if answer is None and (
+                            self._stopped
+                            or self._hurries(transcript)
+                            or (watched and self._budget.due(heard.after(transcript)))
+                        ):
+                            answer = heard.generation((perf_counter() - began) * 1000)
+                    if answer is not None:
+                        break
                 else:
-                    text = item.text
-                    heard.add(item)
-                if text:
-                    yield TextDelta(name, phase, text, len(heard.tokens) - counted)
-                    counted = len(heard.tokens)
-                    if answer is None and (
-                        self._stopped
-                        or self._hurries(transcript)
-                        or (watched and self._budget.due(heard.after(transcript)))
-                    ):
-                        answer = heard.generation(ms)
+                    raise WorkerUnavailable(f"the {name} worker's stream broke off")
         except (WorkerError, InvalidRequest) as error:
             if heard.text and isinstance(error, Contradiction):
                 raise  # the text that was shown may be wrong, so nothing follows it
             answer = error
             if heard.text and isinstance(error, WorkerError | ContextLengthExceeded):
                 log.warning("request %s: %s worker: %s", self._request.id, name, error)
-                answer = heard.generation(ms)
+                answer = heard.generation((perf_counter() - began) * 1000)
                 if isinstance(error, WorkerError) and len(heard.tokens) < criteria.max_tokens:
                     failure = error
                 if phase == "answer":
@@ -223,7 +213,7 @@ class Executor:
                 answer = self._broke_off
         finally:
             await stream.aclose()
-        yield ActionCompleted(action, answer, ms, failure)
+        yield ActionCompleted(action, answer, (perf_counter() - began) * 1000, failure)
 
     async def _prefill(self, action: Generate) -> ActionCompleted:
         began = perf_counter()
@@ -330,29 +320,6 @@ class _Heard:
         known = tuple(self.logprobs) if len(self.logprobs) == len(self.tokens) else ()
         segment = Segment(self.worker, self.text, tuple(self.tokens), known, self.tokenizer)
         return Generation(segment, Usage(generated=len(self.tokens)), ms)
-
-
-def deadline(
-    seconds: float | None, began_at: float | None = None
-) -> Callable[[], AbstractAsyncContextManager[None]]:
-    """Return a function that makes blocks, which all raise `DeadlineExceeded` at the same time.
-
-    That is `seconds` after `began_at`, a time of the event loop (None: now); None seconds: never.
-    """
-    began_at = asyncio.get_running_loop().time() if began_at is None else began_at
-    until = None if seconds is None else began_at + seconds
-
-    @asynccontextmanager
-    async def block() -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout_at(until) as timeout:
-                yield
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            raise DeadlineExceeded(f"no answer within {seconds:g} s") from None
-
-    return block
 
 
 @contextmanager

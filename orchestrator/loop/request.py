@@ -43,9 +43,9 @@ class Request:
     Logs, traces and every call have the `id`. `speculation` names the large worker's token-level
     method, of which no policy knows; None: the worker's default. Workers share cached prefixes
     within one `owner`. Requests of one `session` prefer one replica of each worker.
-    `limits.deadline_s` counts from `began_at`, a time of the event loop; None: from now. An answer
-    that `remarks` has is followed by its remark, by the author `policy`. Once `hurry` is set, the
-    thought ends, and the answer follows.
+    The reader of the loop's events keeps `limits.deadline_s`. An answer that `remarks` has is
+    followed by its remark, by the author `policy`. Once `hurry` is set, the thought ends, and the
+    answer follows.
     """
 
     id: str
@@ -55,6 +55,5 @@ class Request:
     speculation: str | None = None
     owner: str = ""
     session: str = ""
-    began_at: float | None = None
     remarks: Mapping[str, str] = field(default_factory=dict)
     hurry: Hurry | None = None

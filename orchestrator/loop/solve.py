@@ -8,7 +8,7 @@ policy decides which worker drafts, and which verifies and how. Four objects sha
 - `Budget` charges accepted tokens to the request: `clip` before a generation, `commit` after an
   accepted segment, which also decides whether the phase has ended.
 - `Spending` caps the large model's tokens and cost in the thought.
-- `Executor` alone calls workers. It streams the text of a `Write`, and keeps the deadline.
+- `Executor` alone calls workers. It streams the text of a `Write`.
 
 Both workers prefill the prompt first. The policy's first action runs beside the longer prefill, and
 its events come after both (`PromptsRead`).
@@ -51,7 +51,6 @@ async def solve(
             ContextLengthExceeded for too long a prompt.
         Unsupported: a worker cannot do what the policy needs.
         WorkerError: a worker failed and the policy did not catch it.
-        DeadlineExceeded: `limits.deadline_s` seconds are over.
     """
     missing = sorted(policy.called - workers.keys())
     if missing:

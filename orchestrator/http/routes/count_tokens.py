@@ -8,13 +8,13 @@ from contextlib import aclosing
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
+from orchestrator.background import deadline
 from orchestrator.http.api import MESSAGES
 from orchestrator.http.apis.messages import CountRequest, TokenCount, parse_count
 from orchestrator.http.ask import Ask, Incoming
 from orchestrator.http.body import json_body
 from orchestrator.http.routes.openapi import TEXT_ERRORS, described
 from orchestrator.http.service import Service
-from orchestrator.loop.executor import deadline
 from orchestrator.loop.policy_runner import beginning
 from orchestrator.types import Generation, StopCriteria
 from orchestrator.worker import Call
@@ -44,8 +44,7 @@ async def _count(service: Service, ask: Ask, incoming: Incoming) -> int:
         made = service.pools.workers[name].generate(
             call, StopCriteria(0), choice.sampling, stream=False
         )
-        began = asyncio.get_running_loop().time()
-        async with deadline(ask.limits.deadline_s, began)(), aclosing(made) as items:
+        async with deadline(ask.limits.deadline_s), aclosing(made) as items:
             async for item in items:
                 if isinstance(item, Generation):
                     return item.usage.prompt

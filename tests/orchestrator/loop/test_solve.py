@@ -14,7 +14,6 @@ from orchestrator.errors import (
     BatonError,
     ConfigError,
     ContextLengthExceeded,
-    DeadlineExceeded,
     Overloaded,
     Unsupported,
     WorkerError,
@@ -527,17 +526,6 @@ async def test_no_room_or_no_worker() -> None:
         await run(SpecReason(), {"small": full, "large": Scripted(story=LARGE)})
     with pytest.raises(ConfigError, match="large"):
         await run(SpecReason(), {"small": Scripted()})
-
-
-@pytest.mark.parametrize("policy", [LargeOnly(), SpecReason()])
-async def test_the_deadline(policy: Policy) -> None:
-    workers: Workers = {
-        "small": Scripted(story=SMALL, delay=0.02),
-        "large": Scripted(story=LARGE, delay=0.02),
-    }
-    with pytest.raises(DeadlineExceeded):
-        await run(policy, workers, limits=Limits(deadline_s=0.05))
-    assert [worker.live for worker in workers.values()] == [0, 0]
 
 
 async def test_policies_that_break_the_rules() -> None:

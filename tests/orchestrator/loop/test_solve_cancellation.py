@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 
+from orchestrator.background import deadline
+from orchestrator.errors import DeadlineExceeded
 from orchestrator.loop.actions import Action, Generate, Script, Write
 from orchestrator.loop.events import TextDelta
 from orchestrator.loop.policy import Policy
 from orchestrator.types import StopCriteria, Transcript
-from tests.orchestrator.loop.solving import pair, start
+from policies.single import LargeOnly
+from policies.specreason import SpecReason
+from tests.orchestrator.loop.solving import LARGE, SMALL, heard, pair, start
 from tests.orchestrator.waiting import until
+from tests.workers.scripted import Scripted
 
 
 def calling(action: type[Generate | Write], closed: list[bool]) -> Policy:
@@ -63,3 +68,12 @@ async def test_cancelling_the_reader_leaves_nothing_running(
     assert [worker.live for worker in workers.values()] == [0, 0]
     assert len(asyncio.all_tasks()) == before
     assert closed == [True]
+
+
+@pytest.mark.parametrize("policy", [LargeOnly(), SpecReason()])
+async def test_a_deadline_leaves_nothing_running(policy: Policy) -> None:
+    small, large = (Scripted(story=story, delay=0.02) for story in (SMALL, LARGE))
+    with pytest.raises(DeadlineExceeded):
+        async with deadline(0.05):
+            await heard(policy, {"small": small, "large": large})
+    assert [small.live, large.live] == [0, 0]
