@@ -55,8 +55,7 @@ from workers.vllm.requests import (
     prompt_scores,
     request_parameters,
 )
-from workers.vllm.running import Cost, Output, Running
-from workers.vllm.scheduler import Drafts
+from workers.vllm.running import Cost, Running
 from workers.vllm.token_ends import TokenEnds
 
 ASKED = ("temperature", "top_p", "top_k", "seed", "max_tokens", "min_tokens")
@@ -149,14 +148,12 @@ class VllmBackend:
                     await running.close()
         elif text.criteria.max_tokens == 0 and len(ids) < self.context:
             await self._answer(ids, request_parameters(Sampling(), max_tokens=1), WRITER, cost)
-        adopted, drafts = min(cost.found, text.generated), cost.drafts
+        adopted = min(cost.found, text.generated)
         self._counts["adopted_tokens"] += adopted
         yield Generation(
             text.segment(finish or "length"),
             replace(cost.usage(), generated=text.generated, adopted=adopted),
-            provenance=None
-            if drafts is None
-            else text.counted(drafts.drafted_at, drafts.accepted_at),
+            provenance=cost.provenance(text),
         )
 
     def _push(self, text: Continuation, token: int, logprobs: Mapping[int, float]) -> Finish | None:
@@ -325,7 +322,7 @@ class VllmBackend:
 
     async def _outputs(
         self, ids: Sequence[int], parameters: SamplingParams, priority: int, owner: str
-    ) -> AsyncGenerator[Output, None]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Send one request; closing the iterator aborts it within one step."""
         if self._closed:
             raise WorkerUnavailable("the engine has stopped")
@@ -335,8 +332,9 @@ class VllmBackend:
         cached = 0
         try:
             prompt = tokens_input(list(ids), cache_salt=owner or None)
-            name = secrets.token_hex(8)
-            outputs = self.engine.generate(prompt, parameters, name, priority=priority)
+            outputs = self.engine.generate(
+                prompt, parameters, secrets.token_hex(8), priority=priority
+            )
             async with aclosing(outputs):
                 async for output in outputs:
                     if output.finished:  # closed before its own end, vLLM would abort it
@@ -344,7 +342,7 @@ class VllmBackend:
                     made = len(output.outputs[0].token_ids)
                     cached = output.num_cached_tokens or 0
                     self._counts["generated_tokens"] += made
-                    yield output, Drafts.told(self._carried(name, output))
+                    yield output
         except EngineDeadError as error:
             raise WorkerUnavailable("vLLM's engine process has died") from error
         except (QueueOverflowError, MaxQueuedTokensError) as error:
@@ -362,22 +360,14 @@ class VllmBackend:
             self._counts["prompt_tokens"] += len(ids)
             self._counts["cached_tokens"] += cached
 
-    def _carried(self, name: str, output: RequestOutput) -> Any:
-        """Return what our scheduler put into an output; vLLM shows only a request's last."""
-        processor = self.engine.output_processor
-        for own in processor.external_req_ids.get(name, ()):
-            if (state := processor.request_states.get(own)) is not None:
-                return state.spec_decode_metrics
-        return output.outputs[0].spec_decode_metrics
-
     async def _answer(
         self, ids: Sequence[int], parameters: SamplingParams, priority: int, cost: Cost
     ) -> RequestOutput:
         """Return the one output of a request of one token."""
         await self._ahead.end()
         async with aclosing(self._outputs(ids, parameters, priority, cost.owner)) as outputs:
-            async for output, drafts in outputs:
-                cost.record(output, drafts)
+            async for output in outputs:
+                cost.record(output)
                 return output
         raise WorkerUnavailable("vLLM gave no answer")
 

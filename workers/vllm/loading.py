@@ -173,6 +173,7 @@ def _engine_arguments(
         arguments |= capture_sizes(rows, drafts, options["engine_args"])
     if speculation:
         arguments["speculative_config"] = dict(speculation)
+        arguments["per_request_spec_decode_metrics"] = "detailed"
     return arguments
 
 

@@ -3,41 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from vllm.outputs import RequestOutput
 
-from orchestrator.types import Sampling, Usage
+from orchestrator.types import Provenance, Sampling, Usage
+from workers.text.continuation import Continuation
 from workers.vllm.requests import made_tokens
-from workers.vllm.scheduler import Drafts
-
-Output = tuple[RequestOutput, Drafts | None]
 
 
 class Cost:
     """What one call costs, over all its requests.
 
     What was cached is what its first request found: later look-ups find what that has read. A call
-    may adopt its first request; `found` are the tokens that were made before it came.
+    may adopt its first request; `found` are the tokens that were made before it came. vLLM counts
+    the drafts of a request in its last output.
     """
 
     def __init__(self, prompt: int, owner: str = "") -> None:
         self.prompt, self.cached, self.generated, self.passes = prompt, 0, 0, 0
         self.owner, self.adopts, self.found = owner, False, 0
-        self.drafts: Drafts | None = None
+        self._places, self._drafted, self._accepted = 0, list[int](), list[int]()
 
-    def record(self, output: RequestOutput, drafts: Drafts | None) -> None:
+    def record(self, output: RequestOutput) -> None:
         """Count an output."""
+        (made,) = output.outputs
         if not (self.passes or self.adopts):
             self.cached = output.num_cached_tokens or 0
-        self.generated += len(output.outputs[0].token_ids)
+        self.generated += len(made.token_ids)
         self.passes += 1
-        self.drafts = drafts or self.drafts
+        if (drafts := made.spec_decode_metrics) is not None:
+            self._places = drafts.num_spec_tokens
+            self._drafted += drafts.per_step_drafted
+            self._accepted += drafts.per_step_accepted
 
     def usage(self) -> Usage:
         return Usage(self.prompt, self.cached, self.generated, self.passes)
+
+    def provenance(self, text: Continuation) -> Provenance | None:
+        """Return that of the call's text, if something was drafted for it."""
+        if not self._drafted:
+            return None
+        return text.counted(self._at_places(self._drafted), self._at_places(self._accepted))
+
+    def _at_places(self, lengths: Sequence[int]) -> list[int]:
+        """Return how many of the lengths reach each place of a draft."""
+        return [sum(place < length for length in lengths) for place in range(self._places)]
 
 
 @dataclass(eq=False, slots=True)
@@ -56,13 +69,13 @@ class Running:
     ids: list[int]
     sampling: Sampling
     thinking: bool
-    outputs: AsyncGenerator[Output, None]
+    outputs: AsyncGenerator[RequestOutput, None]
     cost: Cost
     may_fall_short: bool = False
     unread: list[tuple[int, Mapping[int, float]]] = field(default_factory=list)
     finished: bool = False
     _is_new: bool = False
-    _next: asyncio.Task[Output] | None = None
+    _next: asyncio.Task[RequestOutput] | None = None
 
     @property
     def form(self) -> tuple[Sampling, bool]:
@@ -111,10 +124,10 @@ class Running:
         asyncio.get_running_loop().call_soon(waited.append, True)
         reading, self._next = self._next or anext(self.outputs), None
         try:
-            output, drafts = await reading
+            output = await reading
         except StopAsyncIteration:
             return False
-        self.cost.record(output, drafts)
+        self.cost.record(output)
         made = made_tokens(output)
         self.unread += made
         self.ids += [token for token, _ in made]

@@ -5,20 +5,15 @@ it (`skip_reading_prefix_cache`). A judge wants those of the last step alone. A 
 `extra_args` hold `MOST_CACHED` takes at most that many tokens from the cache and reads the rest
 again: the step, and the few tokens of the block in which it begins.
 
-vLLM counts a request's drafts only at its end; here every output carries what was drafted and
-accepted at each place so far (`Drafts`).
-
 Runs in vLLM's engine process. The interface is not public; `loading.check_version` checks it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.outputs import LogprobsTensors
 
 from workers.vllm.lifeline import follow_parent, follow_parent_from_the_start
@@ -28,40 +23,10 @@ MOST_CACHED = "baton_most_cached"
 follow_parent_from_the_start()
 
 
-@dataclass(frozen=True, slots=True)
-class Drafts:
-    """In how many rounds of a request a draft reached each place, and was accepted there."""
-
-    drafted_at: tuple[int, ...]
-    accepted_at: tuple[int, ...]
-
-    @classmethod
-    def told(cls, carried: RequestSpecDecodeMetrics | None) -> Drafts | None:
-        """Read what an output carries, in the lists of vLLM's class for it."""
-        if carried is None:
-            return None
-        return cls(tuple(carried.per_step_drafted), tuple(carried.per_step_accepted))
-
-    def carried(self) -> RequestSpecDecodeMetrics:
-        return RequestSpecDecodeMetrics(
-            len(self.drafted_at),
-            per_step_drafted=list(self.drafted_at),
-            per_step_accepted=list(self.accepted_at),
-        )
-
-    def plus(self, depth: int, accepted: int) -> Drafts:
-        """Return the counts with one more round."""
-        return Drafts(
-            tuple(count + (place < depth) for place, count in enumerate(self.drafted_at)),
-            tuple(count + (place < accepted) for place, count in enumerate(self.accepted_at)),
-        )
-
-
-class _JudgesAndDrafts:
+class _Judges:
     """Changes a scheduler's look-up of the cache, and its outputs of a pass."""
 
     kv_cache_manager: Any
-    num_spec_tokens: int
     requests: dict[str, Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -82,31 +47,15 @@ class _JudgesAndDrafts:
         manager.get_computed_blocks = get_computed_blocks
 
     def update_from_output(self, scheduled: Any, made: Any) -> Any:
-        """Return vLLM's outputs with each request's drafts, and only the rows that it needs."""
+        """Return vLLM's outputs with only those rows of a request that it needs."""
         requests = {name: self.requests.get(name) for name in scheduled.num_scheduled_tokens}
-        if self.num_spec_tokens:
-            self._count_drafts(scheduled, made, requests)
         outputs = super().update_from_output(scheduled, made)  # type: ignore[misc]
         for core in outputs.values():
             for output in core.outputs:
-                if (request := requests.get(output.request_id)) is None:
-                    continue
-                if (so_far := getattr(request, "baton_drafts", None)) is not None:
-                    output.spec_decode_metrics = so_far.carried()
-                if (rows := output.new_prompt_logprobs_tensors) is not None:
+                request, rows = requests.get(output.request_id), output.new_prompt_logprobs_tensors
+                if request is not None and rows is not None:
                     output.new_prompt_logprobs_tensors = _wanted_rows(rows, request)
         return outputs
-
-    def _count_drafts(self, scheduled: Any, made: Any, requests: dict[str, Any]) -> None:
-        """Count the drafts of a pass, each with its request."""
-        drafted, invalid = scheduled.scheduled_spec_decode_tokens, scheduled.num_invalid_spec_tokens
-        for name, tokens in drafted.items():
-            sampled = made.sampled_token_ids[made.req_id_to_index[name]]
-            if (request := requests[name]) is not None and len(sampled):
-                none = (0,) * self.num_spec_tokens
-                before = getattr(request, "baton_drafts", Drafts(none, none))
-                depth = len(tokens) - (invalid or {}).get(name, 0)
-                request.baton_drafts = before.plus(depth, len(sampled) - 1)
 
 
 def _most_cached(request: Any) -> int | None:
@@ -129,9 +78,9 @@ def _wanted_rows(rows: LogprobsTensors, request: Any) -> LogprobsTensors:
     )
 
 
-class JudgeScheduler(_JudgesAndDrafts, Scheduler):  # type: ignore[misc]
+class JudgeScheduler(_Judges, Scheduler):  # type: ignore[misc]
     """For vLLM that schedules between two passes."""
 
 
-class AsyncJudgeScheduler(_JudgesAndDrafts, AsyncScheduler):  # type: ignore[misc]
+class AsyncJudgeScheduler(_Judges, AsyncScheduler):  # type: ignore[misc]
     """For vLLM that schedules while a pass runs."""
