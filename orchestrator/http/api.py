@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, NotRequired
+from typing import Any, Final
 
 from starlette.responses import Response
 from starlette.types import Scope
-from typing_extensions import TypedDict
 
-from orchestrator.http.errors import Error, HttpError
+from orchestrator.http.errors import HttpError
 
 
 def dump(value: dict[str, Any]) -> bytes:
@@ -29,8 +28,6 @@ def sse(value: dict[str, Any], event: str = "") -> bytes:
 
 class ErrorForm:
     """OpenAI's form of errors: a body, and the event that ends a stream that failed."""
-
-    schema: ClassVar[type] = Error  # of the body
 
     def body(self, error: HttpError, request_id: str | None = None) -> dict[str, Any]:
         return error.body
@@ -47,25 +44,6 @@ class NamedEventErrors(ErrorForm):
         return sse({**body["error"], **body, "type": "error"}, "error")
 
 
-class ErrorDetails(TypedDict):
-    error_code: str | None
-    param: str | None
-
-
-class MessagesErrorBody(TypedDict):
-    type: str
-    message: str
-    details: ErrorDetails
-
-
-class MessagesError(TypedDict):
-    """The body of an error of `POST /v1/messages`, in Anthropic's form."""
-
-    type: Literal["error"]
-    error: MessagesErrorBody
-    request_id: NotRequired[str | None]
-
-
 _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -79,8 +57,6 @@ _TYPES: Final = {
 
 class AnthropicErrors(ErrorForm):
     """Anthropic's form; the client's typed errors follow from the status, as OpenAI's do."""
-
-    schema = MessagesError
 
     def body(self, error: HttpError, request_id: str | None = None) -> dict[str, Any]:
         kind = "api_error" if error.status >= 500 else "invalid_request_error"

@@ -19,7 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Field
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from typing_extensions import TypedDict
 
@@ -28,7 +28,7 @@ from orchestrator.http.api import CHAT, MESSAGES, RESPONSES, TEXT_COMPLETION, er
 from orchestrator.http.apis import chat, completions, messages, responses
 from orchestrator.http.ask import Ask, Incoming
 from orchestrator.http.body import Given, json_body, read_body
-from orchestrator.http.errors import HttpError, http_error
+from orchestrator.http.errors import Error, HttpError, http_error
 from orchestrator.http.middleware import CrossOrigin, RequestMiddleware
 from orchestrator.http.planning import no_model
 from orchestrator.http.records import REWARDS
@@ -36,7 +36,7 @@ from orchestrator.http.routes.console import add_console
 from orchestrator.http.routes.count_tokens import add_count_route
 from orchestrator.http.routes.experiments import add_experiment_routes
 from orchestrator.http.routes.feedback import Feedback, record_if_first, reward
-from orchestrator.http.routes.openapi import TEXT_ERRORS, describe, described
+from orchestrator.http.routes.openapi import describe, described
 from orchestrator.http.routes.policies import add_policy_routes
 from orchestrator.http.routes.traces import add_trace_routes, read_record
 from orchestrator.http.service import Service
@@ -113,23 +113,25 @@ def create_app(service: Service) -> FastAPI:
             await service.shared.stop()
 
     app = FastAPI(
-        title="Baton", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan
+        title="Baton",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+        responses={"default": {"description": "An error", "model": Error}},
     )
     app.add_middleware(RequestMiddleware, service=service)
     app.add_exception_handler(HTTPException, _routing_error)
     app.add_exception_handler(RequestValidationError, _query_error)
     for api, parse, kind, answer, about in TEXTS:
         about = f"{about}, streamed or not"
-        shown = described(about, kind, answer, errors=TEXT_ERRORS, form=api.errors, streams=True)
+        shown = described(about, kind, answer, streams=True)
         name = parse.__module__.rpartition(".")[2]
         app.post(api.path, name=name, **shown)(_text_route(service, parse))
     add_count_route(app, service)
     _add_model_routes(app, service)
 
-    @app.post(
-        "/v1/feedback",
-        **described("What an answer was worth, from 0 to 1", Feedback, errors=(404, 409, 503)),
-    )
+    @app.post("/v1/feedback", **described("What an answer was worth, from 0 to 1", Feedback))
     async def feedback(request: Request) -> Response:
         body = await read_body(request, service.settings, Feedback)
         # Without the store, the answer's key and arm are unknown: 503.
@@ -147,7 +149,6 @@ def create_app(service: Service) -> FastAPI:
             "End a running request's thought, so that its answer follows",
             AnswerNow,
             answer=HurriedRequest,
-            errors=(404, 503),
         ),
     )
     async def answer_now(request: Request, request_id: str) -> Response:
@@ -163,11 +164,16 @@ def create_app(service: Service) -> FastAPI:
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready", **described("Both worker pools answer", errors=(503,)))
+    @app.get("/ready", **described("Both worker pools answer"))
     async def ready() -> Response:
         return await _readiness(service)
 
-    @app.get("/metrics", summary="Metrics", response_class=PlainTextResponse)
+    @app.get(
+        "/metrics",
+        summary="Metrics",
+        response_class=Response,  # not one of text alone: an error is JSON
+        responses={200: {"content": {"text/plain": {}}}},
+    )
     async def metrics() -> Response:
         return Response(await service.metrics_text(), media_type=CONTENT_TYPE_LATEST)
 
@@ -233,7 +239,7 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
         return JSONResponse({**listed, "has_more": False, **ends})
 
-    @app.get("/v1/models/{model:path}", **described("One model", answer=Model, errors=(404, 503)))
+    @app.get("/v1/models/{model:path}", **described("One model", answer=Model))
     async def model(model: str) -> Response:
         if not await planner.knows(model):
             raise no_model(model)

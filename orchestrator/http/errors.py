@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
 from math import ceil
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NotRequired
 
 from pydantic import Field
 from starlette.exceptions import HTTPException
@@ -49,12 +49,13 @@ _NO_RETRY: Final = {"x-should-retry": "false"}
 class ErrorBody(TypedDict):
     message: Annotated[str, Field(description="what was expected, and what came")]
     type: str
-    param: str | None
-    code: str | None
+    param: NotRequired[str | None]
+    code: NotRequired[str | None]
 
 
 class Error(TypedDict):
-    """The body of every error, in OpenAI's form. 429 and 503 come with Retry-After."""
+    """The body of every error; Anthropic's form has `details` in place of `param` and `code`. 429
+    and 503 come with Retry-After."""
 
     error: ErrorBody
 

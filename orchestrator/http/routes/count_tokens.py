@@ -13,7 +13,7 @@ from orchestrator.http.api import MESSAGES
 from orchestrator.http.apis.messages import CountRequest, TokenCount, parse_count
 from orchestrator.http.ask import Ask, Incoming
 from orchestrator.http.body import json_body
-from orchestrator.http.routes.openapi import TEXT_ERRORS, described
+from orchestrator.http.routes.openapi import described
 from orchestrator.http.service import Service
 from orchestrator.loop.policy_runner import beginning
 from orchestrator.types import Generation, StopCriteria
@@ -24,7 +24,7 @@ def add_count_route(app: FastAPI, service: Service) -> None:
     (path,) = MESSAGES.also
     about = "The tokens of a prompt; an answer to it then finds it cached"
 
-    shown = described(about, CountRequest, TokenCount, errors=TEXT_ERRORS, form=MESSAGES.errors)
+    shown = described(about, CountRequest, TokenCount)
 
     @app.post(path, name="count_tokens", **shown)
     async def count_tokens(request: Request) -> Response:

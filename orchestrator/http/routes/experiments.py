@@ -18,7 +18,7 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
     experimenter = service.shared.experimenter
     runs = experimenter.runs
 
-    @app.get("/v1/experiments", **described("Every experiment's newest run", errors=(503,)))
+    @app.get("/v1/experiments", **described("Every experiment's newest run"))
     async def overview() -> Response:
         found = await runs.read(await service.shared.store.state())
         listed = [run_json(run) for run in found.runs]
@@ -32,9 +32,7 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
             }
         )
 
-    @app.post(
-        "/v1/experiments", **described("Start an experiment", Experiment, status=201, errors=(404,))
-    )
+    @app.post("/v1/experiments", **described("Start an experiment", Experiment, status=201))
     async def start(request: Request) -> Response:
         given = Experiment.parse(await json_object(request, service.settings))
         _check_judges(service, given)
@@ -42,25 +40,21 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
         await refresh(service)
         return JSONResponse(run_json(run), status_code=201)
 
-    @app.get(
-        "/v1/experiments/{name}", **described("An experiment with its state", errors=(404, 503))
-    )
+    @app.get("/v1/experiments/{name}", **described("An experiment with its state"))
     async def show(name: str) -> Response:
         try:
             return JSONResponse(run_json(await runs.find(name)))
         except Unusable as error:
             return JSONResponse(unreadable_json(name, str(error)))
 
-    @app.get("/v1/experiments/{name}/report", **described("The readout", errors=(404, 503)))
+    @app.get("/v1/experiments/{name}/report", **described("The readout"))
     async def readout(name: str) -> Response:
         run, analysis = await experimenter.report(name)
         coverage = run.state.coverage(run.experiment) if run.live else 0.0
         about = {"object": "baton.report", "run": run.number, "coverage": coverage}
         return JSONResponse({**about, **analysis.json()})
 
-    @app.post(
-        "/v1/experiments/{name}/stop", **described("End an experiment", ChangeNote, errors=(404,))
-    )
+    @app.post("/v1/experiments/{name}/stop", **described("End an experiment", ChangeNote))
     async def stop(name: str, request: Request) -> Response:
         given = await read_body(request, service.settings, ChangeNote)
         run = await runs.stop(name, audit_info(request, given))
@@ -69,7 +63,7 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
 
     @app.post(
         "/v1/experiments/{name}/remove",
-        **described("Forget an experiment that has ended", ChangeNote, errors=(404,)),
+        **described("Forget an experiment that has ended", ChangeNote),
     )
     async def remove(name: str, request: Request) -> Response:
         given = await read_body(request, service.settings, ChangeNote)

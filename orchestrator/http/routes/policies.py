@@ -55,9 +55,7 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
     async def overview() -> Response:
         return JSONResponse(await _overview(service))
 
-    @app.post(
-        "/v1/policies", **described("Publish a version", Publication, status=201, errors=(404,))
-    )
+    @app.post("/v1/policies", **described("Publish a version", Publication, status=201))
     async def publish(request: Request) -> Response:
         given = await read_body(request, service.settings, Publication)
         made = await versions.publish(given, audit_info(request, given))
@@ -65,7 +63,7 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
         listed = ListedVersion(made.reference, made)
         return JSONResponse(version_json(listed), status_code=201)
 
-    @app.get("/v1/policies/active", **described("What the model baton means", errors=(503,)))
+    @app.get("/v1/policies/active", **described("What the model baton means"))
     async def show_active() -> Response:
         state, current = await service.shared.store.state(), service.shared.watcher.current
         if current.revision and not state.revision:  # a wiped store: the last version is served
@@ -75,9 +73,7 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
         except (Unusable, UnknownPolicy) as error:
             return JSONResponse({**await _answering(service), "trouble": str(error)})
 
-    @app.put(
-        "/v1/policies/active", **described("Change what baton means", Activation, errors=(404,))
-    )
+    @app.put("/v1/policies/active", **described("Change what baton means", Activation))
     async def activate(request: Request) -> Response:
         given = await read_body(request, service.settings, Activation)
         with _naming("version"):
@@ -85,10 +81,7 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
         await refresh(service)
         return JSONResponse(await _version(service, given.version))
 
-    @app.post(
-        "/v1/policies/rollback",
-        **described("Restore what was active before", Rollback, errors=(404,)),
-    )
+    @app.post("/v1/policies/rollback", **described("Restore what was active before", Rollback))
     async def rollback(request: Request) -> Response:
         given = await read_body(request, service.settings, Rollback)
         with _naming("to"):
@@ -96,14 +89,11 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
         await refresh(service)
         return JSONResponse(await _version(service, target))
 
-    @app.get("/v1/policies/history", **described("Who changed what, newest first", errors=(503,)))
+    @app.get("/v1/policies/history", **described("Who changed what, newest first"))
     async def history(count: int = count) -> Response:
         return JSONResponse({"object": "list", "data": await versions.history(count)})
 
-    @app.get(
-        "/v1/policies/{name}",
-        **described("A policy's versions, or NAME@VERSION", errors=(404, 503)),
-    )
+    @app.get("/v1/policies/{name}", **described("A policy's versions, or NAME@VERSION"))
     async def show(name: str, count: int = count) -> Response:
         if "@" in name:
             return JSONResponse(await _version(service, name))

@@ -1,7 +1,7 @@
 """What the service's own description allows, and what it does not, sent to the service.
 
-`FUZZ_CASES` is the number of requests. Every answer must be one that the description lists, and
-none a failure of the service.
+`FUZZ_CASES` is the number of requests. Every answer and every error must have the form that the
+description gives, and none is a failure of the service.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
-    status_code_conformance,
 )
 from starlette.testclient import TestClient
 
@@ -43,12 +42,7 @@ KINDS = [(operation, GenerationMode.POSITIVE) for operation in OPERATIONS] + [
     if operation.body or operation.query  # else nothing can be wrong with it
 ]
 CASES = int(os.environ.get("FUZZ_CASES", "300")) // len(KINDS)
-CHECKS = (
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-)
+CHECKS = (not_a_server_error, content_type_conformance, response_schema_conformance)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +73,7 @@ def send(operation: Any, mode: GenerationMode, cases: int, url: str, key: str = 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("operation", "mode"), KINDS, ids=lambda one: getattr(one, "label", one))
-def test_every_answer_is_one_that_the_description_lists(
+def test_every_answer_has_the_form_that_is_described(
     url: str, operation: Any, mode: GenerationMode
 ) -> None:
     send(operation, mode, CASES, url)
