@@ -12,16 +12,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
-from typing_extensions import TypedDict
 
 from orchestrator.http.answering import AnswerResponse
 from orchestrator.http.api import CHAT, MESSAGES, RESPONSES, TEXT_COMPLETION, error_response
@@ -47,58 +45,16 @@ log = logging.getLogger(__name__)
 
 READY_S: Final = 5.0  # seconds after which a pool that does not answer counts as not ready
 TEXTS: Final[tuple[Any, ...]] = (
-    (CHAT, chat.parse, chat.ChatRequest, chat.ChatCompletion, "A chat completion"),
-    (
-        TEXT_COMPLETION,
-        completions.parse,
-        completions.CompletionRequest,
-        completions.TextCompletion,
-        "A continuation of a text or token ids",
-    ),
-    (
-        RESPONSES,
-        responses.parse,
-        responses.ResponsesRequest,
-        responses.ResponseObject,
-        "A response",
-    ),
-    (MESSAGES, messages.parse, messages.MessagesRequest, messages.MessageObject, "A message"),
+    (CHAT, chat.parse, chat.ChatRequest, "A chat completion"),
+    (TEXT_COMPLETION, completions.parse, completions.CompletionRequest, "A text's continuation"),
+    (RESPONSES, responses.parse, responses.ResponsesRequest, "A response"),
+    (MESSAGES, messages.parse, messages.MessagesRequest, "A message"),
 )
-"""Each API with its parser, the types of a request and an answer, and its summary."""
-
-
-class Model(TypedDict):
-    """A model, as OpenAI and Anthropic describe it."""
-
-    id: str
-    type: Literal["model"]
-    display_name: str
-    created_at: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    max_model_len: Annotated[int | None, Field(description="context in tokens")]
-    speculation: dict[str, str]
-    methods: list[dict[str, Any]]
+"""Each API with its parser, the type of a request, and its summary."""
 
 
 class AnswerNow(Given):
     """The body of `POST /v1/requests/{id}/answer`: an empty object."""
-
-
-class HurriedRequest(TypedDict):
-    object: Literal["baton.request"]
-    id: str
-    requests: Annotated[int, Field(description="how many requests of this id are running")]
-
-
-class ModelList(TypedDict):
-    object: Literal["list"]
-    data: list[Model]
-    notes: Annotated[list[str], Field(description="what users should know of this deployment")]
-    has_more: Literal[False]
-    first_id: str
-    last_id: str
 
 
 def create_app(service: Service) -> FastAPI:
@@ -123,9 +79,8 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(RequestMiddleware, service=service)
     app.add_exception_handler(HTTPException, _routing_error)
     app.add_exception_handler(RequestValidationError, _query_error)
-    for api, parse, kind, answer, about in TEXTS:
-        about = f"{about}, streamed or not"
-        shown = described(about, kind, answer, streams=True)
+    for api, parse, kind, about in TEXTS:
+        shown = described(f"{about}, streamed or not", kind, streams=True)
         name = parse.__module__.rpartition(".")[2]
         app.post(api.path, name=name, **shown)(_text_route(service, parse))
     add_count_route(app, service)
@@ -145,11 +100,7 @@ def create_app(service: Service) -> FastAPI:
 
     @app.post(
         "/v1/requests/{request_id}/answer",
-        **described(
-            "End a running request's thought, so that its answer follows",
-            AnswerNow,
-            answer=HurriedRequest,
-        ),
+        **described("End a running request's thought, so that its answer follows", AnswerNow),
     )
     async def answer_now(request: Request, request_id: str) -> Response:
         await read_body(request, service.settings, AnswerNow)
@@ -232,14 +183,14 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
             for name in names
         ]
 
-    @app.get("/v1/models", **described("Every policy is a model", answer=ModelList))
+    @app.get("/v1/models", **described("Every policy is a model"))
     async def models() -> Response:
         data = await cards(*planner.models)
         listed = {"object": "list", "data": data, "notes": list(service.settings.notes)}
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
         return JSONResponse({**listed, "has_more": False, **ends})
 
-    @app.get("/v1/models/{model:path}", **described("One model", answer=Model))
+    @app.get("/v1/models/{model:path}", **described("One model"))
     async def model(model: str) -> Response:
         if not await planner.knows(model):
             raise no_model(model)

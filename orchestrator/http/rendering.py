@@ -4,61 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Annotated, NotRequired
-
-from pydantic import Field
-from typing_extensions import TypedDict
 
 from orchestrator.http.ask import Choice, RequestPlan
 from orchestrator.http.body import Json
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.budget import spent
-from orchestrator.loop.events import Metrics
-from orchestrator.types import Step
-
-
-class CachedTokens(TypedDict):
-    cached_tokens: int
-
-
-class ReasoningTokens(TypedDict):
-    reasoning_tokens: int
-
-
-class TokenUsage(TypedDict):
-    """Accepted tokens, and the tokens by which a model ended its thought and its turn."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens
-
-
-class DraftAcceptance(TypedDict):
-    """For each position of a draft: in how many rounds it was reached, and accepted."""
-
-    drafted_at: list[int]
-    accepted_at: list[int]
-
-
-class Baton(TypedDict):
-    """Who wrote the text, and what it cost. In a stream it is beside the finish reason; a body with
-    several choices has the first one's."""
-
-    warnings: NotRequired[list[str]]
-    trace_id: str
-    policy: str
-    version: int
-    experiment: str | None
-    arm: str | None
-    speculation: dict[str, str]
-    acceptance: Annotated[dict[str, DraftAcceptance], Field(description="by worker that drafted")]
-    degraded: Annotated[list[Json], Field(description="failed calls: worker, call, error")]
-    forced: Annotated[bool, Field(description="a cap or a loop closed the thought")]
-    steps: list[Step]
-    answer_steps: list[Step]
-    metrics: Metrics
 
 
 class Stripped:
@@ -157,6 +107,7 @@ def baton(choice: Choice, response: ResponseAccumulator) -> Json:
         **warned,
         "trace_id": choice.trace_id,
         **planned(plan),
+        # By worker and position of a draft: in how many rounds it was reached, and accepted.
         "acceptance": {
             worker: {"drafted_at": drafted, "accepted_at": accepted}
             for worker, (drafted, accepted) in response.acceptance.items()

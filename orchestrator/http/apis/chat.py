@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
-from typing_extensions import TypedDict
 
 from orchestrator.efforts import Effort
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest
@@ -30,7 +29,7 @@ from orchestrator.http.apis.scores import Scorer, TokenScore, shown_tokens
 from orchestrator.http.ask import Ask, AskedPolicy, Choice
 from orchestrator.http.body import Given, Json, contradiction
 from orchestrator.http.records import call_json, step_json
-from orchestrator.http.rendering import Baton, TokenUsage, planned
+from orchestrator.http.rendering import planned
 from orchestrator.http.settings import REASONING_FIELDS, HttpSettings
 from orchestrator.http.tools.answer_reader import AnswerReader, Phase
 from orchestrator.http.tools.call_reader import CallPiece, Piece
@@ -264,50 +263,6 @@ class ChatRequest(AnswerForm, TextRequest):
     @property
     def conversations(self) -> tuple[tuple[Message, ...], ...]:
         return ((*self.tool_use.messages, *self.turns),)
-
-
-class CalledFunction(TypedDict):
-    name: str
-    arguments: Annotated[str, Field(description="JSON")]
-
-
-class CalledTool(TypedDict):
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
-class AnswerMessage(TypedDict):
-    """The answer, with the accepted thought in the fields that the deployment names."""
-
-    role: Literal["assistant"]
-    content: Annotated[str | None, Field(description="null beside calls without text")]
-    reasoning_content: NotRequired[str]
-    reasoning: NotRequired[str]
-    refusal: None
-    tool_calls: NotRequired[list[CalledTool]]
-
-
-class ChatChoice(TypedDict):
-    """One of `n` answers; each of several has its own `baton`."""
-
-    index: int
-    message: AnswerMessage
-    logprobs: Json | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
-    baton: NotRequired[Baton]
-
-
-class ChatCompletion(TypedDict):
-    """OpenAI's chat completion; a stream has chat.completion.chunk objects and ends in [DONE]."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: TokenUsage
-    baton: Baton
 
 
 def parse(given: bytes, settings: HttpSettings) -> Ask:

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
-from typing import Annotated, Literal, NotRequired
+from typing import Annotated
 
 from pydantic import Field, PlainValidator, model_validator
-from typing_extensions import TypedDict
 
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest
 from orchestrator.http.api import TEXT_COMPLETION, sse
@@ -25,7 +24,6 @@ from orchestrator.http.apis.parameters import (
 from orchestrator.http.apis.scores import ScoredSegment, Scorer, TokenScore
 from orchestrator.http.ask import Ask, AskedPolicy, Choice
 from orchestrator.http.body import Json, contradiction
-from orchestrator.http.rendering import Baton, TokenUsage
 from orchestrator.http.settings import HttpSettings
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
@@ -126,28 +124,6 @@ class CompletionRequest(AnswerForm, TextRequest):
     @property
     def thinks(self) -> bool:
         return False
-
-
-class TextChoice(TypedDict):
-    """One of the answers; each of several has its own `baton`."""
-
-    index: int
-    text: str
-    logprobs: Json | None
-    finish_reason: Literal["stop", "length"]
-    baton: NotRequired[Baton]
-
-
-class TextCompletion(TypedDict):
-    """OpenAI's text completion."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[TextChoice]
-    usage: TokenUsage
-    baton: Baton
 
 
 def parse(given: bytes, settings: HttpSettings) -> Ask:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal, NotRequired
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, Tag, model_validator
-from typing_extensions import TypedDict
 
 from orchestrator.efforts import Effort
 from orchestrator.grammar import check
@@ -24,7 +23,7 @@ from orchestrator.http.apis.parameters import (
 )
 from orchestrator.http.ask import Ask, AskedPolicy, Choice, Labels
 from orchestrator.http.body import Given, Json, by_type, contradiction, read_json
-from orchestrator.http.rendering import Baton, baton, usage, usage_of
+from orchestrator.http.rendering import baton, usage, usage_of
 from orchestrator.http.settings import HttpSettings
 from orchestrator.http.tools.offered import (
     MAX_TOOLS,
@@ -284,35 +283,6 @@ class CountRequest(MessagesRequest):
     max_tokens: Annotated[int, Field(ge=1)] = 1
 
 
-class MessagesUsage(TypedDict):
-    """The prompt is `input_tokens` and `cache_read_input_tokens` together."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
-    output_tokens_details: Json
-    service_tier: Literal["standard"]
-
-
-class MessageObject(TypedDict):
-    """Anthropic's message: the thought, text and calls of tools as blocks."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[Json]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
-    stop_sequence: str | None
-    usage: MessagesUsage
-    baton: NotRequired[Baton]
-
-
-class TokenCount(TypedDict):
-    input_tokens: int
-
-
 def parse(given: bytes, settings: HttpSettings) -> Ask:
     return parse_ask(MESSAGES, MessagesRequest, given, settings, MessagesEncoder)
 
@@ -402,7 +372,7 @@ class MessagesEncoder(BlockEncoder):
 
     @property
     def _usage(self) -> Json:
-        """The usage so far, or altogether."""
+        """The usage so far, or altogether; the prompt is the uncached and the cached input."""
         counted = usage(self.response) or usage_of(self.response, 0, 0)
         cached = counted["prompt_tokens_details"]["cached_tokens"]
         thought = counted["completion_tokens_details"]["reasoning_tokens"]

@@ -20,7 +20,6 @@ from pydantic import (
     Tag,
     model_validator,
 )
-from typing_extensions import TypedDict
 
 from orchestrator.efforts import Effort
 from orchestrator.grammar import check
@@ -46,7 +45,7 @@ from orchestrator.http.body import (
     without_nulls,
 )
 from orchestrator.http.errors import HttpError
-from orchestrator.http.rendering import Baton, baton, usage
+from orchestrator.http.rendering import baton, usage
 from orchestrator.http.settings import HttpSettings
 from orchestrator.http.tools.answer_reader import Phase
 from orchestrator.http.tools.offered import (
@@ -307,17 +306,6 @@ class ResponsesRequest(TextRequest):
     @property
     def effort(self) -> Effort | None:
         return self.reasoning.effort
-
-
-class ResponseObject(TypedDict):
-    """OpenAI's response: a reasoning item, whose summary is the thought, and a message."""
-
-    id: str
-    object: Literal["response"]
-    status: Literal["completed", "incomplete"]
-    output: list[Json]
-    usage: Json
-    baton: Baton
 
 
 def parse(given: bytes, settings: HttpSettings) -> Ask:

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.background import deadline
 from orchestrator.http.api import MESSAGES
-from orchestrator.http.apis.messages import CountRequest, TokenCount, parse_count
+from orchestrator.http.apis.messages import CountRequest, parse_count
 from orchestrator.http.ask import Ask, Incoming
 from orchestrator.http.body import json_body
 from orchestrator.http.routes.openapi import described
@@ -24,9 +24,7 @@ def add_count_route(app: FastAPI, service: Service) -> None:
     (path,) = MESSAGES.also
     about = "The tokens of a prompt; an answer to it then finds it cached"
 
-    shown = described(about, CountRequest, TokenCount)
-
-    @app.post(path, name="count_tokens", **shown)
+    @app.post(path, name="count_tokens", **described(about, CountRequest))
     async def count_tokens(request: Request) -> Response:
         given = await json_body(request, service.settings)
         ask = await asyncio.to_thread(parse_count, given, service.settings)
