@@ -14,8 +14,7 @@ from itertools import islice
 from typing import Any, ClassVar, Final, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Discriminator, GetJsonSchemaHandler, ValidationError
-from pydantic_core import CoreSchema
+from pydantic import BaseModel, ConfigDict, Discriminator, ValidationError
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.errors import HttpError
@@ -28,7 +27,6 @@ Parsed = TypeVar("Parsed", bound="Parameters")
 
 UNSUPPORTED_ITEM: Final = "unsupported_item"
 """Pydantic's type of an error about an item of a list that cannot be honoured."""
-_ABOUT: Final = {"title", "description", "default"}  # of a JSON Schema, not what it allows
 _LONGEST_NAME: Final = 128  # characters of a parameter's name or place that an error repeats
 _MOST_NAMES: Final = 16  # that an error lists
 
@@ -88,28 +86,11 @@ class Parameters(Given):
         unsupported: further parameters that Baton lacks, with the values that mean the default.
     """
 
+    # The JSON schema lists no hints, and so allows further names.
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
+
     hints: ClassVar[frozenset[str]] = frozenset()
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """Add hints and unsupported parameters to the schema, and null to optional ones."""
-        schema = handler.resolve_ref_schema(handler(core))
-        properties = schema["properties"]
-        for name in properties.keys() - schema.get("required", ()):
-            if {"type": "null"} not in properties[name].get("anyOf", ()):
-                properties[name] = _or_null(properties[name])
-        for name in sorted(cls.hints - properties.keys()):
-            properties[name] = {"description": "a hint: passes, and changes nothing"}
-        for name, harmless in cls.unsupported.items():
-            if name not in properties:
-                properties[name] = {
-                    "enum": [*harmless, None],
-                    "description": "not supported; only the default value is accepted",
-                }
-        return schema
 
 
 async def json_body(request: Request, settings: HttpSettings) -> bytes:
@@ -183,13 +164,6 @@ async def read_body(request: Request, settings: HttpSettings, kind: type[Body]) 
         return kind.model_validate(await json_object(request, settings))
     except ValidationError as error:
         raise invalid_request(error, model=kind) from None
-
-
-def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    about = {name: one for name, one in schema.items() if name in _ABOUT}
-    rest = {name: one for name, one in schema.items() if name not in _ABOUT}
-    ways = rest["anyOf"] if rest.keys() == {"anyOf"} else [rest]
-    return {**about, "anyOf": [*ways, {"type": "null"}]}
 
 
 def contradiction(place: str, message: str) -> InvalidRequest:

@@ -59,7 +59,7 @@ def describe(app: FastAPI, service: Service) -> Json:
     ]
     for name, body in _bodies.items():
         if issubclass(body, Parameters):
-            schemas[name]["properties"]["policy"]["anyOf"] = [*policies, {"type": "null"}]
+            schemas[name]["properties"]["policy"]["anyOf"] = policies
     keys = {"type": "http", "scheme": "bearer", "description": "an API key, if there are any"}
     others = {name: {"type": "apiKey", "in": "header", "name": name} for name in KEY_HEADERS}
     schemes = {"key": keys, **others}

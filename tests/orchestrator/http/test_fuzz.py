@@ -32,9 +32,11 @@ for body in (
     "ResponsesRequest",
     "MessagesRequest",
     "CountRequest",
-):  # else all of them are 404
+):  # else all of them are 404, or 400 for an unknown name
     models = ["baton", "large-only", "specreason", "bild", "nonesuch"]
-    DOCUMENT["components"]["schemas"][body]["properties"]["model"] = {"enum": models}
+    described = DOCUMENT["components"]["schemas"][body]
+    described["properties"]["model"] = {"enum": models}
+    described["additionalProperties"] = False
 OPERATIONS = [found.ok() for found in schemathesis.openapi.from_dict(DOCUMENT).get_all_operations()]
 KINDS = [(operation, GenerationMode.POSITIVE) for operation in OPERATIONS] + [
     (operation, GenerationMode.NEGATIVE)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.errors import ConfigError, InvalidRequest
 from orchestrator.http.apis.chat import ChatRequest
 from orchestrator.http.apis.completions import CompletionRequest
+from orchestrator.http.apis.messages import MessagesRequest
 from orchestrator.http.apis.parameters import UNSUPPORTED
 from orchestrator.http.apis.responses import ResponsesRequest
 from orchestrator.http.auth import Keys
@@ -103,6 +104,27 @@ def test_defaults_of_other_servers_pass(kind: Any, body: dict[str, Any]) -> None
     for name, value in {"min_p": 0.1, "use_beam_search": True, "cache_salt": "x"}.items():
         with pytest.raises(InvalidRequest, match=name):
             parse_request(json.dumps({**plain, name: value}).encode(), kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (ChatRequest, {"messages": [{"role": "user", "content": "hi"}]}),
+        (CompletionRequest, {"prompt": "hi"}),
+        (ResponsesRequest, {"input": "hi"}),
+        (MessagesRequest, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}),
+    ],
+)
+def test_null_means_not_given(kind: Any, body: dict[str, Any]) -> None:
+    plain = {"model": "m", **body}
+    asked = parse_request(json.dumps(plain).encode(), kind)
+    for name, field in kind.model_fields.items():
+        nulled = json.dumps({**plain, name: None}).encode()
+        if field.is_required():
+            with pytest.raises(InvalidRequest, match=name):
+                parse_request(nulled, kind)
+        else:
+            assert parse_request(nulled, kind) == asked
 
 
 WITHIN: dict[str, Any] = {
