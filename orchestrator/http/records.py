@@ -18,8 +18,7 @@ OUTCOMES: Final = "outcomes"  # the store's stream of outcomes
 OUTCOMES_OF: Final = "outcomes-of/"  # with a key's name: the stream of that key's requests
 OUTCOMES_OF_KEPT: Final = 2000  # entries of that stream
 REWARDS: Final = "rewards"  # a separate stream: many rewards of one answer displace no outcome
-BRIEF: Final = 2000  # characters kept of a text that is shortened
-LAST: Final = 8  # messages kept of a conversation that is shortened
+QUESTION: Final = 2000  # characters kept of a question beside the messages
 
 
 def record(
@@ -27,14 +26,13 @@ def record(
 ) -> Json:
     """Return everything about a request.
 
-    If no text was made, only the beginnings of the last messages are kept, so that refused requests
-    take no room from answered ones.
+    If no text was made, the messages are left out, so that refused requests take no room from
+    answered ones.
     """
     ask, plan = choice.ask, choice.plan
     nothing = status != "finished" and not (
         response.steps or response.thought or response.raw_answer
     )
-    messages = choice.messages[-LAST:] if nothing else choice.messages
     return {
         **baton(choice, response),
         "id": choice.trace_id,
@@ -51,9 +49,8 @@ def record(
         "user": ask.labels.user,
         "metadata": ask.labels.metadata,
         "key": choice.incoming.key,
-        "messages": [_message(message, brief=nothing) for message in messages],
-        "brief": nothing,
-        "question": _brief(choice.question),
+        "messages": [] if nothing else [_message(one) for one in choice.messages],
+        "question": choice.question[:QUESTION],
         "steps": [step_json(response, index) for index in range(len(response.steps))],
         "calls": [call_json(call) for call in response.call_spans],
         "reasoning_content": response.thought,
@@ -80,21 +77,9 @@ def call_json(call: CallSpan) -> Json:
     return {name: value for name, value in shown.items() if value is not None}
 
 
-def _message(message: Message, *, brief: bool) -> Json:
-    if brief:
-        message = replace(
-            message,
-            content=_brief(message.content),
-            reasoning=_brief(message.reasoning),
-            tokens=message.tokens and message.tokens[:BRIEF],
-            calls=(),
-        )
+def _message(message: Message) -> Json:
     rest = {name: value for name, value in asdict(message).items() if value or name == "content"}
     return {"role": message.role, **rest}
-
-
-def _brief(text: str) -> str:
-    return text if len(text) <= BRIEF else f"{text[:BRIEF]}\u2026"
 
 
 def outcome(

@@ -110,7 +110,7 @@ export class RunView {
     const made = [];
     if (this.again) made.push(h("button", { onclick: () => this.again(run) }, "Ask again"));
     if (run.script?.length) made.push(h("button", { onclick: () => this.replay() }, "Replay"));
-    if (!run.record?.brief) made.push(
+    if (run.record?.messages?.length !== 0) made.push(
       h("button", { class: "quiet", onclick: () => copy(curl(body), "curl command") }, "Copy as curl"),
       h("button", { class: "quiet", onclick: () => copy(python(body), "Python") }, "Copy as Python"));
     if (run.traceId) {

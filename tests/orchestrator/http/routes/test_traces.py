@@ -55,10 +55,8 @@ def test_what_came_to_nothing_takes_little_room() -> None:
         until(lambda: len(listed(url)) == 2)
         failed, finished = (HTTP.get(f"{url}/v1/traces/{row['id']}").json() for row in listed(url))
     assert [one["content"] for one in finished["messages"]] == [one["content"] for one in turns]
-    assert finished["question"] == turns[-1]["content"][:2000] + "…"
-    assert [int(one["content"][0]) for one in failed["messages"]] == [2, 3, 4, 0, 1, 2, 3, 4]
-    assert all(len(one["content"]) == 2001 for one in failed["messages"])
-    assert (failed["brief"], finished["brief"]) == (True, False)
+    assert failed["messages"] == []
+    assert failed["question"] == finished["question"] == turns[-1]["content"][:2000]
 
 
 def test_filters(url: str) -> None:
