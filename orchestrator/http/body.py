@@ -238,11 +238,12 @@ def parse_request(
     Raises:
         InvalidRequest: not JSON, an unknown key, or a value that cannot be honoured; names it.
     """
-    given, fields = parse_object(body), kind.model_fields.keys()
+    found, fields = parse_object(body), kind.model_fields.keys()
+    given = {name: value for name, value in found.items() if value is not None}
     refused = [
         name
         for name, harmless in kind.unsupported.items()
-        if name not in fields and given.get(name) is not None
+        if name in given and name not in fields
         if not any(_same(given[name], one) for one in harmless)
         # The best n of n are all of them.
         if name != "best_of" or not _same(given[name], given.get("n"))
@@ -250,7 +251,7 @@ def parse_request(
     unknown = sorted(given.keys() - fields - kind.unsupported.keys() - kind.hints)
     if strict and (refused or unknown):
         raise _refusal(refused, unknown, fields)
-    given = {name: value for name, value in given.items() if value is not None and name in fields}
+    given = {name: value for name, value in given.items() if name in fields}
     request, within = _validated(kind, given, strict)
     if refused or unknown or within:
         return request, (f"{_refusal(refused, [*unknown, *within]).message}, and left out",)

@@ -64,7 +64,6 @@ class CompletionRequest(AnswerForm, TextRequest):
         **UNSUPPORTED,
         "add_special_tokens": (True,),
         "suffix": ("",),
-        "thinking_token_budget": (),
         "top_logprobs": (0,),
         "prompt_logprobs": (0,),
     }

@@ -178,10 +178,7 @@ class MessagesRequest(AnswerRequest):
         "anthropic_beta", "anthropic_version", "cache_control", "diagnostics", "inference_geo",
         "service_tier", "speed", "user_profile_id", "workspace_id",
     })  # fmt: skip
-    unsupported = {  # noqa: RUF012 (a constant)
-        "mcp_servers": ([],),
-        **dict.fromkeys(("container", "compaction", "fallbacks", "thread", "output_format"), ()),
-    }
+    unsupported = {"mcp_servers": ([],)}  # noqa: RUF012 (a constant)
 
     messages: Annotated[list[Turn], Field(min_length=1, max_length=2048)] = Field(
         description="the conversation; if the assistant's turn is last, the answer continues it"

@@ -2,7 +2,7 @@
 
 `UNSUPPORTED` lists parameters of OpenAI and a few servers that Baton does not have, those that
 matter most to a client first, each with the values that mean the default: those pass. `HINTS`
-change no answer (who asks, what to cache, how soon) and pass.
+change no answer (who asks, what to cache, how soon) and pass. So does null, whatever its name.
 
 The smallest cap on a thought holds: an effort's (`orchestrator.efforts`), `thinking_token_budget`
 and `policy.budget`. With effort `none`, or a budget of 0, there is no thought.
@@ -66,16 +66,6 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
         (True,),
     ),
     "modalities": (["text"],),
-    **dict.fromkeys(
-        (
-            "prediction", "reasoning", "chat_template", "audio", "web_search_options", "moderation",
-            "structural_tag", "allowed_token_ids", "logits_processors", "logprob_token_ids",
-            "prompt_logprobs", "prompt_embeds", "truncate_prompt_tokens", "repetition_detection",
-            "documents", "mm_processor_kwargs", "media_io_kwargs", "cache_salt",
-            "kv_transfer_params", "vllm_xargs",
-        ),
-        (),
-    ),
 }  # fmt: skip
 MOST_LIKELY: Final = 20
 """The most likely tokens per place, at most, that a request may ask for: as OpenAI and vLLM."""

@@ -24,7 +24,7 @@ from pydantic import (
 from orchestrator.efforts import Effort
 from orchestrator.grammar import check
 from orchestrator.http.api import RESPONSES, sse
-from orchestrator.http.apis.answer_form import AnswerForm, FormatType, format_form
+from orchestrator.http.apis.answer_form import FormatType, format_form
 from orchestrator.http.apis.blocks import BlockEncoder, Kind
 from orchestrator.http.apis.parameters import (
     HINTS,
@@ -227,11 +227,8 @@ class ResponsesRequest(TextRequest):
     hints = (HINTS - {"verbosity"}) | {"max_tool_calls"}
     unsupported = {  # noqa: RUF012 (a constant)
         **UNSUPPORTED,
-        **dict.fromkeys(AnswerForm.model_fields, ()),
-        "thinking_token_budget": (),
         "previous_response_id": (),
         "conversation": (),
-        "prompt": (),
         "background": (False,),
         "truncation": ("disabled",),
         "n": (1,),

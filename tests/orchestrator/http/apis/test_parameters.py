@@ -125,6 +125,7 @@ def test_null_means_not_given(kind: Any, body: dict[str, Any]) -> None:
                 parse_request(nulled, kind)
         else:
             assert parse_request(nulled, kind) == asked
+    assert parse_request(json.dumps({**plain, "anything": None}).encode(), kind) == asked
 
 
 WITHIN: dict[str, Any] = {
