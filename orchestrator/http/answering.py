@@ -32,7 +32,7 @@ from orchestrator.http.admission import Place
 from orchestrator.http.api import credentials, dump, error_response
 from orchestrator.http.ask import Ask, Choice, Incoming, estimated_tokens
 from orchestrator.http.body import Json
-from orchestrator.http.errors import http_error
+from orchestrator.http.errors import http_error, shutting_down
 from orchestrator.http.records import (
     OUTCOMES,
     OUTCOMES_OF,
@@ -233,10 +233,6 @@ class AnswerResponse(Response):
                 live.cuts.add(cut)
                 try:
                     await asyncio.wait({writer, watch}, return_when=asyncio.FIRST_COMPLETED)
-                except asyncio.CancelledError:
-                    writer.cancel()  # not awaited: the server may soon cancel this task again
-                    await self._report_shutdown(scope, receive, send)
-                    raise
                 finally:
                     live.cuts.remove(cut)
                     await stop(watch, writer)
@@ -258,9 +254,9 @@ class AnswerResponse(Response):
                 raise
             finally:
                 await events.close()
-        except asyncio.CancelledError as error:
+        except asyncio.CancelledError:
             if self._cut:
-                self._record("failed", http_error(error).body["error"])
+                self._record("failed", shutting_down().body["error"])
             else:
                 self._record("cancelled")
             raise
@@ -342,7 +338,7 @@ class AnswerResponse(Response):
 
     async def _report_shutdown(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the error of a service that stops during an answer, if the client still reads."""
-        error = http_error(asyncio.CancelledError())
+        error = shutting_down()
         with suppress(Exception):
             async with asyncio.timeout(SHUTDOWN_S):
                 if not self._started:

@@ -7,7 +7,6 @@ sentence, and the log gets the message.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -102,7 +101,7 @@ class HttpError(BatonError):
         )
 
 
-def http_error(error: BaseException) -> HttpError:
+def http_error(error: Exception) -> HttpError:
     """Return the error that the client sees for `error`."""
     match error:
         case HttpError():
@@ -145,8 +144,6 @@ def http_error(error: BaseException) -> HttpError:
         case DeadlineExceeded():  # an automatic retry of a slow request would double the load
             message = "the request's time is up"
             return HttpError(503, message, code="deadline_exceeded", headers=_NO_RETRY)
-        case asyncio.CancelledError():
-            return shutting_down()
         case HTTPException():
             return _routing_error(error)
         case _:

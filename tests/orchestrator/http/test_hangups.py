@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -153,20 +153,6 @@ def test_a_reader_that_stopped_reading() -> None:
         trace_id = begun.partition("chatcmpl-")[2].partition('"')[0]
         assert HTTP.get(f"{url}/v1/traces/{trace_id}").json()["status"] == "cancelled"
         connection.close()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_server_that_stops_says_so(stream: bool) -> None:
-    made = service(large=scripted(delay=FOREVER))
-    body = {"model": "large-only", "stream": stream}
-    with ExitStack() as stopped:
-        url = stopped.enter_context(serving(made, grace_s=0))
-        with asked(url, body, timeout=120) as replies:
-            until(lambda: live(made, "large"))
-            stopped.close()
-    assert idle(made)
-    assert "shutting_down" in replies[0].text
-    assert replies[0].status_code == (200 if stream else 503)
 
 
 def test_a_service_that_drains_finishes_what_it_has_and_takes_no_more() -> None:
