@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
-from functools import cached_property, partial
+from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -21,13 +21,13 @@ from orchestrator.http.apis.parameters import (
     Choices,
     StreamOptions,
     TextRequest,
+    allowed,
     called_tool,
     joined,
-    parse_ask,
 )
 from orchestrator.http.apis.scores import Scorer, TokenScore, shown_tokens
-from orchestrator.http.ask import Ask, AskedPolicy, Choice
-from orchestrator.http.body import Given, Json, contradiction
+from orchestrator.http.ask import Ask, Choice, Labels
+from orchestrator.http.body import Given, Json, contradiction, parse_request
 from orchestrator.http.records import call_json, step_json
 from orchestrator.http.rendering import planned
 from orchestrator.http.settings import REASONING_FIELDS, HttpSettings
@@ -172,28 +172,24 @@ class ChatRequest(AnswerForm, TextRequest):
             raise contradiction(
                 "add_generation_prompt", "must be the opposite of continue_final_message"
             )
-        if len({*self._efforts}) > 1:
+        if len({*self.efforts}) > 1:
             raise contradiction("chat_template_kwargs", "contradicts reasoning_effort")
         if self.top_logprobs and not self.logprobs:
             raise contradiction("top_logprobs", "only allowed if logprobs is true")
         for name, given in (("stop", self.stop), ("tools", self.tools)):
             if self.logprobs and given:
                 raise contradiction("logprobs", f"only allowed without {name}")
-        self.turns  # noqa: B018 (refuses wrong ones)
-        if last.role != "tool" and not (last.content or "").strip():
-            raise contradiction(f"{place}.content", "the question is empty")
         caps = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(caps) > 1:
             raise contradiction("max_completion_tokens", "contradicts max_tokens")
-        self.tool_use  # noqa: B018 (refuses a choice of a tool that is missing)
         return self
 
-    @cached_property
     def turns(self) -> tuple[Message, ...]:
-        """The messages as models see them.
+        """Return the messages as models see them.
 
         Raises:
-            InvalidRequest: a turn has no content, or a tool's result answers no earlier call.
+            InvalidRequest: a turn or the question has no content, or a tool's result answers no
+                earlier call.
         """
         turns, called = list[Message](), dict[str, str]()
         for i, one in enumerate(self.messages):
@@ -219,30 +215,9 @@ class ChatRequest(AnswerForm, TextRequest):
             role = "system" if one.role == "developer" else one.role
             thought = one.reasoning_content or one.reasoning or ""
             turns.append(Message(role, one.content or "", None, calls, thought, call_id, name))
+        if turns[-1].role != "tool" and not turns[-1].content.strip():
+            raise contradiction(f"{place}.content", "the question is empty")
         return tuple(turns)
-
-    @cached_property
-    def tool_use(self) -> ToolUse:
-        return ToolUse(
-            [tool.function for tool in self.tools],
-            self.tool_choice,
-            parallel=self.parallel_tool_calls,
-            form=self.form,
-        )
-
-    @property
-    def cap(self) -> tuple[str, int | None]:
-        name = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
-        return name, self.max_completion_tokens or self.max_tokens
-
-    @property
-    def answers(self) -> tuple[str, int]:
-        return "n", self.n
-
-    @property
-    def asked_policy(self) -> AskedPolicy:
-        budget = self.thinking_token_budget or 0  # -1 is no cap, and 0 no thought
-        return replace(super().asked_policy, thought_cap=budget if budget > 0 else None)
 
     @property
     def thinks(self) -> bool:
@@ -252,22 +227,43 @@ class ChatRequest(AnswerForm, TextRequest):
         return not (off or self.continue_final_message)
 
     @property
-    def _efforts(self) -> list[Effort]:
+    def efforts(self) -> list[Effort]:
         own = [] if self.reasoning_effort is None else [self.reasoning_effort]
         return own + self.chat_template_kwargs.efforts
 
-    @property
-    def effort(self) -> Effort | None:
-        return next(iter(self._efforts), None)
-
-    @property
-    def conversations(self) -> tuple[tuple[Message, ...], ...]:
-        return ((*self.tool_use.messages, *self.turns),)
-
 
 def parse(given: bytes, settings: HttpSettings) -> Ask:
-    encoder = partial(ChatEncoder, REASONING_FIELDS[settings.reasoning_field])
-    return parse_ask(CHAT, ChatRequest, given, settings, encoder)
+    body, warnings = parse_request(given, ChatRequest, strict=settings.strict)
+    turns = body.turns()
+    tools = ToolUse(
+        [tool.function for tool in body.tools],
+        body.tool_choice,
+        parallel=body.parallel_tool_calls,
+        form=body.form,
+    )
+    cap = "max_completion_tokens" if body.max_tokens is None else "max_tokens"
+    budget = body.thinking_token_budget or 0  # -1 is no cap, and 0 no thought
+    limits = body.limits(
+        settings,
+        (cap, getattr(body, cap)),
+        body.stop,
+        tools.constraint,
+        thinks=body.thinks,
+        effort=next(iter(body.efforts), None),
+    )
+    return Ask(
+        CHAT,
+        ((*tools.messages, *turns),),
+        body.asked_policy(thought_cap=budget if budget > 0 else None),
+        body.sampling,
+        limits,
+        partial(ChatEncoder, REASONING_FIELDS[settings.reasoning_field], body),
+        choices=allowed("n", body.n, settings),
+        tools=tools,
+        seed=body.seed,
+        stream=body.stream,
+        labels=Labels(body.user, body.metadata, body.priority, warnings),
+    )
 
 
 class ChatEncoder(ChunkEncoder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Annotated
 
@@ -19,16 +20,16 @@ from orchestrator.http.apis.parameters import (
     UNSUPPORTED,
     Choices,
     TextRequest,
-    parse_ask,
+    allowed,
 )
 from orchestrator.http.apis.scores import ScoredSegment, Scorer, TokenScore
-from orchestrator.http.ask import Ask, AskedPolicy, Choice
-from orchestrator.http.body import Json, contradiction
+from orchestrator.http.ask import Ask, Choice, Labels
+from orchestrator.http.body import Json, contradiction, parse_request
 from orchestrator.http.settings import HttpSettings
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event, TextDelta
-from orchestrator.types import Constraint, Message, Segment, Transcript
+from orchestrator.types import Message, Segment, Transcript
 from orchestrator.worker import Worker
 
 
@@ -96,37 +97,26 @@ class CompletionRequest(AnswerForm, TextRequest):
             raise contradiction("logprobs", "only allowed without stop")
         return self
 
-    @property
-    def conversations(self) -> tuple[tuple[Message, ...], ...]:
-        return tuple(
-            (Message("prompt", one) if isinstance(one, str) else Message("prompt", "", one),)
-            for one in self.prompt
-        )
-
-    @property
-    def cap(self) -> tuple[str, int | None]:
-        return "max_tokens", self.max_tokens
-
-    @property
-    def constraint(self) -> Constraint | None:
-        return self.form and replace(self.form, exact=True)
-
-    @property
-    def answers(self) -> tuple[str, int]:
-        prompts = len(self.prompt)
-        return "n" if prompts == 1 else "prompt", self.n * prompts
-
-    @property
-    def asked_policy(self) -> AskedPolicy:
-        return replace(super().asked_policy, alone="model")
-
-    @property
-    def thinks(self) -> bool:
-        return False
-
 
 def parse(given: bytes, settings: HttpSettings) -> Ask:
-    return parse_ask(TEXT_COMPLETION, CompletionRequest, given, settings, CompletionEncoder)
+    body, warnings = parse_request(given, CompletionRequest, strict=settings.strict)
+    prompts = len(body.prompt)
+    form = body.form and replace(body.form, exact=True)
+    return Ask(
+        TEXT_COMPLETION,
+        tuple(
+            (Message("prompt", one) if isinstance(one, str) else Message("prompt", "", one),)
+            for one in body.prompt
+        ),
+        replace(body.asked_policy(), alone="model"),
+        body.sampling,
+        body.limits(settings, ("max_tokens", body.max_tokens), body.stop, form, thinks=False),
+        partial(CompletionEncoder, body),
+        choices=allowed("n" if prompts == 1 else "prompt", body.n * prompts, settings),
+        seed=body.seed,
+        stream=body.stream,
+        labels=Labels(body.user, body.metadata, body.priority, warnings),
+    )
 
 
 class CompletionEncoder(ChunkEncoder):

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, Tag, model_validator
 
-from orchestrator.efforts import Effort
 from orchestrator.grammar import check
 from orchestrator.http.api import MESSAGES, sse
 from orchestrator.http.apis.answer_form import json_form
 from orchestrator.http.apis.blocks import BlockEncoder, Kind
 from orchestrator.http.apis.conversation import TextBlock, Turn, read_turns, signature
-from orchestrator.http.apis.parameters import (
-    AnswerRequest,
-    StopString,
-    joined,
-    parse_ask,
-)
+from orchestrator.http.apis.parameters import AnswerRequest, StopString, joined
 from orchestrator.http.ask import Ask, AskedPolicy, Choice, Labels
-from orchestrator.http.body import Given, Json, by_type, contradiction, read_json
+from orchestrator.http.body import (
+    Given,
+    Json,
+    by_type,
+    contradiction,
+    parse_request,
+    read_json,
+)
 from orchestrator.http.rendering import baton, usage, usage_of
 from orchestrator.http.settings import HttpSettings
 from orchestrator.http.tools.offered import (
@@ -199,18 +200,8 @@ class MessagesRequest(AnswerRequest):
 
     @model_validator(mode="after")
     def _consistent(self) -> MessagesRequest:
-        last, place = self.turns[-1], f"messages[{len(self.messages) - 1}].content"
-        if last.calls:
-            raise contradiction(place, "the results of its calls must follow, as tool_result")
-        if last.role != "tool" and not last.content.strip():
-            raise contradiction(place, "is empty")
-        if self.prefilled and last.reasoning:
-            raise contradiction(place, "an answer is continued without its thought: leave it out")
-        if self.prefilled and len(self.turns) == 1:
-            raise contradiction("messages", "expected a turn before the assistant's")
         if (form := self.output_config.form) is not None:
             check(form, "output_config.format.schema")
-        self.tool_use  # noqa: B018 (refuses a choice of a tool that is missing)
         if self.advisor is not None and self.model.partition("@")[0] not in EXECUTORS:
             expected = " or ".join(EXECUTORS)
             raise contradiction("model", f"an advisor needs {expected}, not {self.model}")
@@ -220,10 +211,9 @@ class MessagesRequest(AnswerRequest):
     def advisor(self) -> AdvisorTool | None:
         return next((one for one in self.tools if isinstance(one, AdvisorTool)), None)
 
-    @property
-    def asked_policy(self) -> AskedPolicy:
-        """The policy that is asked for; the advisor tool asks for one as well."""
-        asked = replace(super().asked_policy, thought_cap=self.thinking.budget_tokens)
+    def asked_policy(self, thought_cap: int | None = None) -> AskedPolicy:
+        """Return the policy that is asked for; the advisor tool asks for one as well."""
+        asked = super().asked_policy(thought_cap)
         if self.advisor is None:
             return asked
         model = asked.model if asked.model.startswith("advisor") else "advisor"
@@ -231,47 +221,27 @@ class MessagesRequest(AnswerRequest):
         return replace(asked, model=model, parameters=parameters)
 
     @property
-    def cap(self) -> tuple[str, int | None]:
-        return "max_tokens", self.max_tokens
-
-    @property
-    def thinks(self) -> bool:
-        return self.thinking.type != "disabled" and not self.prefilled
-
-    @property
-    def effort(self) -> Effort | None:
-        return self.output_config.effort
-
-    def labels(self, warnings: tuple[str, ...]) -> Labels:
-        return Labels(self.metadata.user_id, {}, self.priority, warnings)
-
-    @cached_property
-    def turns(self) -> tuple[Message, ...]:
-        return read_turns(self.messages)
-
-    @cached_property
-    def tool_use(self) -> ToolUse:
-        return ToolUse(
-            [tool.function for tool in self.tools if isinstance(tool, MessagesTool)],
-            self.tool_choice.choice,
-            parallel=not self.tool_choice.disable_parallel_tool_use,
-            form=self.output_config.form,
-            inner="input_schema",
-        )
-
-    @property
     def prefilled(self) -> bool:
         """Whether the answer continues the last turn."""
-        return self.turns[-1].role == "assistant"
+        return self.messages[-1].role == "assistant"
 
-    @property
-    def stops(self) -> Sequence[str]:
-        return self.stop_sequences
+    def turns(self) -> tuple[Message, ...]:
+        """Return the messages as models see them.
 
-    @property
-    def conversations(self) -> tuple[tuple[Message, ...], ...]:
-        system = (Message("system", self.system),) if self.system else ()
-        return ((*self.tool_use.messages, *system, *self.turns),)
+        Raises:
+            InvalidRequest: as `read_turns`, or the last turn is no question or beginning.
+        """
+        turns = read_turns(self.messages)
+        last, place = turns[-1], f"messages[{len(self.messages) - 1}].content"
+        if last.calls:
+            raise contradiction(place, "the results of its calls must follow, as tool_result")
+        if last.role != "tool" and not last.content.strip():
+            raise contradiction(place, "is empty")
+        if self.prefilled and last.reasoning:
+            raise contradiction(place, "an answer is continued without its thought: leave it out")
+        if self.prefilled and len(turns) == 1:
+            raise contradiction("messages", "expected a turn before the assistant's")
+        return turns
 
 
 class CountRequest(MessagesRequest):
@@ -280,13 +250,39 @@ class CountRequest(MessagesRequest):
     max_tokens: Annotated[int, Field(ge=1)] = 1
 
 
-def parse(given: bytes, settings: HttpSettings) -> Ask:
-    return parse_ask(MESSAGES, MessagesRequest, given, settings, MessagesEncoder)
-
-
-def parse_count(given: bytes, settings: HttpSettings) -> Ask:
-    """Parse a body whose prompt is to be counted."""
-    return parse_ask(MESSAGES, CountRequest, given, settings, MessagesEncoder)
+def parse(
+    given: bytes, settings: HttpSettings, kind: type[MessagesRequest] = MessagesRequest
+) -> Ask:
+    body, warnings = parse_request(given, kind, strict=settings.strict)
+    turns = body.turns()
+    tools = ToolUse(
+        [tool.function for tool in body.tools if isinstance(tool, MessagesTool)],
+        body.tool_choice.choice,
+        parallel=not body.tool_choice.disable_parallel_tool_use,
+        form=body.output_config.form,
+        inner="input_schema",
+    )
+    system = (Message("system", body.system),) if body.system else ()
+    limits = body.limits(
+        settings,
+        ("max_tokens", body.max_tokens),
+        body.stop_sequences,
+        tools.constraint,
+        thinks=body.thinking.type != "disabled" and not body.prefilled,
+        effort=body.output_config.effort,
+    )
+    return Ask(
+        MESSAGES,
+        ((*tools.messages, *system, *turns),),
+        body.asked_policy(thought_cap=body.thinking.budget_tokens),
+        body.sampling,
+        limits,
+        partial(MessagesEncoder, body),
+        tools=tools,
+        seed=body.seed,
+        stream=body.stream,
+        labels=Labels(body.metadata.user_id, {}, body.priority, warnings),
+    )
 
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

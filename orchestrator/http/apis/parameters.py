@@ -10,10 +10,8 @@ and `policy.budget`. With effort `none`, or a budget of 0, there is no thought.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Annotated, Any, Final, Self, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Self
 
 from pydantic import (
     BeforeValidator,
@@ -25,18 +23,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from orchestrator.efforts import Effort
-from orchestrator.http.api import Api
-from orchestrator.http.ask import Ask, AskedPolicy, Choice, Encoder, Labels
-from orchestrator.http.body import (
-    Given,
-    Parameters,
-    contradiction,
-    parse_request,
-)
+from orchestrator.http.ask import AskedPolicy
+from orchestrator.http.body import Given, Parameters, contradiction
 from orchestrator.http.settings import HttpSettings
-from orchestrator.http.tools.offered import ToolUse
-from orchestrator.loop.accumulator import ResponseAccumulator
-from orchestrator.types import Constraint, Limits, Message, PartialSampling
+from orchestrator.types import Constraint, Limits, PartialSampling
 
 HINTS: Final = frozenset({
     "parallel_tool_calls",  # without tools there are none
@@ -158,119 +148,67 @@ class AnswerRequest(Parameters):
     )
 
     @property
-    def tool_use(self) -> ToolUse | None:
-        return None
-
-    @property
-    @abstractmethod
-    def conversations(self) -> tuple[tuple[Message, ...], ...]:
-        """The messages that get an answer each."""
-
-    @property
-    @abstractmethod
-    def cap(self) -> tuple[str, int | None]:
-        """The parameter that caps thought and answer together, and its value in tokens."""
-
-    @property
-    @abstractmethod
-    def stops(self) -> Sequence[str]:
-        """The strings that end the answer."""
-
-    @property
-    def constraint(self) -> Constraint | None:
-        """The form that the answer must match."""
-        return None if self.tool_use is None else self.tool_use.constraint
-
-    @property
-    def answers(self) -> tuple[str, int]:
-        """The parameter that asks for several answers, and their number."""
-        return "n", 1
-
-    @property
-    def thinks(self) -> bool:
-        return True
-
-    @property
-    def effort(self) -> Effort | None:
-        return None
-
-    @property
     def sampling(self) -> PartialSampling:
         top_k = None if self.top_k is None else max(self.top_k, 0)
         return PartialSampling(self.temperature, self.top_p, top_k)
 
-    @property
-    def asked_policy(self) -> AskedPolicy:
+    def asked_policy(self, thought_cap: int | None = None) -> AskedPolicy:
         alone = "ignore_eos" if self.ignore_eos else "min_tokens" if self.min_tokens else None
-        return AskedPolicy(self.model, self.policy, self.speculation, alone)
+        return AskedPolicy(self.model, self.policy, self.speculation, alone, thought_cap)
 
-    @abstractmethod
-    def labels(self, warnings: tuple[str, ...]) -> Labels:
-        """Return the facts about the request that change no answer."""
-
-    def limits(self, settings: HttpSettings) -> Limits:
-        """Return the limits of each answer.
+    def limits(
+        self,
+        settings: HttpSettings,
+        capped: tuple[str, int | None],
+        stop: Sequence[str],
+        constraint: Constraint | None,
+        *,
+        thinks: bool = True,
+        effort: Effort | None = None,
+    ) -> Limits:
+        """Return the limits of each answer; `capped` is the parameter that caps thought and answer
+        together, and its value in tokens.
 
         Raises:
             InvalidRequest: a limit is above the service's, or contradicts another parameter.
         """
-        most, (name, cap) = settings.limits, self.cap
+        most, (name, cap) = settings.limits, capped
         if cap is not None and cap > most.max_tokens_cap:
             raise contradiction(
                 name, f"must be at most {most.max_tokens_cap} (limits.max_tokens_cap)"
             )
         for name, given in (("ignore_eos", self.ignore_eos), ("min_tokens", self.min_tokens)):
-            if given and self.constraint is not None:
+            if given and constraint is not None:
                 raise contradiction(name, "contradicts an answer that must match a form")
         max_tokens = min(most.max_tokens, most.max_tokens_cap) if cap is None else cap
         if self.min_tokens > max_tokens:
             raise contradiction("min_tokens", f"is {self.min_tokens}, above the cap {max_tokens}")
-        effort = self.effort or ""
         return Limits(
             max_tokens,
             most.deadline_s,
-            tuple(self.stops),
-            self.thinks and effort != "none",
+            tuple(stop),
+            thinks and effort != "none",
             self.ignore_eos,
             self.min_tokens,
+            constraint,
             complete=most.complete,
-            effort="" if effort == "none" else effort,
+            effort="" if effort is None or effort == "none" else effort,
             prices=settings.prices,
-            constraint=self.constraint,
         )
 
 
-Request = TypeVar("Request", bound=AnswerRequest)
+def allowed(name: str, answers: int, settings: HttpSettings) -> int:
+    """Return the number of answers that a request wants by the parameter `name`.
 
-
-def parse_ask(
-    api: Api,
-    kind: type[Request],
-    given: bytes,
-    settings: HttpSettings,
-    encoder: Callable[[Request, Choice, ResponseAccumulator], Encoder],
-) -> Ask:
-    """Parse a body of the `kind`; an `InvalidRequest` names what cannot be honoured."""
-    body, warnings = parse_request(given, kind, strict=settings.strict)
-    name, answers = body.answers
+    Raises:
+        InvalidRequest: it is above the service's limits.
+    """
     most = min(settings.limits.choices, settings.limits.concurrent)
     if answers > most:
         raise contradiction(
             name, f"this service gives at most {most} answers to a request, not {answers}"
         )
-    return Ask(
-        api,
-        body.conversations,
-        body.asked_policy,
-        body.sampling,
-        body.limits(settings),
-        partial(encoder, body),
-        choices=answers,
-        tools=body.tool_use,
-        seed=body.seed,
-        stream=body.stream,
-        labels=body.labels(warnings),
-    )
+    return answers
 
 
 class TextRequest(AnswerRequest):
@@ -305,10 +243,3 @@ class TextRequest(AnswerRequest):
     def wants_running_usage(self) -> bool:
         """Whether every chunk of a stream holds the usage so far."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-    @property
-    def stops(self) -> Sequence[str]:
-        return self.stop
-
-    def labels(self, warnings: tuple[str, ...]) -> Labels:
-        return Labels(self.user, self.metadata, self.priority, warnings)

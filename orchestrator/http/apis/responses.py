@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import partial
 from itertools import count
 from typing import Annotated, Any, Final, Literal
 
@@ -33,14 +33,14 @@ from orchestrator.http.apis.parameters import (
     TextRequest,
     called_tool,
     joined,
-    parse_ask,
 )
-from orchestrator.http.ask import Ask, Choice
+from orchestrator.http.ask import Ask, Choice, Labels
 from orchestrator.http.body import (
     Given,
     Json,
     by_type,
     contradiction,
+    parse_request,
     read_json,
     without_nulls,
 )
@@ -142,7 +142,7 @@ def read_turns(items: Sequence[AnyItem]) -> tuple[Message, ...]:
     sees it again. Neighbouring answers and calls are one message, and the calls' results follow it.
 
     Raises:
-        InvalidRequest: a result comes without its call.
+        InvalidRequest: a result comes without its call, or there is no question at the end.
     """
     turns: list[Message] = []
     called: dict[str, str] = {}
@@ -175,6 +175,11 @@ def read_turns(items: Sequence[AnyItem]) -> tuple[Message, ...]:
             )
         else:
             turns.append(turn)
+    last = turns[-1] if turns else Message("user", "")
+    if last.role == "assistant":
+        raise contradiction("input", "the last message must be the user's")
+    if last.role != "tool" and not last.content.strip():
+        raise contradiction("input", "the question is empty")
     return tuple(turns)
 
 
@@ -262,51 +267,46 @@ class ResponsesRequest(TextRequest):
     )
 
     @model_validator(mode="after")
-    def _ends_with_a_question(self) -> ResponsesRequest:
-        last = self.turns[-1] if self.turns else Message("user", "")
-        if last.role == "assistant":
-            raise contradiction("input", "the last message must be the user's")
-        if last.role != "tool" and not last.content.strip():
-            raise contradiction("input", "the question is empty")
+    def _consistent(self) -> ResponsesRequest:
         if LOGPROBS in (self.include or ()):
             raise contradiction(
                 "include", f"{LOGPROBS} is not supported here; chat completions have logprobs"
             )
         if (form := self.text.format.form) is not None:
             check(form, "text.format.schema")
-        self.tool_use  # noqa: B018 (refuses a choice of a tool that is missing)
         return self
-
-    @cached_property
-    def turns(self) -> tuple[Message, ...]:
-        return read_turns(self.input)
-
-    @cached_property
-    def tool_use(self) -> ToolUse:
-        return ToolUse(
-            self.tools,
-            self.tool_choice,
-            parallel=self.parallel_tool_calls,
-            form=self.text.format.form,
-            inner="parameters",
-        )
-
-    @property
-    def conversations(self) -> tuple[tuple[Message, ...], ...]:
-        system = (Message("system", self.instructions),) if self.instructions else ()
-        return ((*self.tool_use.messages, *system, *self.turns),)
-
-    @property
-    def cap(self) -> tuple[str, int | None]:
-        return "max_output_tokens", self.max_output_tokens
-
-    @property
-    def effort(self) -> Effort | None:
-        return self.reasoning.effort
 
 
 def parse(given: bytes, settings: HttpSettings) -> Ask:
-    return parse_ask(RESPONSES, ResponsesRequest, given, settings, ResponsesEncoder)
+    body, warnings = parse_request(given, ResponsesRequest, strict=settings.strict)
+    turns = read_turns(body.input)
+    tools = ToolUse(
+        body.tools,
+        body.tool_choice,
+        parallel=body.parallel_tool_calls,
+        form=body.text.format.form,
+        inner="parameters",
+    )
+    system = (Message("system", body.instructions),) if body.instructions else ()
+    limits = body.limits(
+        settings,
+        ("max_output_tokens", body.max_output_tokens),
+        body.stop,
+        tools.constraint,
+        effort=body.reasoning.effort,
+    )
+    return Ask(
+        RESPONSES,
+        ((*tools.messages, *system, *turns),),
+        body.asked_policy(),
+        body.sampling,
+        limits,
+        partial(ResponsesEncoder, body),
+        tools=tools,
+        seed=body.seed,
+        stream=body.stream,
+        labels=Labels(body.user, body.metadata, body.priority, warnings),
+    )
 
 
 class ResponsesEncoder(BlockEncoder):

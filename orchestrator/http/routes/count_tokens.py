@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.background import deadline
 from orchestrator.http.api import MESSAGES
-from orchestrator.http.apis.messages import CountRequest, parse_count
+from orchestrator.http.apis.messages import CountRequest, parse
 from orchestrator.http.ask import Ask, Incoming
 from orchestrator.http.body import json_body
 from orchestrator.http.routes.openapi import described
@@ -27,7 +27,7 @@ def add_count_route(app: FastAPI, service: Service) -> None:
     @app.post(path, name="count_tokens", **described(about, CountRequest))
     async def count_tokens(request: Request) -> Response:
         given = await json_body(request, service.settings)
-        ask = await asyncio.to_thread(parse_count, given, service.settings)
+        ask = await asyncio.to_thread(parse, given, service.settings, CountRequest)
         state = request.state
         incoming = Incoming(state.request_id, state.key, request.headers)
         return JSONResponse({"input_tokens": await _count(service, ask, incoming)})

@@ -11,14 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigError, InvalidRequest
+from orchestrator.http.apis import chat, responses
 from orchestrator.http.apis.chat import ChatRequest
 from orchestrator.http.apis.completions import CompletionRequest
 from orchestrator.http.apis.messages import MessagesRequest
 from orchestrator.http.apis.parameters import UNSUPPORTED
 from orchestrator.http.apis.responses import ResponsesRequest
+from orchestrator.http.ask import Ask
 from orchestrator.http.auth import Keys
 from orchestrator.http.body import parse_request
 from orchestrator.http.rendering import Stripped
+from orchestrator.http.settings import HttpSettings
 from orchestrator.types import GREEDY
 from tests.orchestrator.serving import asking
 
@@ -31,6 +34,17 @@ JSON = st.recursive(
 )
 NAMES = sorted({*ChatRequest.model_fields, *UNSUPPORTED})
 STEADY = settings(max_examples=50)
+STRICT, LENIENT = HttpSettings(), HttpSettings(strict=False)
+
+
+def read(body: dict[str, Any], http: HttpSettings = STRICT, parse: Any = chat.parse) -> Ask:
+    ask: Ask = parse(json.dumps(body).encode(), http)
+    return ask
+
+
+def names(ask: Ask) -> frozenset[str]:
+    assert ask.tools is not None
+    return ask.tools.names
 
 
 @STEADY
@@ -45,9 +59,9 @@ def test_stripping_in_pieces(pieces: list[str]) -> None:
 def test_any_body_is_understood_or_refused(body: dict[str, object]) -> None:
     whole = {"model": "baton", "messages": [{"role": "user", "content": "hi"}], **body}
     with suppress(InvalidRequest):
-        asked, _warnings = parse_request(json.dumps(whole).encode(), ChatRequest)
-        assert asked.conversations[0]
-        assert asked.sampling.over(GREEDY).temperature >= 0
+        ask = read(whole)
+        assert ask.conversations[0]
+        assert ask.sampling.over(GREEDY).temperature >= 0
 
 
 @STEADY
@@ -155,29 +169,29 @@ PLACES = [
 def test_what_is_unknown_within_is_refused_by_name() -> None:
     one = {**asking(), "messages": [{"role": "user", "content": "hi", "nam": "a"}]}
     with pytest.raises(InvalidRequest, match="unknown parameter; did you mean name") as caught:
-        parse_request(json.dumps(one).encode(), ChatRequest)
+        read(one)
     assert caught.value.param == "messages[0].nam"
 
 
 def test_what_is_unknown_within_is_left_out_where_the_deployment_says_so() -> None:
-    asked, warnings = parse_request(json.dumps(WITHIN).encode(), ChatRequest, strict=False)
-    (warning,) = warnings
+    ask = read(WITHIN, LENIENT)
+    (warning,) = ask.labels.warnings
     said = warning.removesuffix(" are unknown here, and left out").split(", ")
     assert sorted(said) == PLACES
-    assert [message.content for message in asked.conversations[0][1:]] == ["be brief", "one\ntwo"]
-    assert asked.tool_use.names == {"add"}
+    assert [message.content for message in ask.conversations[0][1:]] == ["be brief", "one\ntwo"]
+    assert names(ask) == {"add"}
     items = [{"role": "user", "content": "hi", "mood": "glad", "n": [1]}]
     body = {"model": "m", "input": items}
-    _, warnings = parse_request(json.dumps(body).encode(), ResponsesRequest, strict=False)
+    warnings = read(body, LENIENT, responses.parse).labels.warnings
     assert warnings == ("input[0].mood, input[0].n are unknown here, and left out",)
     with pytest.raises(InvalidRequest) as caught:  # what is wrong stays wrong
-        parse_request(json.dumps(WITHIN | {"n": 0}).encode(), ChatRequest, strict=False)
+        read(WITHIN | {"n": 0}, LENIENT)
     assert caught.value.param == "n"
     far = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "a"}]}
     far["tools"][0]["x"] = 1  # type: ignore[index]
     tools = [{"type": "function", "name": "a"}]
     body |= {"input": "hi", "tools": tools, "tool_choice": far}
-    _answered, warnings = parse_request(json.dumps(body).encode(), ResponsesRequest, strict=False)
+    warnings = read(body, LENIENT, responses.parse).labels.warnings
     assert warnings == ("tool_choice.tools[0].x is unknown here, and left out",)
 
 
@@ -194,20 +208,20 @@ def test_tools_that_are_no_functions_are_named_or_left_out() -> None:
     with pytest.raises(
         InvalidRequest, match=r"^tools\[0\]: tools of the type web_search"
     ) as caught:
-        parse_request(json.dumps(body).encode(), ChatRequest)
+        read(body)
     assert (caught.value.param, caught.value.code) == ("tools[0]", "unsupported_parameter")
-    asked, warnings = parse_request(json.dumps(body).encode(), ChatRequest, strict=False)
-    assert warnings == (
+    ask = read(body, LENIENT)
+    assert ask.labels.warnings == (
         "tools[0] (web_search), tools[1].extra, tools[2] (mcp) are unknown here, and left out",
     )
-    assert asked.tool_use.names == {"add", "look_up"}
+    assert names(ask) == {"add", "look_up"}
     flat = [{"type": "function", "name": "add"}, {"type": "custom", "name": "x"}]
     items = {"model": "m", "input": "hi", "tools": flat}
     with pytest.raises(InvalidRequest, match=r"^tools\[1\]: tools of the type custom are not"):
-        parse_request(json.dumps(items).encode(), ResponsesRequest)
-    answered, warnings = parse_request(json.dumps(items).encode(), ResponsesRequest, strict=False)
-    assert answered.tool_use.names == {"add"}
-    assert warnings == ("tools[1] (custom) is unknown here, and left out",)
+        read(items, parse=responses.parse)
+    ask = read(items, LENIENT, responses.parse)
+    assert names(ask) == {"add"}
+    assert ask.labels.warnings == ("tools[1] (custom) is unknown here, and left out",)
 
 
 ALLOWED_CHAT = {
@@ -225,15 +239,15 @@ ALLOWED_RESPONSES = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "place"),
+    ("parse", "body", "place"),
     [
         (
-            ChatRequest,
+            chat.parse,
             asking() | {"tools": HOSTED, "tool_choice": ALLOWED_CHAT},
             "tool_choice.allowed_tools.tools[1]",
         ),
         (
-            ResponsesRequest,
+            responses.parse,
             {
                 "model": "m",
                 "input": "hi",
@@ -244,35 +258,34 @@ ALLOWED_RESPONSES = {
         ),
     ],
 )
-def test_allowed_tools_may_be_functions_alone(kind: Any, body: Any, place: str) -> None:
+def test_allowed_tools_may_be_functions_alone(parse: Any, body: Any, place: str) -> None:
     given = body | {"tools": [tool for tool in body["tools"] if tool["type"] == "function"][:1]}
     given["tools"][0].pop("extra", None)
     with pytest.raises(InvalidRequest) as caught:
-        parse_request(json.dumps(given).encode(), kind)
+        read(given, parse=parse)
     assert (caught.value.param, caught.value.code) == (place, "unsupported_parameter")
-    asked, (warning,) = parse_request(json.dumps(body).encode(), kind, strict=False)
-    assert f"{place} (web_search)" in warning
-    assert asked.tool_use.names == {"add"}
-    assert asked.tool_choice.model_dump()["type"] == "allowed_tools"
+    ask = read(body, LENIENT, parse)
+    assert f"{place} (web_search)" in ask.labels.warnings[0]
+    assert names(ask) == {"add"}
 
 
 def test_of_many_unknown_names_none_hides_another() -> None:
     messages = [{"role": "user", "content": "hi", "time": 1} for _ in range(40)]
     body = {**asking(), "messages": messages, "stream": True, "stream_options": {"chatty": 1}}
-    _asked, warnings = parse_request(json.dumps(body).encode(), ChatRequest, strict=False)
+    warnings = read(body, LENIENT).labels.warnings
     assert warnings == ("stream_options.chatty, messages[*].time are unknown here, and left out",)
-    names = {f"a{i}": 1 for i in range(20)}
+    many = {f"a{i}": 1 for i in range(20)}
     with pytest.raises(InvalidRequest, match="a5 and 4 more are unknown here"):
-        parse_request(json.dumps(asking() | names).encode(), ChatRequest)
+        read(asking() | many)
 
 
 @pytest.mark.parametrize("name", ["x[0]", "str", "int"])
 def test_a_name_that_reads_like_a_place_is_left_out_and_nothing_around_it(name: str) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
     body = asking() | {"response_format": schema | {name: 1}}
-    asked, warnings = parse_request(json.dumps(body).encode(), ChatRequest, strict=False)
-    assert warnings == (f"response_format.{name} is unknown here, and left out",)
-    assert asked.tool_use.constraint is not None
+    ask = read(body, LENIENT)
+    assert ask.labels.warnings == (f"response_format.{name} is unknown here, and left out",)
+    assert ask.limits.constraint is not None
 
 
 def test_hints_and_what_a_client_made_of_a_reply_pass() -> None:
@@ -295,8 +308,7 @@ def test_hints_and_what_a_client_made_of_a_reply_pass() -> None:
     ]
     options = {"include_obfuscation": True}
     body = {"model": "m", "messages": turns, "stream": True, "stream_options": options}
-    asked, _warnings = parse_request(json.dumps(body).encode(), ChatRequest)
-    assert [message.content for message in asked.conversations[0]] == ["a\nb", "{}", "5"]
+    assert [message.content for message in read(body).conversations[0]] == ["a\nb", "{}", "5"]
 
 
 def test_keys() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.http.apis.responses import ResponsesRequest
 from orchestrator.types import Message
+from tests.orchestrator.serving import asked
 
 QUESTION = {"role": "user", "content": "2 + 3?"}
 ANSWER = {"type": "message", "role": "assistant", "content": "5"}
@@ -20,8 +20,8 @@ def reasoning(text: str) -> dict[str, Any]:
 
 
 def turns(*items: dict[str, Any]) -> tuple[Message, ...]:
-    body = {"model": "baton", "input": [QUESTION, *items, QUESTION]}
-    return ResponsesRequest.model_validate(body).turns[1:-1]
+    ask = asked("responses", model="baton", input=[QUESTION, *items, QUESTION])
+    return ask.conversations[0][1:-1]
 
 
 def test_reasoning_goes_with_the_answer_after_it() -> None:
@@ -64,10 +64,8 @@ def test_no_reasoning_is_lost() -> None:
 
 def test_instructions_come_before_what_a_developer_says() -> None:
     items = [{"role": "developer", "content": "Be kind."}, QUESTION]
-    request = ResponsesRequest.model_validate(
-        {"model": "baton", "input": items, "instructions": "Be brief."}
-    )
-    assert [(turn.role, turn.content) for turn in request.conversations[0]] == [
+    ask = asked("responses", model="baton", input=items, instructions="Be brief.")
+    assert [(turn.role, turn.content) for turn in ask.conversations[0]] == [
         ("system", "Be brief."),
         ("system", "Be kind."),
         ("user", "2 + 3?"),
