@@ -190,7 +190,7 @@ function totals(run) {
     discarded === null ? null : figure(number(discarded), "tokens thrown away", `of ${number(run.metrics.small_tokens + run.metrics.large_tokens)} generated`),
     run.metrics ? figure(number(run.metrics.large_passes), "passes of the large model", `${number(run.metrics.judge_calls)} of its calls were judgements`) : null,
     tokenDrafts(run),
-    money(run, sum),
+    cost(run),
   ];
   return [share(sum), h("dl", { class: "figures" }, figures)];
 }
@@ -210,14 +210,10 @@ function tokenDrafts({ acceptance }) {
   return figure(percent(sum(accepted) / sum(drafted)), "of tokens guessed ahead accepted", `within the large model; by place in the guess: ${places.join(", ")}${drafted.length > 4 ? ", …" : ""}`);
 }
 
-/** The cost of the generated tokens at the prices that the user set; nothing if there are none. */
-function money(run, sum) {
-  const prices = JSON.parse(localStorage.getItem("baton.prices") ?? "null");
-  if (!prices || !run.metrics) return null;
-  const cost = (run.metrics.small_tokens * prices.small + run.metrics.large_tokens * prices.large) / 1e6;
-  const alone = (sum.accepted * prices.large) / 1e6;
-  const shown = (value) => `$${value < 0.01 ? value.toPrecision(2) : value.toFixed(2)}`;
-  return figure(shown(cost), "for generated tokens", `estimate for large-only: ${shown(alone)}`);
+/** The cost that the service counted; nothing if the deployment names no prices. */
+function cost({ metrics }) {
+  if (metrics?.cost === undefined) return null;
+  return figure(metrics.cost.toLocaleString("en", { maximumSignificantDigits: 2 }), "cost of the tokens", "at the deployment's prices");
 }
 
 function figure(value, name, note) {

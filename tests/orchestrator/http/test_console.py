@@ -16,6 +16,7 @@ from orchestrator.experiments import experimenter
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.service import Service
 from orchestrator.http.settings import ServiceLimits
+from orchestrator.types import TokenPrices
 from tests.orchestrator.http.browser import BUSY_MS, CHROMIUM, chromium, page_of
 from tests.orchestrator.loop.test_answer_now import endless
 from tests.orchestrator.serving import (
@@ -60,8 +61,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A service whose judge rejects the second step."""
-    with serving(made()) as url:
+    """A service whose judge rejects the second step, and which has prices."""
+    with serving(made(prices=TokenPrices(small=1, large=2))) as url:
         yield url
 
 
@@ -102,6 +103,7 @@ def test_a_first_visit_sees_an_answer_and_who_wrote_it_and_why(browser: Browser,
         expect(page.locator(".answer")).not_to_contain_text("null")
         expect(page.locator(".authors")).to_contain_text("written by the small model")
         expect(page.locator(".figures")).to_contain_text("3 of 4")
+        expect(page.locator(".figures")).to_contain_text("at the deployment's prices")
         assert "small model works" in (page.locator(".lanes").get_attribute("aria-label") or "")
         draft = page.locator("details.rejected summary")
         expect(draft.locator("del")).to_be_visible()

@@ -16,7 +16,6 @@ export class AskView {
     this.model = h("select", { id: "model" }, h("option", { value: "baton" }, "baton"));
     this.cap = h("input", { type: "number", min: 1, step: 1, placeholder: "default", name: "max_tokens" });
     this.temperature = h("input", { type: "number", min: 0, max: 2, step: "any", placeholder: "0", name: "temperature" });
-    this.prices = ["small", "large"].map((name) => h("input", { type: "number", min: 0, step: "any", name: `price-${name}`, placeholder: "none", value: prices()?.[name] ?? "" }));
     this.form = parameterForm(null);
     this.own = h("div", {});
     this.trouble = h("p", { class: "bad", role: "alert" });
@@ -37,9 +36,7 @@ export class AskView {
           h("summary", {}, "Parameters"),
           h("div", { class: "parameters" },
             field("max_tokens", this.cap, "cap on thought and answer together, in tokens"),
-            field("temperature", this.temperature, "0 is greedy; from 0 to 2"),
-            field("price of small", this.prices[0], "per million generated tokens; for the estimate of cost"),
-            field("price of large", this.prices[1], "per million generated tokens")),
+            field("temperature", this.temperature, "0 is greedy; from 0 to 2")),
           this.own),
         this.trouble),
       this.notes,
@@ -48,7 +45,6 @@ export class AskView {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); this.ask(); }
     });
     this.model.addEventListener("change", () => this.choose());
-    for (const input of this.prices) input.addEventListener("change", () => this.price());
     if (last.running && last.trace) this.recover(last);
     else if (!localStorage.getItem("baton.visited")) this.welcome();
     this.load();
@@ -77,12 +73,6 @@ export class AskView {
       : String(schema?.description ?? "a published version").split("\n\n")[0];
     this.form = parameterForm(schema);
     this.own.replaceChildren(this.form.element);
-  }
-
-  price() {
-    const [small, large] = this.prices.map((input) => Number(input.value));
-    if (small || large) localStorage.setItem("baton.prices", JSON.stringify({ small, large }));
-    else localStorage.removeItem("baton.prices");
   }
 
   /** On a first visit, ask the first question at once, so that there is something to see. */
@@ -140,7 +130,6 @@ export class AskView {
   }
 }
 
-const prices = () => JSON.parse(localStorage.getItem("baton.prices") ?? "null");
 const session = () => JSON.parse(sessionStorage.getItem("baton.last") ?? "{}");
 let remembered = "";
 function remember(last) {
