@@ -29,7 +29,7 @@ from orchestrator.errors import InvalidRequest, Unsupported, WorkerError, descri
 from orchestrator.experiments.outcome_log import Status
 from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.http.admission import Place
-from orchestrator.http.api import credentials, dump, error_response
+from orchestrator.http.api import dump, error_response
 from orchestrator.http.ask import Ask, Choice, Incoming, estimated_tokens
 from orchestrator.http.body import Json
 from orchestrator.http.errors import http_error, shutting_down
@@ -189,7 +189,7 @@ class Answer:
         shared.outbox.put(trace_name(choice.trace_id), data, ttl_s=ttl_s)
         ended = outcome(choice, response, status, error)
         shared.outbox.event(OUTCOMES, ended.model_dump())
-        if not self._service.access.sees_all(credentials(incoming.headers)):
+        if not incoming.caller.sees_all:
             own = f"{OUTCOMES_OF}{incoming.key}"
             shared.outbox.event(own, ended.model_dump(), keep=OUTCOMES_OF_KEPT)
         if enrollment is not None and self._exposed:

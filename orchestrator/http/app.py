@@ -91,7 +91,7 @@ def create_app(service: Service) -> FastAPI:
         body = await read_body(request, service.settings, Feedback)
         # Without the store, the answer's key and arm are unknown: 503.
         _, record = await read_record(service, request, body.trace_id)
-        key, ttl_s = request.state.key, service.settings.trace_ttl_s
+        key, ttl_s = request.state.caller.key, service.settings.trace_ttl_s
         if await record_if_first(service.shared.outbox, body, key, ttl_s):
             event = reward(body, record, key)
             service.shared.outbox.event(REWARDS, event.model_dump())
@@ -104,7 +104,7 @@ def create_app(service: Service) -> FastAPI:
     )
     async def answer_now(request: Request, request_id: str) -> Response:
         await read_body(request, service.settings, AnswerNow)
-        count = await service.hurry(request_id, request.state.key)
+        count = await service.hurry(request_id, request.state.caller.key)
         if not count:
             raise HttpError(
                 404, "this key has no running request of this id", code="request_not_found"
@@ -150,7 +150,7 @@ def _text_route(
         # In a thread: the grammars of many schemas may take a second.
         ask = await asyncio.to_thread(parse, given, service.settings)
         return AnswerResponse(
-            service, ask, Incoming(request.state.request_id, request.state.key, request.headers)
+            service, ask, Incoming(request.state.request_id, request.state.caller, request.headers)
         )
 
     return respond

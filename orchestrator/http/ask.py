@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from orchestrator.experiments.assignment import Enrollment
 from orchestrator.http.api import SESSION_HEADERS, Api
+from orchestrator.http.auth import Caller
 from orchestrator.http.body import Json
 from orchestrator.http.errors import HttpError
 from orchestrator.http.tools.offered import ToolUse
@@ -85,14 +86,17 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """The HTTP request. The client may choose `request_id`; `key` is 8 hex digits of the API key's
-    digest, None without keys; `created` is in seconds since 1970."""
+    """The HTTP request. The client may choose `request_id`; `created` is in seconds since 1970."""
 
     request_id: str
-    key: str | None = None
+    caller: Caller = field(default_factory=Caller)
     headers: Mapping[str, str] = field(default_factory=dict)
     trace_id: str = field(default_factory=lambda: secrets.token_hex(16))
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def key(self) -> str | None:
+        return self.caller.key
 
     @property
     def session(self) -> str | None:

@@ -77,6 +77,15 @@ def _digest(key: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request: the name of the key (`Keys.owner`), None if no key is needed and no valid
+    one was sent. `sees_all`: may read the records of other keys' requests."""
+
+    key: str | None = None
+    sees_all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
     """Who may do what: `users` send requests, `observers` read everything, `admins` may do both and
     make changes.
@@ -89,14 +98,8 @@ class Access:
     admins: Keys = field(default_factory=Keys)
     observers: Keys = field(default_factory=Keys)
 
-    def sees_all(self, authorization: str | None) -> bool:
-        """Return whether this header may read the records of other keys' requests."""
-        return not self.users or any(
-            keys.owner(authorization) is not None for keys in (self.admins, self.observers)
-        )
-
-    def authorize(self, method: str, path: str, authorization: str | None) -> str | None:
-        """Return the key's name (`Keys.owner`); None if no key is needed and no valid one was sent.
+    def authorize(self, method: str, path: str, authorization: str | None) -> Caller:
+        """Check whether the sender of this header may send such a request.
 
         Raises:
             HttpError: 401, no valid key; 403, this key may not do that.
@@ -104,17 +107,17 @@ class Access:
         asks, reads = is_for_users(path), method in READ_METHODS
         open_path = path in OPEN_PATHS or (path.startswith(OPEN_FILES) and reads)
         if open_path or not (self.users or self.admins or self.observers):
-            return None
+            return Caller(sees_all=not self.users)
         user, admin, observer = (
             keys.owner(authorization) for keys in (self.users, self.admins, self.observers)
         )
         own = asks or (reads and not needs_observer(path))
         if admin is not None:
-            return admin
+            return Caller(admin, sees_all=True)
         if observer is not None and reads:
-            return observer
+            return Caller(observer, sees_all=True)
         if (own and user is not None) or (not self.users and (own or reads)):
-            return user
+            return Caller(user, sees_all=observer is not None or not self.users)
         if user is None and observer is None:
             raise HttpError(
                 401,

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.errors import describe
 from orchestrator.http.api import api_at, credentials, error_response
-from orchestrator.http.auth import is_for_users, is_loopback
+from orchestrator.http.auth import Caller, is_for_users, is_loopback
 from orchestrator.http.errors import EXPOSED, HttpError, http_error
 from orchestrator.http.service import Service
 from orchestrator.telemetry.logs import about
@@ -31,8 +31,7 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class RequestMiddleware:
-    """ASGI middleware that sets the request's `state.request_id` and `state.key` (the result of
-    `Access.authorize`)."""
+    """ASGI middleware that sets the request's `state.request_id` and `state.caller`."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -65,7 +64,7 @@ class RequestMiddleware:
                     MutableHeaders(scope=message)[api.id_header] = request_id
             await send(message)
 
-        key = None
+        caller = Caller()
         try:
             named = _HOST.fullmatch(headers.get("host", "").lower())
             if self._service.settings.loopback and not (
@@ -76,8 +75,8 @@ class RequestMiddleware:
                     "without API keys this service answers to localhost alone (Host header)",
                     code="wrong_host",
                 )
-            key = self._service.access.authorize(scope["method"], path, credentials(headers))
-            scope["state"]["key"] = key
+            caller = self._service.access.authorize(scope["method"], path, credentials(headers))
+            scope["state"]["caller"] = caller
             await self._app(scope, receive, with_id)
         except ClientDisconnect:
             pass
@@ -92,7 +91,7 @@ class RequestMiddleware:
             method, path = scope["method"], scope["path"]
             fields = {"method": method, "path": path, "status": status, "ms": round(ms, 1)}
             line = "%s %r %d %.0f ms request=%s key=%s"
-            log.info(line, method, path, status, ms, request_id, key, extra=fields)
+            log.info(line, method, path, status, ms, request_id, caller.key, extra=fields)
 
 
 class CrossOrigin:

@@ -29,7 +29,7 @@ def add_count_route(app: FastAPI, service: Service) -> None:
         given = await json_body(request, service.settings)
         ask = await asyncio.to_thread(parse, given, service.settings, CountRequest)
         state = request.state
-        incoming = Incoming(state.request_id, state.key, request.headers)
+        incoming = Incoming(state.request_id, state.caller, request.headers)
         return JSONResponse({"input_tokens": await _count(service, ask, incoming)})
 
 

@@ -188,4 +188,4 @@ async def refresh(service: Service) -> None:
 
 
 def audit_info(request: Request, given: ChangeNote | Publication | Experiment) -> AuditInfo:
-    return AuditInfo(given.author, request.state.key, given.note)
+    return AuditInfo(given.author, request.state.caller.key, given.note)

@@ -17,7 +17,6 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError
 from orchestrator.experiments.outcome_log import Outcome, Status
-from orchestrator.http.api import credentials
 from orchestrator.http.body import Json
 from orchestrator.http.errors import HttpError
 from orchestrator.http.records import OUTCOMES, OUTCOMES_OF, trace_id_of, trace_name
@@ -59,8 +58,8 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
         # Each key has a separate stream: in a common one other keys' requests would displace its
         # own, and the number left would show how many those are.
         stream = OUTCOMES
-        if not service.access.sees_all(credentials(request.headers)):
-            stream = f"{OUTCOMES_OF}{request.state.key}"
+        if not request.state.caller.sees_all:
+            stream = f"{OUTCOMES_OF}{request.state.caller.key}"
         found = list[Outcome]()
         for entry in await service.shared.store.newest(stream, SEARCHED):
             with suppress(ValidationError):  # another program's entry is skipped
@@ -95,8 +94,8 @@ async def read_record(service: Service, request: Request, trace_id: str) -> tupl
     trace_id = trace_id_of(trace_id)
     kept = await _kept(service, trace_id) if re.fullmatch(_TRACE_ID, trace_id) else None
     if kept is not None:
-        own = kept[1].get("key") == request.state.key
-        if own or service.access.sees_all(credentials(request.headers)):
+        caller = request.state.caller
+        if caller.sees_all or kept[1].get("key") == caller.key:
             return kept
     raise HttpError(404, "no such trace, or no longer kept", code="trace_not_found")
 

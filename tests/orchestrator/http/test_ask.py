@@ -7,26 +7,27 @@ from typing import Any
 
 from orchestrator.http.answering import Answer
 from orchestrator.http.ask import Incoming
+from orchestrator.http.auth import Caller
 from orchestrator.loop.request import Hurry
 from orchestrator.worker import key_of
 from tests.orchestrator.serving import HTTP, asked, asking, scripted, service, serving
 
 
 def test_what_a_client_names_is_a_unit_of_its_key() -> None:
-    one, other = (Incoming("r", key) for key in ("a", "b"))
+    one, other = (Incoming("r", Caller(key)) for key in ("a", "b"))
     assert one.unit("session 1") != other.unit("session 1")
     assert one.unit(None) is None
 
 
 def owner(key: str | None, user: str | None = None) -> str:
-    return Incoming("r", key).owner(asked(user=user).labels.user)
+    return Incoming("r", Caller(key)).owner(asked(user=user).labels.user)
 
 
 async def test_workers_are_told_of_a_session_by_what_no_other_key_can_name() -> None:
     made = service()
 
     def place(key: str | None, session: str) -> Any:
-        return made.live.place(asked(), Incoming("r", key, {"x-session-id": session}))
+        return made.live.place(asked(), Incoming("r", Caller(key), {"x-session-id": session}))
 
     sessions = set[str]()
     for key in (None, "a"):
