@@ -49,17 +49,15 @@ def part_of(key: str) -> Part:
     return "heldout" if fifth == 0 else "dev" if fifth == 1 else "train"
 
 
-def draw(
-    part: Part, seed: int, count: int, *, new_wordings: bool = False, family: str | None = None
-) -> list[GeneratedProblem]:
+def draw(part: Part, seed: int, count: int) -> list[GeneratedProblem]:
     """Return `count` distinct problems of one part from its stream, families and levels in turn.
 
     Held-out ones are distinct calculations that training has in no notation, so there are fewer of
-    the lowest levels. `new_wordings` uses only the wordings kept out of training.
+    the lowest levels.
     """
     problems: list[GeneratedProblem] = []
     seen: set[str] = set()
-    for problem in stream(part, seed, new_wordings=new_wordings, family=family):
+    for problem in stream(part, seed):
         held_out = part == "heldout"
         mark = normal_form(problem.key) if held_out else problem.question
         if mark not in seen and not (held_out and is_shared(mark)):
@@ -70,22 +68,20 @@ def draw(
     raise AssertionError("the stream of problems never ends")
 
 
-def stream(
-    part: Part, seed: int, *, new_wordings: bool = False, family: str | None = None
-) -> Iterator[GeneratedProblem]:
+def stream(part: Part, seed: int) -> Iterator[GeneratedProblem]:
     """Yield an endless, reproducible stream of problems of one part.
 
     Any ten in a row have every family once and every level twice.
     """
     rng = random.Random(f"{part}/{seed}")
-    names = [family] if family else sorted(FAMILIES)
+    names = sorted(FAMILIES)
     turn = 0
     while True:
         cycle, place = divmod(turn, len(names))
         name, level = names[place], LEVELS[(cycle + place) % len(LEVELS)]
         turn += 1
         while True:
-            problem = FAMILIES[name](Sketch(rng, level, new_wordings))
+            problem = FAMILIES[name](Sketch(rng, level))
             if problem is not None and part_of(problem.key) == part:
                 break
         yield problem

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deploy.evaluation.builtin.wordings import KEPT_OUT, Wordings
+from deploy.evaluation.builtin.wordings import Wordings
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,15 @@ class GeneratedProblem:
 
 
 class Sketch:
-    """The random generator of one problem, and the steps worked out so far.
+    """The random generator of one problem, and the steps worked out so far."""
 
-    `new_wordings`: only wordings that are kept out of training; otherwise none of them.
-    """
-
-    def __init__(self, rng: random.Random, level: int, new_wordings: bool) -> None:
-        self.rng, self.level, self.new_wordings = rng, level, new_wordings
+    def __init__(self, rng: random.Random, level: int) -> None:
+        self.rng, self.level = rng, level
         self.facts: list[Fact] = []
 
     def words(self, wordings: Wordings) -> str:
-        """Draw a wording: of those kept out of training if `new_wordings`, else of the others."""
-        known, new = wordings[:-KEPT_OUT], wordings[-KEPT_OUT:]
-        return self.rng.choice(new if self.new_wordings else known)
+        """Draw a wording."""
+        return self.rng.choice(wordings)
 
     def between(self, *ranges: tuple[int, int]) -> int:
         """Draw a number from the range of this level."""

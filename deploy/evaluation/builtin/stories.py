@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from deploy.evaluation.builtin.sketch import GeneratedProblem, Sketch, spelled, words_below
-from deploy.evaluation.builtin.wordings import KEPT_OUT, WORDS, Wordings
+from deploy.evaluation.builtin.wordings import WORDS, Wordings
 
 
 class Story:
@@ -28,9 +28,7 @@ class Story:
         self.scene: dict[str, Wordings] = {}
         self.parts = WORDS["mine"] if mine and rng.random() < 0.15 else WORDS["theirs"]
         if scenes and rng.random() < 0.2:
-            scenes_by_noun = list(WORDS["scenes"].items())
-            known, new = scenes_by_noun[:-KEPT_OUT], scenes_by_noun[-KEPT_OUT:]
-            self.things["i"], self.scene = rng.choice(new if sketch.new_wordings else known)
+            self.things["i"], self.scene = rng.choice(list(WORDS["scenes"].items()))
         elif rng.random() < 0.1:  # invented things can be counted too
             self.things = {name: _invented(rng) for name in self.things}
 

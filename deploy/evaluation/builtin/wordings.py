@@ -1,8 +1,7 @@
 """The words of the generated problems by name, from `words/*.yaml`.
 
-The last two wordings of each list are kept out of training, to measure the effect of an unknown
-wording. No wording of a question has a reflection keyword (`deploy.lab.pair.steps.KEYWORDS`): in
-chains of thought those occur only if the model reflects.
+No wording of a question has a reflection keyword (`deploy.lab.pair.steps.KEYWORDS`): in chains of
+thought those occur only if the model reflects.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from typing import Any
 
 import yaml
 
-KEPT_OUT = 2
-"""The number of wordings at the end of each list that are kept out of training."""
 Wordings = list[str]
 
 

@@ -21,7 +21,6 @@ from tokenizers import Tokenizer
 
 from deploy.evaluation.builtin.problems import Part, part_of, stream
 from deploy.evaluation.builtin.sketch import Fact, GeneratedProblem, apply
-from deploy.evaluation.builtin.wordings import KEPT_OUT
 from deploy.lab.pair.batches import TrainingDocument
 from deploy.lab.pair.mistakes import Mistakes, Reflection, load_mistakes
 from deploy.lab.pair.noise import disturb
@@ -172,7 +171,7 @@ class DocumentWriter:
             if part_of(f"({problem.key}){operation}{n}") == "train":
                 break
         fact = Fact(f"{value}{operation}{n}", apply(value, operation, n))
-        question = rng.choice(WORDS["follow_up"][operation][:-KEPT_OUT]).format(n=n)
+        question = rng.choice(WORDS["follow_up"][operation]).format(n=n)
         answer = str(fact.value)
         follow = GeneratedProblem(question, answer, "follow-up", problem.level, "", (fact,))
         builder.turn(USER, question)

@@ -33,7 +33,7 @@ def lists(words: dict[str, Any], place: str = "") -> Iterator[tuple[str, list[st
 def test_the_wordings_of_a_list_have_the_same_placeholders(file: Path) -> None:
     for name, texts in lists(yaml.safe_load(file.read_text())):
         few = file.parent != WORDS or name.startswith(("scenes", "short"))
-        assert len(set(texts)) >= (1 if few else 10), name
+        assert len(set(texts)) >= (1 if few else 9), name
         assert all(isinstance(text, str) for text in texts), name
         letters = [{one[1] for one in Formatter().parse(text) if one[1]} for text in texts]
         assert name in ANY or len({frozenset(found - OPTIONAL) for found in letters}) == 1, name
