@@ -51,10 +51,6 @@ class CalibrationOptions:
     skip: bool
 
 
-class Unmet(BatonError):
-    """No value of the parameter meets the target."""
-
-
 def calibrate(
     policy: Annotated[
         list[str] | None,
@@ -152,13 +148,13 @@ def calibrate(
         _show(document)
     searched = document["searched"]
     if not searched:
-        raise Unmet("no policy could be calibrated on this pair")
+        raise BatonError("no policy could be calibrated on this pair")
     missed = [(one, where) for one, where in searches if one.policy in document["unmet"]]
     missed = [(one, where) for one, where in missed if one.policy in searched]
     if missed and (policy or len(missed) == len(searched)):
         candidate, where = missed[0]
         nearest = document["unmet"][candidate.policy][target.measure]
-        raise Unmet(
+        raise BatonError(
             f"{candidate.policy}: no {where.parameter} from {where.low:g} to {where.high:g} meets "
             f"{target.measure} {target.value:g}; the nearest was {nearest:.3f}"
         )

@@ -37,10 +37,6 @@ if TYPE_CHECKING:
     from deploy.service.worker_spec import Speculation
 
 
-class Unanswered(BatonError):
-    """Some requests of an evaluation failed."""
-
-
 def evaluate(
     problems: Problems,
     policies: Annotated[
@@ -166,7 +162,7 @@ def evaluate(
         draw(table, plot)
     errors = [result.error for turn in turns for result in turn if result.error is not None]
     if errors:
-        raise Unanswered(f"{len(errors)} requests failed; the first: {errors[0]}")
+        raise BatonError(f"{len(errors)} requests failed; the first: {errors[0]}")
 
 
 async def _run(
