@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,16 +32,8 @@ def wilson(right: int, count: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-class Paired(NamedTuple):
-    """The first candidate's accuracy minus the other's on the same problems, as a fraction."""
-
-    difference: float
-    low: float
-    high: float
-
-
-def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> Paired:
-    """Compare answer by answer; the interval is of 95 %.
+def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> tuple[float, float, float]:
+    """Return our accuracy minus theirs on the same problems, a fraction, with its 95 % interval.
 
     One problem is added to each kind of disagreement (Bonett and Price 2012), which keeps the
     interval's coverage if nearly all problems agree.
@@ -50,11 +42,11 @@ def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> Paired:
     won = sum(a and not b for a, b in zip(ours, theirs, strict=True))
     lost = sum(b and not a for a, b in zip(ours, theirs, strict=True))
     if not count:
-        return Paired(0.0, -1.0, 1.0)
+        return 0.0, -1.0, 1.0
     up, down = (won + 1) / (count + 2), (lost + 1) / (count + 2)
     half = Z * math.sqrt((up + down - (up - down) ** 2) / (count + 2))
     low, high = max(-1.0, up - down - half), min(1.0, up - down + half)
-    return Paired((won - lost) / count, low, high)
+    return (won - lost) / count, low, high
 
 
 def ratio_of_sums(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
