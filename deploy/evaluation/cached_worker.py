@@ -89,12 +89,10 @@ class CachedWorker:
     async def verify(
         self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
     ) -> Verification:
-        if top:  # not cached: no policy asks for the likeliest tokens
-            return await self._model().verify(call, segment, sampling, top)
         draws, seen = _sampling_key(sampling), _prefix(call.transcript, call.constraint)
-        key = None if draws is None else _digest("verify", seen, segment, draws)
+        key = None if draws is None else _digest("verify", seen, segment, draws, top)
         known: Verification | None = self._answered(key)
-        return known or self._keep(key, 0, await self._model().verify(call, segment, sampling))
+        return known or self._keep(key, 0, await self._model().verify(call, segment, sampling, top))
 
     def _answered(self, key: str | None, cap: int = 0) -> Any:
         """Count a call; return its cached answer, or None."""
