@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 learn = typer.Typer(help="Learn from a pair's recorded requests.")
 
 
-@learn.callback()
-def _learn() -> None:
-    """Learn from a pair's recorded requests."""
-
-
 @learn.command("gate")
 def gate(
     recordings: Annotated[
