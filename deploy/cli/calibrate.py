@@ -211,16 +211,16 @@ async def _calibrate(
 ) -> dict[str, Any]:
     """Return the calibration file's content."""
     from deploy.evaluation.cached_worker import opened_pair
-    from deploy.evaluation.calibration_file import document_of
     from deploy.evaluation.calibrator import Calibrator
     from deploy.evaluation.candidates import policy_of
     from deploy.evaluation.clients import LocalClient, RequestOptions, ask
     from deploy.evaluation.grading import Grader
+    from deploy.service.calibration import to_be_extended
     from deploy.service.notes import pair_of
     from policies.judge import Judging
 
     pair = pair_of(args.workers)
-    known = document_of(options.out, pair) if options.out is not None else {}
+    known = to_be_extended(options.out, pair) if options.out is not None else {}
     kept: dict[str, Any] = known.get("policies", {})
     for candidate, _ in searches:
         learned = kept.get(candidate.policy, {}).get("params", {}).get("gate")

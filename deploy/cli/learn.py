@@ -59,9 +59,9 @@ def gate(
       baton calibrate --policy learned-gate --target-agreement 0.95 --problems my.jsonl \\
         --out pair.json
     """
-    from deploy.evaluation.calibration_file import document_of
     from deploy.evaluation.gate_learning import fit
     from deploy.launch.deployment_file import DEFAULT_FILE, load_args
+    from deploy.service.calibration import to_be_extended
     from deploy.service.extras import want
     from deploy.service.notes import pair_of
 
@@ -72,7 +72,7 @@ def gate(
             f"{notes[0]}: a gate is learned from the models' own text; name a lossless method"
         )
     pair = pair_of(args.workers)
-    known = document_of(out, pair)  # refuses a file of another pair before the work
+    known = to_be_extended(out, pair)  # refuses a file of another pair before the work
     found = _recordings(recordings, pair, args.workers.answering())
     log = out.with_suffix(".calls.jsonl")
     examples, failures = asyncio.run(_examples(found, args.workers, log, limit, concurrency))

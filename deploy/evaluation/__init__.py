@@ -23,7 +23,6 @@ In reading order:
 - `judging`: whether a judge's scores separate good answers of a pair, and its likelihood curve.
 - `threshold_search`: the value of a threshold that meets a target, by bisection.
 - `calibrator`: both for a pair of models and any questions.
-- `calibration_file`: the file of the results, and a check that it fits the pair that is served.
 - `gate_learning`: a gate learned from recordings: what a rewrite of each draft would have changed.
 - `concurrency`: a limited number of requests at once.
 - `service_client`: one call of a running service; its keys and errors.

@@ -20,12 +20,12 @@ SAMPLE = 1 << 20  # bytes read at each end of a file of weights
 PLACES = 64  # parts read of a GGUF file, since tuning may change neither of its ends
 
 
-class CalibratedPolicy(BaseModel):
+class CalibratedPolicy(BaseModel, extra="allow"):
     params: dict[str, Any]
 
 
-class Calibration(BaseModel):
-    """The part of the file that a service reads.
+class Calibration(BaseModel, extra="allow"):
+    """The file; a service reads the fields that are named here.
 
     `pair` has each worker's checkpoint (see `fingerprint`). For a policy in `unmet` no value met
     the target.
@@ -55,6 +55,20 @@ def read(path: Path) -> Calibration:
         raise ConfigError(
             f"{path}: expected a file that `baton calibrate` or `baton learn` wrote"
         ) from None
+
+
+def to_be_extended(path: Path, pair: dict[str, str]) -> dict[str, Any]:
+    """Return the whole file to be added to, or an empty one if it does not exist.
+
+    Raises:
+        ConfigError: it is not a calibration file, or belongs to another pair.
+    """
+    if not path.exists():
+        return {"baton_calibration": 1, "pair": pair, "policies": {}}
+    found = read(path)
+    if found.pair != pair:
+        raise ConfigError(f"{path}: belongs to another pair of models; name another file")
+    return found.model_dump(exclude_unset=True)
 
 
 def fingerprint(place: Path | None, name: str) -> str:
