@@ -20,7 +20,7 @@ In reading order:
 - `replay`: a recording through a policy's code, with no model and no clock.
 - `call_log`: answers by their call, in a file.
 - `cached_worker`: a worker that answers repeated calls from a cache.
-- `judging`: whether a judge's scores separate good answers of a pair, and its likelihood curve.
+- `judging`: whether a judge's scores separate good answers of a pair.
 - `threshold_search`: the value of a threshold that meets a target, by bisection.
 - `calibrator`: both for a pair of models and any questions.
 - `gate_learning`: a gate learned from recordings: what a rewrite of each draft would have changed.

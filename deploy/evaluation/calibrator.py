@@ -18,21 +18,12 @@ from deploy.evaluation.concurrency import map_concurrently
 from deploy.evaluation.evaluate import EvaluatedAnswer, Question
 from deploy.evaluation.grading import Grader
 from deploy.evaluation.intervals import mean, wilson
-from deploy.evaluation.judging import (
-    JudgedAnswer,
-    JudgeReport,
-    curve,
-    log_probability,
-    report,
-    score_at,
-)
+from deploy.evaluation.judging import JudgedAnswer, JudgeReport, report
 from deploy.evaluation.threshold_search import DIGITS, CalibrationTarget, Point, Range, search
 from orchestrator.answers.text import final
 from orchestrator.errors import BatonError, Unsupported
 
 LARGE, SMALL = Candidate("large-only", "large-only"), Candidate("small-only", "small-only")
-UNIT = (4.0, 1.0)
-"""A curve that turns log-probabilities into scores, and scores back."""
 BETTER = 0.05
 """A scoring replaces another if its AUC is higher by more than this."""
 
@@ -48,17 +39,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class JudgeCalibration:
-    """A report on each of the judge's scorings, the best one, and the curve of likelihoods."""
+    """A report on each of the judge's scorings, and the best one."""
 
     reports: tuple[JudgeReport, ...]
     scoring: str | None
-    likelihood: tuple[float, float] | None
 
     def params(self) -> dict[str, Any]:
         """Return the judge's part of a policy's parameters."""
-        curve = [round(number, 6) for number in self.likelihood or ()]
-        found = {"likelihood": curve, "scoring": self.scoring}
-        return {name: value for name, value in found.items() if value}
+        return {} if self.scoring is None else {"scoring": self.scoring}
 
 
 class Calibrator:
@@ -116,10 +104,9 @@ class Calibrator:
         return self.judges[key]
 
     async def _calibrated_judge(self, question: Mapping[str, Any]) -> JudgeCalibration:
-        shared = {**question, "threshold": 0, "answer_by": "small"}
         judged: dict[str, list[JudgedAnswer]] = {}
-        for scoring, own in (("expected", {}), ("likelihood", {"likelihood": list(UNIT)})):
-            settings = {**shared, "scoring": scoring, **own}
+        for scoring in ("expected", "likelihood"):
+            settings = {**question, "threshold": 0, "answer_by": "small", "scoring": scoring}
             candidate = Candidate(f"judge by {scoring}", "specreason", settings)
             try:
                 answered = await self._judged(candidate)
@@ -133,24 +120,15 @@ class Calibrator:
                 )
                 for one in answered
             ]
-        likelihood = _curve(judged.get("likelihood", ()))
-        if likelihood is not None:
-            judged["likelihood"] = [
-                JudgedAnswer(
-                    tuple(score_at(log_probability(s, UNIT), likelihood) for s in one.scores),
-                    one.good,
-                )
-                for one in judged["likelihood"]
+        if len(judged) == 2:
+            judged["both"] = [
+                JudgedAnswer(tuple(map(min, one.scores, other.scores)), one.good)
+                for one, other in zip(*judged.values(), strict=True)
             ]
-            if "expected" in judged:
-                judged["both"] = [
-                    JudgedAnswer(tuple(map(min, one.scores, other.scores)), one.good)
-                    for one, other in zip(judged["expected"], judged["likelihood"], strict=True)
-                ]
         reports = [report(scoring, answers) for scoring, answers in judged.items()]
         for one in reports:
             self._tell(f"judge by {one.scoring}: {one.verdict()}")
-        return JudgeCalibration(tuple(reports), _best(reports), likelihood)
+        return JudgeCalibration(tuple(reports), _best(reports))
 
     async def threshold(
         self,
@@ -220,13 +198,6 @@ class Calibrator:
             right = await self._grader.right(answer.text, problem) if problem.known else None
             rows.append(Answered(answer, agrees, right))
         return rows
-
-
-def _curve(answers: Sequence[JudgedAnswer]) -> tuple[float, float] | None:
-    """Return the curve for scores on `UNIT`."""
-    steps = [log_probability(score, UNIT) for one in answers for score in one.scores]
-    weakest = [(log_probability(min(one.scores), UNIT), one.good) for one in answers if one.scores]
-    return curve(weakest, steps) if steps else None
 
 
 def _best(reports: Sequence[JudgeReport]) -> str | None:

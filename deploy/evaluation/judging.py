@@ -1,4 +1,4 @@
-"""Whether a judge's scores separate good answers of a pair, and the curve of its likelihoods.
+"""Whether a judge's scores separate good answers of a pair.
 
 No question needs a known answer. The small model answers alone, step by step, and the large one
 scores the steps. An answer that equals the large model's own counts as good. A useful judge
@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log, log1p, sqrt
+from math import sqrt
 from statistics import pstdev
-from typing import Any
 
-from deploy.evaluation.intervals import Z, quantile
+from deploy.evaluation.intervals import Z
 
 FLAT = 0.25
 """Scores (0 to 9) do not spread if their standard deviation is below this."""
-NEWTON_STEPS = 100
 FEW = 5
-"""A verdict or a fit needs this many good answers, and this many others."""
+"""A verdict needs this many good answers, and this many others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,70 +88,3 @@ def report(scoring: str, answers: Sequence[JudgedAnswer]) -> JudgeReport:
         half = Z * max(sqrt(max(0.0, variance) / (len(good) * len(others))), least)
         low, high = max(0.0, auc - half), min(1.0, auc + half)
     return JudgeReport(scoring, len(scores), len(good), len(others), spread, auc, low, high)
-
-
-def curve(
-    weakest: Sequence[tuple[float, bool]], steps: Sequence[float]
-) -> tuple[float, float] | None:
-    """Return a and b of the score 9 * sigmoid(a + b * m), m a step's least log-probability.
-
-    With `FEW` good answers and `FEW` others, logistic regression: the probability that an answer
-    is good, given m of its weakest step. b has a prior (mean 1, deviation 1), so that few answers
-    do not make the curve a step function. With fewer, or if the fit does not rise, the 10 % and
-    90 % quantiles of `steps` get the scores 2 and 7; None if these quantiles are equal.
-
-    Args:
-        weakest: by answer, m of its weakest step and whether the answer is good.
-        steps: m of all steps.
-    """
-    good = sum(is_good for _, is_good in weakest)
-    if min(good, len(weakest) - good) >= FEW:
-        a, b = _logistic(weakest)
-        if b > 0.05:
-            return a, b
-    low, high = quantile(steps, 0.1), quantile(steps, 0.9)
-    if high - low < 1e-6:
-        return None
-    ends = [log(score / (9 - score)) for score in (2.0, 7.0)]
-    b = (ends[1] - ends[0]) / (high - low)
-    return ends[0] - b * low, b
-
-
-def score_at(m: float, curve: tuple[float, float]) -> float:
-    """Return the score of a step whose least log-probability is m."""
-    x = curve[0] + curve[1] * m
-    return 9 / (1 + exp(-x)) if x > -500 else 0.0
-
-
-def log_probability(score: float, curve: tuple[float, float]) -> float:
-    """Return the least log-probability m of a step that has this score on a curve."""
-    share = min(max(score / 9, 1e-200), 1 - 1e-16)
-    return min(0.0, (log(share) - log1p(-share) - curve[0]) / curve[1])
-
-
-def _logistic(rows: Sequence[tuple[float, bool]]) -> tuple[float, float]:
-    """Return the maximum a posteriori a and b; a's prior (deviation 10) only keeps it finite.
-
-    Newton's method on the convex loss; a step that raises the loss is halved.
-    """
-    import numpy as np
-
-    signed = np.array([(1.0, m) if good else (-1.0, -m) for m, good in rows])
-    mean, precision = np.array([0.0, 1.0]), np.array([0.01, 1.0])
-
-    def loss(at: Any) -> float:
-        fit = np.logaddexp(0.0, -signed @ at).sum()
-        return float(fit + (precision * (at - mean) ** 2).sum() / 2)
-
-    at = mean
-    for _ in range(NEWTON_STEPS):
-        wrong = np.exp(-np.logaddexp(0.0, signed @ at))  # the likelihood of the other kind
-        slope = precision * (at - mean) - signed.T @ wrong
-        curvature = (signed.T * wrong * (1 - wrong)) @ signed + np.diag(precision)
-        step = np.linalg.solve(curvature, slope)
-        if np.abs(step).max() < 1e-9:
-            break
-        while loss(at - step) > loss(at) and np.abs(step).max() > 1e-12:
-            step /= 2
-        at = at - step
-    return float(at[0]), float(at[1])

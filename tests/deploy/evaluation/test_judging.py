@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from math import exp
 from random import Random
 
 import pytest
 
-from deploy.evaluation.judging import JudgedAnswer, curve, log_probability, report, score_at
+from deploy.evaluation.judging import JudgedAnswer, report
 
 
 def answers(count: int, gap: float, seed: int = 0) -> list[JudgedAnswer]:
@@ -60,31 +59,3 @@ def test_too_few_or_alike() -> None:
     alike = [JudgedAnswer((1.0, 8.0), True)] * 20
     assert "alike" in report("expected", alike).verdict()
     assert report("expected", [JudgedAnswer((), True)]).auc is None
-
-
-def test_a_curve_is_the_likelihood_of_a_good_answer() -> None:
-    random, rows = Random(1), []
-    for _ in range(3000):
-        m = -random.expovariate(0.25)
-        rows.append((m, random.random() < 1 / (1 + exp(-(3 + 0.8 * m)))))
-    found = curve(rows, [m for m, _ in rows])
-    assert found == (pytest.approx(3, abs=0.3), pytest.approx(0.8, abs=0.1))
-
-
-def test_a_curve_without_both_kinds_spreads_the_scores() -> None:
-    steps = [-0.1 * index for index in range(100)]
-    for rows in ([(m, True) for m in steps], [(m, m < -5) for m in steps]):
-        found = curve(rows, steps)
-        assert found is not None
-        scores = sorted(score_at(m, found) for m in steps)
-        assert scores[10] == pytest.approx(2, abs=0.2)
-        assert scores[90] == pytest.approx(7, abs=0.2)
-    assert curve([(-1.0, True)] * 20, [-1.0] * 20) is None
-
-
-def test_a_score_gives_its_log_probability_back() -> None:
-    for m in (0.0, -0.3, -7.0, -80.0):
-        assert log_probability(score_at(m, (4.0, 1.0)), (4.0, 1.0)) == pytest.approx(m, abs=1e-6)
-    assert log_probability(0.0, (4.0, 1.0)) < -400
-    assert log_probability(9.0, (4.0, 1.0)) == 0.0
-    assert score_at(-1e6, (4.0, 2.0)) == 0.0
