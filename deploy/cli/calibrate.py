@@ -228,7 +228,7 @@ async def _calibrate(
             candidate.params.setdefault("gate", gate)  # a threshold means nothing without it
     console = Console(stderr=True, highlight=False)
     log = options.out.with_suffix(".calls.jsonl") if options.out is not None else None
-    async with opened_pair(args.workers, pair, log) as workers, AsyncExitStack() as stack:
+    async with opened_pair(args.workers, log) as workers, AsyncExitStack() as stack:
         client = LocalClient(args, workers, RequestOptions(options.max_tokens, seed=0))
         shown = stack.enter_context(bar(console))
         calibrator = Calibrator(

@@ -145,7 +145,7 @@ def evaluate(
     client = pair.client(options, candidates, recording=kept, fresh=concurrency == 1)
     with TemporaryDirectory() as folder:
         path = recordings / "rows.jsonl" if recordings else rows or Path(folder, "rows.jsonl")
-        settings = {**about, "pair": served_by}
+        settings = {**about, "served_by": served_by}
         with closing(EvaluationLog(path, settings, candidates, chosen, recordings=kept)) as log:
             turns = asyncio.run(_run(client, chosen, candidates, concurrency, log, feedback))
     table = summarise(candidates, turns, speculation=method, transport=transport)
@@ -216,30 +216,19 @@ def _served_by(
         return SERVICE, {"url": pair.url}
     from deploy.evaluation.candidates import policy_of
     from deploy.launch.deployment_file import DEFAULT_FILE, load_args
-    from deploy.service.calibration import fingerprint
-    from workers.embedded.checkpoints import place_of
+    from deploy.service.notes import settings_of
 
     args = load_args(pair.config or DEFAULT_FILE)
     for candidate in candidates:
         policy_of(args, candidate)
     workers = args.workers
-    own, large = workers.small, workers.large
-    found: dict[str, Any] = {
-        "small": fingerprint(place_of(own.source), str(own.model)),
-        "large": large.checkpoint(),
-        "params": args.policy.params,
-    }
-    # Settings at their default are left out, as earlier versions did not have them.
-    if answering := workers.answering():
-        found["answering"] = answering
-    if any(candidate.policy == "baton" for candidate in candidates):
-        found |= args.policy.model_dump(include={"default"}, exclude_defaults=True)
-    if max_tokens is None:
-        found |= args.limits.model_dump(include={"max_tokens"}, exclude_defaults=True)
-    if drafting := own.speculation.model_dump(include={"method", "params"}, exclude_defaults=True):
-        found["small_speculation"] = drafting
     method = large_speculation(workers, pair.speculation, pair.default_speculation)
-    return SERVER_METHOD if method is None else _written(method, own.model), found
+    return SERVER_METHOD if method is None else _written(method, workers.small.model), {
+        **settings_of(workers),
+        "speculation": workers.small.speculation.model_dump(),  # the large one's is the method
+        "policy": args.policy.model_dump(mode="json", include={"default", "params"}),
+        "max_tokens": max_tokens or args.limits.max_tokens,
+    }
 
 
 def _written(method: Speculation, small: str | None) -> str:

@@ -63,7 +63,7 @@ def gate(
     from deploy.launch.deployment_file import DEFAULT_FILE, load_args
     from deploy.service.calibration import to_be_extended
     from deploy.service.extras import want
-    from deploy.service.notes import pair_of
+    from deploy.service.notes import pair_of, settings_of
 
     want("eval", "baton learn", "sklearn")
     args = load_args(config or DEFAULT_FILE)
@@ -73,7 +73,7 @@ def gate(
         )
     pair = pair_of(args.workers)
     known = to_be_extended(out, pair)  # refuses a file of another pair before the work
-    found = _recordings(recordings, pair, args.workers.answering())
+    found = _recordings(recordings, settings_of(args.workers))
     log = out.with_suffix(".calls.jsonl")
     examples, failures = asyncio.run(_examples(found, args.workers, log, limit, concurrency))
     report = fit(examples)
@@ -118,10 +118,9 @@ async def _examples(
     from deploy.evaluation.cached_worker import opened_pair
     from deploy.evaluation.gate_learning import by_question, examples
     from deploy.evaluation.grading import Grader
-    from deploy.service.notes import pair_of
 
     questions = by_question(found)[:limit]
-    async with opened_pair(workers, pair_of(workers), log) as pair:
+    async with opened_pair(workers, log) as pair:
         with closing(Grader()) as grader, bar(Console(stderr=True, highlight=False)) as shown:
             return await examples(
                 questions,
@@ -132,7 +131,7 @@ async def _examples(
             )
 
 
-def _recordings(place: Path, pair: dict[str, str], answering: dict[str, Any]) -> list[Recording]:
+def _recordings(place: Path, pair: dict[str, Any]) -> list[Recording]:
     """The recordings of a folder and those in it.
 
     Raises:
@@ -151,9 +150,7 @@ def _recordings(place: Path, pair: dict[str, str], answering: dict[str, Any]) ->
                 f"{log.parent}: expected recordings to learn from, found {problems}, on which "
                 "figures are measured: record builtin:train, or questions of your own"
             )
-    paths = [
-        path for log in logs for path in evaluation_log.recordings(log.parent, pair, answering)
-    ]
+    paths = [path for log in logs for path in evaluation_log.recordings(log.parent, pair)]
     if not logs:
         # This command keeps the models' answers in such a file, perhaps here.
         found = sorted(place.glob("**/*.jsonl"))

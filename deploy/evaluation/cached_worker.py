@@ -10,16 +10,16 @@ The key ignores that a batch may change the last bit of a logit, as a live run m
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable
+from contextlib import ExitStack, aclosing, asynccontextmanager, closing
 from dataclasses import replace
-from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from deploy.evaluation.call_log import CallLog
-from deploy.launch.workers import close, open_worker
+from deploy.launch.workers import close, load_pair
+from deploy.service.notes import settings_of
 from deploy.service.worker_spec import Workers
 from orchestrator.loop.actions import WorkerName
 from orchestrator.types import (
@@ -37,20 +37,17 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Delta, Worker
 
 AnyAnswer = TypeVar("AnyAnswer", Generation, Classification, Verification)
-PAIR: Final[tuple[WorkerName, ...]] = ("small", "large")
 
 
 class CachedWorker:
-    """A `Worker` with a cache; `worker` makes the model's worker when it is first needed.
+    """A `Worker` with a cache in front of a model's `worker`.
 
     `replayed` and `live` count the calls that were answered from the cache and by the model. A
     `log` keeps answers, under `name`.
     """
 
-    def __init__(
-        self, worker: Callable[[], Worker], log: CallLog | None = None, name: str = ""
-    ) -> None:
-        self._model, self._log, self._name = cache(worker), log, name
+    def __init__(self, worker: Worker, log: CallLog | None = None, name: str = "") -> None:
+        self._model, self._log, self._name = worker, log, name
         self._known: dict[str | None, list[tuple[int, Any]]] = {}
         self.replayed = self.live = 0
         for key, cap, answer in log.known(name) if log is not None else ():
@@ -70,7 +67,7 @@ class CachedWorker:
                 yield Delta(known.segment.text, known.segment.tokens, known.segment.logprobs)
             yield known
             return
-        made = self._model().generate(call, criteria, sampling, stream=stream)
+        made = self._model.generate(call, criteria, sampling, stream=stream)
         async with aclosing(made) as items:
             async for item in items:
                 if isinstance(item, Generation):
@@ -84,7 +81,7 @@ class CachedWorker:
         ending = (finish,) if finish in ENDED else ()
         key = _digest("classify", _prefix(transcript), query, *ending)
         known: Classification | None = self._answered(key)
-        return known or self._keep(key, 0, await self._model().classify(call, query))
+        return known or self._keep(key, 0, await self._model.classify(call, query))
 
     async def verify(
         self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
@@ -92,7 +89,7 @@ class CachedWorker:
         draws, seen = _sampling_key(sampling), _prefix(call.transcript, call.constraint)
         key = None if draws is None else _digest("verify", seen, segment, draws, top)
         known: Verification | None = self._answered(key)
-        return known or self._keep(key, 0, await self._model().verify(call, segment, sampling, top))
+        return known or self._keep(key, 0, await self._model.verify(call, segment, sampling, top))
 
     def _answered(self, key: str | None, cap: int = 0) -> Any:
         """Count a call; return its cached answer, or None."""
@@ -119,52 +116,25 @@ class CachedWorker:
 
 @asynccontextmanager
 async def opened_pair(
-    workers: Workers, pair: Mapping[str, str], log: Path | None = None
+    workers: Workers, log: Path | None = None
 ) -> AsyncIterator[dict[WorkerName, CachedWorker]]:
-    """Open both workers of a deployment with a cache, and close at the end those that were loaded.
+    """Open both workers of a deployment with a cache, and close them at the end.
 
-    `log` is a file that keeps answers, made if it is missing; it must be of the same `pair`
-    (`deploy.service.notes.pair_of`) and settings.
+    `log` is a file that keeps answers, made if it is missing; it must be of the same pair and
+    settings.
 
     Raises:
         ConfigError: the log is of another pair or other settings, or cannot be written.
     """
-    async with AsyncExitStack() as stack:
-
-        def opened(name: WorkerName) -> Worker:
-            worker = open_worker(getattr(workers, name))
-            stack.push_async_callback(close, [worker])
-            return worker
-
+    with ExitStack() as stack:
         calls = None
         if log is not None:
-            methods = [*workers.small.speculation.offered, *workers.large.speculation.offered]
-            settings = {
-                "pair": dict(pair),
-                "speculation": workers.speculation(),
-                "lossy": [one.model_dump() for one in methods if one.lossy],
-                "answering": workers.answering(),
-            }
-            # Logs of earlier versions lack settings that are empty.
-            settings = {name: given for name, given in settings.items() if given}
-            calls = stack.enter_context(closing(CallLog(log, settings)))
-        yield cached_pair(opened, calls)
-
-
-def cached_pair(
-    opened: Callable[[WorkerName], Worker], log: CallLog | None = None
-) -> dict[WorkerName, CachedWorker]:
-    """Return both workers; `opened` makes both at the first call that a model must answer.
-
-    While a model loads, the event loop does not run, and calls to the other would wait.
-    And transformers cannot load two models at once.
-    """
-
-    @cache
-    def loaded() -> dict[WorkerName, Worker]:
-        return {name: opened(name) for name in PAIR}
-
-    return {name: CachedWorker(lambda name=name: loaded()[name], log, name) for name in PAIR}  # type: ignore[misc]
+            calls = stack.enter_context(closing(CallLog(log, settings_of(workers))))
+        pair = load_pair(workers)
+        try:
+            yield {name: CachedWorker(worker, calls, name) for name, worker in pair.items()}
+        finally:
+            await close(pair.values())
 
 
 def _sampling_key(sampling: Sampling) -> Hashable | None:

@@ -31,8 +31,7 @@ class EvaluationLog:
 
     Args:
         path: the JSON lines.
-        settings: what all runs that share the file must have in common. In `pair.params`, the
-            deployment file's parameters by policy, only those of the candidates count.
+        settings: what all runs that share the file must have in common.
         candidates: the policies that answer, in order.
         problems: an earlier run may have had more or fewer.
         recordings: also write each answer's recording into the log's folder.
@@ -53,7 +52,7 @@ class EvaluationLog:
         self.path, self._recordings = path, recordings
         self._candidates, self._problems = candidates, problems
         asked = {"policies": [[c.label, c.params] for c in candidates]}
-        self._file = RowFile(path, KIND, {**_of_candidates(settings, candidates), **asked})
+        self._file = RowFile(path, KIND, {**settings, **asked})
         self.close = self._file.close
         of = {(one.label, one.budget): one for one in candidates}
         self.known: dict[tuple[int, Candidate], EvaluationResult] = {}
@@ -99,18 +98,6 @@ class EvaluationLog:
             self._file.add(row)
 
 
-def _of_candidates(
-    settings: Mapping[str, Any], candidates: Sequence[Candidate]
-) -> Mapping[str, Any]:
-    """Drop the parameters of policies that no candidate is; `baton` may be any of them."""
-    names = {candidate.policy for candidate in candidates}
-    pair = settings.get("pair")
-    if not isinstance(pair, Mapping) or "params" not in pair or "baton" in names:
-        return settings
-    params = {name: pair["params"][name] for name in pair["params"].keys() & names}
-    return {**settings, "pair": {**pair, "params": params}}
-
-
 def _by_key(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str, int | None], Any]:
     """Return the last row of each problem, policy and budget."""
     return {(row["problem"], row["policy"], row["budget"]): row for row in rows}
@@ -152,19 +139,16 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return settings, [*_by_key(rows).values()]
 
 
-def recordings(folder: Path, pair: Mapping[str, str], answering: Mapping[str, Any]) -> list[Path]:
-    """Return the recordings beside a log of this pair of models with these settings.
+def recordings(folder: Path, pair: Mapping[str, Any]) -> list[Path]:
+    """Return the recordings beside a log of a pair of these settings (`settings_of`).
 
     Raises:
         ConfigError: no log, or one of another pair or other settings.
     """
     settings, kept = read(folder / "rows.jsonl")
-    for name, now in pair.items():
-        then = settings["pair"].get(name)
-        if now != then:
-            raise ConfigError(f"{folder}: recorded with {then} as {name} model, not {now}")
-    if (then := settings["pair"].get("answering", {})) != answering:
-        raise ConfigError(f"{folder}: recorded with {brief(then)}, not {brief(answering)}")
+    for name in ("pair", "answering"):
+        if (then := settings["served_by"].get(name)) != pair[name]:
+            raise ConfigError(f"{folder}: recorded with {brief(then)}, not {brief(pair[name])}")
     return [folder / row["recording"] for row in kept if "recording" in row]
 
 

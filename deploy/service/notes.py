@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deploy.service.calibration import read, same_checkpoint
 from policies import POLICIES
@@ -52,6 +52,15 @@ def uncalibrated(args: Args) -> list[str]:
 def pair_of(workers: Workers) -> dict[str, str]:
     """Return the checkpoints of a deployment file's workers, by name."""
     return {name: spec.checkpoint() for name, spec in workers.by_name().items()}
+
+
+def settings_of(workers: Workers) -> dict[str, Any]:
+    """Return what a pair's answers depend on; a log of other settings is not continued."""
+    offered = {
+        name: [one.model_dump() for one in spec.speculation.offered]
+        for name, spec in workers.by_name().items()
+    }
+    return {"pair": pair_of(workers), "answering": workers.answering(), "speculation": offered}
 
 
 def _named(pair: dict[str, str]) -> str:

@@ -14,7 +14,7 @@ from deploy.evaluation.problems import load_problems
 from deploy.evaluation.recording import RecordedRequest, Recording, dumps
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.calibration import read
-from deploy.service.notes import pair_of
+from deploy.service.notes import settings_of
 from orchestrator.types import Message
 from policies.gate import Gate
 from policies.learned_gate import LearnedGate
@@ -69,7 +69,8 @@ def refused(baton: Any, folder: Path, *more: str) -> str:
 def begin(folder: Path, **head: Any) -> None:
     """Leave a run of `baton eval` there, with no rows."""
     folder.mkdir(exist_ok=True)
-    (folder / "rows.jsonl").write_text(json.dumps({"baton_eval": 1, "pair": {}, **head}) + "\n")
+    settings = {"baton_eval": 1, "served_by": {}, **head}
+    (folder / "rows.jsonl").write_text(json.dumps(settings) + "\n")
 
 
 def test_a_folder_without_recordings_is_refused(baton: Any, tmp_path: Path) -> None:
@@ -113,8 +114,8 @@ def test_a_lossy_pair_teaches_nothing(baton: Any, tmp_path: Path) -> None:
 def test_recordings_of_another_pair_or_other_settings_are_refused(
     baton: Any, tmp_path: Path
 ) -> None:
-    begin(tmp_path, pair={"small": "a", "large": "b"})
-    assert "recorded with" in refused(baton, tmp_path)
-    own = dict(pair_of(load(DEFAULT_FILE).args.workers))
-    begin(tmp_path, pair=own | {"answering": {"large": {"dtype": "int8"}}})
+    own = settings_of(load(DEFAULT_FILE).args.workers)
+    begin(tmp_path, served_by=own | {"pair": {"small": "a", "large": "b"}})
+    assert 'recorded with {"small": "a", "large": "b"}, not {"small": ' in refused(baton, tmp_path)
+    begin(tmp_path, served_by=own | {"answering": {"large": {"dtype": "int8"}}})
     assert 'recorded with {"large": {"dtype": "int8"}}, not {}' in refused(baton, tmp_path)

@@ -17,7 +17,6 @@ from deploy.cli import serve
 from deploy.cli.eval import _served_by
 from deploy.cli.pair import Pair
 from deploy.evaluation import recording as record
-from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.problems import EXTERNAL
 from deploy.launch.deployment_file import load
 from deploy.service.notes import pair_of, uncalibrated
@@ -432,40 +431,20 @@ def test_trace_replay_as_json(baton: Any) -> None:
     assert f"baton: {other['difference']}\n" == ran.err
 
 
-def test_rows_over_vllm_and_over_our_engine_share_no_file(tmp_path: Path) -> None:
-    data = yaml.safe_load(Path("deploy/local.yaml").read_text())
-    large = data["applications"][0]["args"]["workers"]["large"]
-    del large["speculation"]  # vLLM has methods of its own
-    for engine in ("builtin", "vllm"):
-        large["engine"] = engine
-        (tmp_path / engine).write_text(yaml.safe_dump(data))
-    (_, ours), (_, theirs) = (
-        _served_by(Pair(config=tmp_path / engine), [], None) for engine in ("builtin", "vllm")
-    )
-    assert theirs == ours | {"answering": {"large": {"engine": "vllm"}}}
-
-
-def test_rows_are_of_one_deployment_file_where_it_counts(tmp_path: Path) -> None:
+def test_rows_are_of_one_deployment_file(tmp_path: Path) -> None:
     data = yaml.safe_load(Path("deploy/local.yaml").read_text())
     args = data["applications"][0]["args"]
-    args.setdefault("limits", {})["max_tokens"] = 50
+    args["limits"] = {"max_tokens": 50}
     args["policy"]["default"] = "small-only"
     args["workers"]["small"]["speculation"] = {"method": "lookup", "params": {"gamma": 3}}
+    del args["workers"]["large"]["speculation"]  # vLLM has methods of its own
+    args["workers"]["large"]["engine"] = "vllm"
     other = tmp_path / "other.yaml"
     other.write_text(yaml.safe_dump(data))
-    baton, small = [Candidate.parse("baton")], [Candidate.parse("small-only")]
-    for chosen, cap, more in (
-        (baton, None, {"default": "small-only", "max_tokens": 50}),
-        (small, None, {"max_tokens": 50}),
-        (small, 12, {}),
-    ):
-        (_, usual), (_, changed) = (
-            _served_by(Pair(config=file), chosen, cap) for file in (None, other)
-        )
-        drafting = {"small_speculation": {"method": "lookup", "params": {"gamma": 3}}}
-        assert changed == usual | drafting | more
-        default = {"default"} if chosen == baton else set()
-        assert usual.keys() == {"small", "large", "params"} | default
+    (_, usual), (_, changed) = (_served_by(Pair(config=file), [], None) for file in (None, other))
+    assert {key for key in usual if usual[key] != changed[key]} == usual.keys() - {"pair"}
+    assert changed["max_tokens"] == 50
+    assert _served_by(Pair(config=other), [], 12)[1]["max_tokens"] == 12
 
 
 def test_rows_are_of_one_method_and_its_parameters(

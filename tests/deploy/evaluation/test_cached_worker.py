@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deploy.evaluation.cached_worker import CachedWorker, cached_pair
+from deploy.evaluation.cached_worker import CachedWorker
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
@@ -50,8 +50,8 @@ def texts(found: list[Event]) -> str:
 
 def cached(workers: Mapping[str, Scripted]) -> dict[WorkerName, CachedWorker]:
     return {
-        "small": CachedWorker(lambda: workers["small"]),
-        "large": CachedWorker(lambda: workers["large"]),
+        "small": CachedWorker(workers["small"]),
+        "large": CachedWorker(workers["large"]),
     }
 
 
@@ -90,20 +90,6 @@ async def test_only_what_a_changed_decision_leads_to_is_asked() -> None:
     assert asked == ["First, 2+2=4.\n\nFour is even.\n\n"]  # the third step, after another second
 
 
-async def test_both_models_are_made_before_the_first_call_that_needs_one() -> None:
-    made: list[str] = []
-
-    def load(name: str) -> Scripted:
-        made.append(name)
-        return pair()[name]
-
-    workers = cached_pair(load)
-    assert made == []
-    for name in ("large", "small", "large"):
-        await generated(workers[name], Sampling())  # type: ignore[index]
-        assert made == ["small", "large"]
-
-
 async def generated(cache: CachedWorker, sampling: Sampling, size: int = 50) -> Generation:
     call, criteria = Call("r", Transcript(ASKED)), StopCriteria(size, ("\n\n",))
     (item,) = [i async for i in cache.generate(call, criteria, sampling, stream=False)]
@@ -112,7 +98,7 @@ async def generated(cache: CachedWorker, sampling: Sampling, size: int = 50) -> 
 
 
 async def test_chance_is_not_remembered_without_a_seed() -> None:
-    cache = CachedWorker(lambda: Scripted(story=STORY))
+    cache = CachedWorker(Scripted(story=STORY))
     for sampling, calls in (
         (Sampling(1.0), 1),
         (Sampling(1.0), 2),
@@ -127,7 +113,7 @@ async def test_chance_is_not_remembered_without_a_seed() -> None:
 
 
 async def test_a_generation_that_ended_by_itself_serves_every_cap_that_holds_it() -> None:
-    cache = CachedWorker(lambda: Scripted(story=STORY))
+    cache = CachedWorker(Scripted(story=STORY))
     assert (await generated(cache, Sampling())).segment.finish == "until"
     assert (await generated(cache, Sampling(), 2)).segment.text == "First, 2+2=4.\n\n"
     assert (cache.live, cache.replayed) == (1, 1)
@@ -139,7 +125,7 @@ async def test_a_generation_that_ended_by_itself_serves_every_cap_that_holds_it(
 async def test_an_answer_that_had_to_match_a_form_serves_no_other_call() -> None:
     closed = Transcript(ASKED, closed=True)
     form = Constraint("regex", "[0-9]+")
-    worker = CachedWorker(lambda: Scripted(story=("", "4")))
+    worker = CachedWorker(Scripted(story=("", "4")))
     for constraint in (form, None, form, None):
         call = Call("r", closed, constraint=constraint)
         async for _ in worker.generate(call, StopCriteria(9), Sampling()):

@@ -27,7 +27,7 @@ CHOSEN = Candidate("specreason", "specreason")
 @pytest.fixture(scope="module")
 def workers() -> Iterator[dict[Any, CachedWorker]]:
     pair = load_pair(load(DEFAULT_FILE).args.workers)
-    yield {name: CachedWorker(lambda worker=worker: worker) for name, worker in pair.items()}
+    yield {name: CachedWorker(worker) for name, worker in pair.items()}
     for worker in pair.values():
         worker.close()  # type: ignore[union-attr]
 

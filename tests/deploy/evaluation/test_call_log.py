@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from deploy.evaluation.cached_worker import CachedWorker, opened_pair
+from deploy.evaluation.cached_worker import CachedWorker
 from deploy.evaluation.call_log import CallLog
 from deploy.launch.deployment_file import load
-from deploy.service.notes import pair_of
+from deploy.service.notes import settings_of
 from orchestrator.errors import ConfigError
 from orchestrator.types import (
     Classification,
@@ -65,33 +65,25 @@ def test_answers_are_the_same_when_read_again(tmp_path: Path) -> None:
         ({"speculation": {"method": "reflective", "params": {"alpha": 0.5}}}, False),
     ],
 )
-async def test_answers_of_a_pair_that_is_set_otherwise_are_left_alone(
+def test_answers_of_a_pair_that_is_set_otherwise_are_left_alone(
     change: dict[str, Any], alike: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "calls.jsonl"
     first = {"method": "reflective", "params": {"alpha": 0.25}} if "speculation" in change else {}
     before = {f"{ARGS}.workers.large.speculation": first} if first else {}
-    workers = load(write(tmp_path, before)).args.workers
-    async with opened_pair(workers, pair_of(workers), path):
-        pass
+    CallLog(path, settings_of(load(write(tmp_path, before)).args.workers)).close()
     changes = {f"{ARGS}.workers.large.{key}": value for key, value in change.items()}
-    workers = load(write(tmp_path, before | changes)).args.workers
+    settings = settings_of(load(write(tmp_path, before | changes)).args.workers)
     with nullcontext() if alike else pytest.raises(ConfigError, match="of another run"):
-        async with opened_pair(workers, pair_of(workers), path):
-            pass
+        CallLog(path, settings).close()
 
 
 async def test_a_run_that_was_broken_off_asks_no_model_twice(tmp_path: Path) -> None:
-    path, made = tmp_path / "calls.jsonl", []
+    path, model = tmp_path / "calls.jsonl", Scripted(story=("one two three", "four"))
     query = LabelQuery((Message("user", "Good?"),), "", ("0", "1"))
     for count in (1, 1, 2):
         log = CallLog(path, PAIR)
-
-        def worker() -> Scripted:
-            made.append(1)
-            return Scripted(story=("one two three", "four"))
-
-        cached = CachedWorker(worker, log, "small")
+        cached = CachedWorker(model, log, "small")
         items = [i async for i in cached.generate(CALL, StopCriteria(9 * count), Sampling())]
         whole = items[-1]
         assert isinstance(whole, Generation)
@@ -101,4 +93,4 @@ async def test_a_run_that_was_broken_off_asks_no_model_twice(tmp_path: Path) -> 
         verified = await cached.verify(CALL, whole.segment, Sampling())
         assert len(verified.nll) == len(whole.segment.tokens)
         log.close()
-    assert len(made) == 1
+    assert len(model.calls) == 3

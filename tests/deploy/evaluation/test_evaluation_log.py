@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -111,7 +111,7 @@ def test_fewer_problems_lose_nothing(tmp_path: Path) -> None:
     [
         ({"settings": {**SETTINGS, "seed": 1}}, "its seed is 0, now 1"),
         ({"candidates": CONTENDERS[:2]}, "its policies"),
-        ({"settings": {**SETTINGS, "pair": "b"}}, "its pair is null"),
+        ({"settings": {**SETTINGS, "served_by": "b"}}, "its served_by is null"),
         ({"problems": [replace(PROBLEMS[0], answer="7")]}, "its problem 0 is not this run's"),
     ],
 )
@@ -121,24 +121,6 @@ def test_another_run_is_refused_by_name(tmp_path: Path, changed: Any, said: str)
     with pytest.raises(ConfigError, match=said), opened(path, **changed):
         pass
     assert path.read_text() == text
-
-
-def test_only_parameters_of_the_candidates_must_stay_as_they_were(tmp_path: Path) -> None:
-    def resume(candidates: Sequence[Candidate], **params: Any) -> None:
-        settings = {**SETTINGS, "pair": {"small": "s", "large": "l", "params": params}}
-        with opened(tmp_path / "rows.jsonl", settings=settings, candidates=candidates):
-            pass
-
-    bild = [*CONTENDERS[:1], Candidate("bild", "bild")]
-    resume(bild, bild={"rollback": 2}, specreason={"threshold": 3})
-    resume(bild, bild={"rollback": 2}, specreason={"threshold": 4}, cascade={"accept_at": 5})
-    with pytest.raises(ConfigError, match="its pair"):
-        resume(bild, bild={"rollback": 3})
-    (tmp_path / "rows.jsonl").unlink()
-    default = [Candidate("baton", "baton")]
-    resume(default, specreason={"threshold": 3})
-    with pytest.raises(ConfigError, match="its pair"):
-        resume(default, specreason={"threshold": 4})
 
 
 def test_what_is_no_log_is_left_alone(tmp_path: Path) -> None:
