@@ -146,7 +146,7 @@ def evaluate(
     with TemporaryDirectory() as folder:
         path = recordings / "rows.jsonl" if recordings else rows or Path(folder, "rows.jsonl")
         settings = {**about, "served_by": served_by}
-        with closing(EvaluationLog(path, settings, candidates, chosen, recordings=kept)) as log:
+        with closing(EvaluationLog(path, settings, candidates, chosen)) as log:
             turns = asyncio.run(_run(client, chosen, candidates, concurrency, log, feedback))
     table = summarise(candidates, turns, speculation=method, transport=transport)
     about["n"] = len(chosen)
@@ -177,8 +177,8 @@ async def _run(
     from deploy.evaluation.evaluate import RunOptions, run
     from deploy.evaluation.grading import Grader
 
-    if len(log.known) == len(problems) * len(candidates):  # no model need be loaded
-        return [[log.known[at, one] for one in candidates] for at in range(len(problems))]
+    if len(log.known) == len(problems):  # no model need be loaded
+        return [log.known[at] for at in range(len(problems))]
     async with AsyncExitStack() as stack:
         grader = stack.enter_context(closing(Grader()))
         client = await stack.enter_async_context(opened)
@@ -189,10 +189,9 @@ async def _run(
             log.add(index, turn)
             if feedback:
                 assert isinstance(client, HttpClient)
-                # What an earlier run asked for has no trace that is known here.
-                sent = [one for one in turn if one.error is None and one.answer.trace_id]
+                sent = [one for one in turn if one.error is None]
                 await asyncio.gather(
-                    *(client.send_feedback(one.answer.trace_id, float(one.correct)) for one in sent)
+                    *(client.send_feedback(one.trace_id, float(one.correct)) for one in sent)
                 )
 
         def progress(candidate: Candidate) -> None:

@@ -111,7 +111,7 @@ class LocalClient:
             spent(transcript),
             ended.metrics,
             ended.steps,
-            recording,
+            recording=recording,
             summary={
                 "policy": candidate.label,
                 "forced": transcript.forced,

@@ -8,9 +8,10 @@ accuracy and tokens are measured. `large-only` always runs, as the baseline
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -38,16 +39,21 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedAnswer:
-    """The answer to one request; `output_tokens` are those OpenAI would bill.
+    """A candidate's answer to a problem; `output_tokens` are those OpenAI would bill.
 
     It has the request's `recording` if the client keeps one, its `trace_id` if a service answered,
-    and from a client the `summary` that users see.
+    and from a client the `summary` that users see. `run` adds whether it is `correct`, its wall
+    time, and the `error` of a request that failed; `transient` if a retry may succeed.
     """
 
     text: str
     output_tokens: int = 0
     metrics: Metrics = field(default_factory=Metrics)
     steps: tuple[Step, ...] = ()
+    correct: bool = False
+    ms: float = 0.0
+    error: str | None = None
+    transient: bool = False
     recording: Recording | None = None
     trace_id: str = ""
     summary: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -59,25 +65,11 @@ class EvaluatedAnswer:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationResult:
-    """One problem answered by one candidate, graded; `ms` is wall time.
-
-    `transient`: whether a retry may succeed.
-    """
-
-    correct: bool
-    ms: float
-    answer: EvaluatedAnswer
-    error: str | None = None
-    transient: bool = False
-
-
 Ask = Callable[[str, Candidate], Awaitable[EvaluatedAnswer]]
 Grade = Callable[[str, Question], Awaitable[bool]]
 """Returns whether a text answers a problem."""
-Turn = Sequence[EvaluationResult]
-"""The results of one problem, one for each candidate."""
+Turn = Sequence[EvaluatedAnswer]
+"""The answers to one problem, one of each candidate."""
 
 
 async def _forget(at: int, turn: Turn) -> None: ...
@@ -87,12 +79,12 @@ async def _forget(at: int, turn: Turn) -> None: ...
 class RunOptions:
     """Options of a run.
 
-    `known` has results of earlier runs, by the problem's number. `keep` gets a problem's number and
-    results after all candidates have answered it, `progress` the candidate after each answer.
+    `known` has earlier runs' answers by the problem's number. `keep` gets a problem's number and
+    answers after all candidates have answered it, `progress` the candidate after each answer.
     """
 
     concurrency: int = 1
-    known: Mapping[tuple[int, Candidate], EvaluationResult] = field(default_factory=dict)
+    known: Mapping[int, Turn] = field(default_factory=dict)
     keep: Callable[[int, Turn], Awaitable[None]] = _forget
     progress: Callable[[Candidate], None] = lambda _: None
 
@@ -104,86 +96,58 @@ async def run(
     grade: Grade,
     options: RunOptions | None = None,
 ) -> list[Turn]:
-    """Ask each problem of each candidate; return the results in the order of the problems.
+    """Ask each problem of each candidate; return the answers in the order of the problems.
 
-    At a concurrency of 1 the candidates take turns, problem by problem. First each answers a
-    problem unmeasured, so that one-time costs are not measured. Unless all answers to a problem are
-    known, all are asked for again, so that their times are comparable. Above 1 times are not
-    compared; that many requests always run, all candidates' of a problem before the next one's.
-    Grading and `keep` happen outside all measured time.
+    At most `concurrency` requests run at once. At 1 the candidates take turns, problem by problem;
+    first each answers a problem unmeasured, so that one-time costs are not measured. Above 1 times
+    are not compared. Grading and `keep` happen outside all measured time.
     """
     options = options or RunOptions()
-    if options.concurrency > 1:
-        return await _many(problems, candidates, ask, grade, options)
-    turns: list[Turn] = []
-    warm = False
-    for at, problem in enumerate(problems):
-        turn = [options.known[at, one] for one in candidates if (at, one) in options.known]
-        if len(turn) == len(candidates):
+    slots = asyncio.Semaphore(options.concurrency)
+
+    async def turn(numbered: tuple[int, Question]) -> Turn:
+        at, problem = numbered
+        if (known := options.known.get(at)) is not None:
             for candidate in candidates:
                 options.progress(candidate)
-        else:
-            for candidate in () if warm else candidates:
+            return known
+
+        async def one(candidate: Candidate) -> EvaluatedAnswer:
+            async with slots:
+                answer = await _ask(problem, candidate, ask)
+            options.progress(candidate)
+            right = answer.error is None and await grade(answer.text, problem)
+            return replace(answer, correct=right)
+
+        first = at % len(candidates)
+        order = (*candidates[first:], *candidates[:first])
+        answers = await map_concurrently(one, order, options.concurrency)
+        answered = dict(zip(order, answers, strict=True))
+        found = [answered[candidate] for candidate in candidates]
+        await options.keep(at, found)
+        return found
+
+    if options.concurrency == 1:
+        fresh = (problem for at, problem in enumerate(problems) if at not in options.known)
+        for problem in islice(fresh, 1):
+            for candidate in candidates:
                 await _ask(problem, candidate, ask)
-            warm = True
-            results: dict[Candidate, EvaluationResult] = {}
-            first = at % len(candidates)
-            for candidate in (*candidates[first:], *candidates[:first]):
-                results[candidate] = await _ask(problem, candidate, ask)
-                options.progress(candidate)
-            turn = [await _graded(results[one], problem, grade) for one in candidates]
-        turns.append(turn)
-        await options.keep(at, turn)
-    return turns
+    return await map_concurrently(turn, enumerate(problems), options.concurrency)
 
 
-async def _many(
-    problems: Sequence[Question],
-    candidates: Sequence[Candidate],
-    ask: Ask,
-    grade: Grade,
-    options: RunOptions,
-) -> list[Turn]:
-    found: list[dict[Candidate, EvaluationResult]] = [{} for _ in problems]
-
-    def turn(at: int) -> Turn:
-        return [found[at][candidate] for candidate in candidates]
-
-    async def one(item: tuple[int, Candidate]) -> None:
-        at, candidate = item
-        result = options.known.get(item)
-        if result is None:
-            asked = await _ask(problems[at], candidate, ask)
-            result = await _graded(asked, problems[at], grade)
-        found[at][candidate] = result
-        options.progress(candidate)
-        if len(found[at]) == len(candidates):
-            await options.keep(at, turn(at))
-
-    await map_concurrently(one, product(range(len(problems)), candidates), options.concurrency)
-    return [turn(at) for at in range(len(problems))]
-
-
-async def _ask(problem: Question, candidate: Candidate, ask: Ask) -> EvaluationResult:
+async def _ask(problem: Question, candidate: Candidate, ask: Ask) -> EvaluatedAnswer:
     """Ask once; a failed request is a wrong answer with a reason.
 
     Raises:
         InvalidRequest: the policy or its parameters are wrong.
     """
-    began, answer, transient = perf_counter(), EvaluatedAnswer(""), False
-    error: str | None = None
+    began = perf_counter()
     try:
         answer = await ask(problem.question, candidate)
     except InvalidRequest as refusal:
         if refusal.code != "context_length_exceeded":
             raise
-        error = refusal.message
+        answer = EvaluatedAnswer("", error=refusal.message)
     except BatonError as failure:
-        error, transient = str(failure), True
-    return EvaluationResult(False, (perf_counter() - began) * 1000, answer, error, transient)
-
-
-async def _graded(result: EvaluationResult, problem: Question, grade: Grade) -> EvaluationResult:
-    if result.error is not None:
-        return result
-    return replace(result, correct=await grade(result.answer.text, problem))
+        answer = EvaluatedAnswer("", error=str(failure), transient=True)
+    return replace(answer, ms=(perf_counter() - began) * 1000)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from deploy.evaluation import recording
 from deploy.evaluation.candidates import Candidate
-from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question, Turn
+from deploy.evaluation.evaluate import EvaluatedAnswer, Question, Turn
 from deploy.evaluation.json_lines import RowFile, brief, read_rows
 from orchestrator.errors import ConfigError
 from orchestrator.loop.events import Metrics
@@ -27,14 +27,15 @@ KIND = "baton_eval"
 
 
 class EvaluationLog:
-    """The rows of one evaluation; `known` has an earlier run's results, without transient failures.
+    """The rows of one evaluation; `known` has the problems that an earlier run finished.
+
+    A problem with a transient failure is not finished.
 
     Args:
         path: the JSON lines.
         settings: what all runs that share the file must have in common.
         candidates: the policies that answer, in order.
         problems: an earlier run may have had more or fewer.
-        recordings: also write each answer's recording into the log's folder.
 
     Raises:
         ConfigError: the file has other settings or problems, or cannot be written.
@@ -46,54 +47,48 @@ class EvaluationLog:
         settings: Mapping[str, Any],
         candidates: Sequence[Candidate],
         problems: Sequence[Question],
-        *,
-        recordings: bool = False,
     ) -> None:
-        self.path, self._recordings = path, recordings
-        self._candidates, self._problems = candidates, problems
+        self.path, self._candidates, self._problems = path, candidates, problems
         asked = {"policies": [[c.label, c.params] for c in candidates]}
         self._file = RowFile(path, KIND, {**settings, **asked})
         self.close = self._file.close
-        of = {(one.label, one.budget): one for one in candidates}
-        self.known: dict[tuple[int, Candidate], EvaluationResult] = {}
-        for (index, label, budget), row in _by_key(self._file.rows).items():
-            if self._is_own(row) and not (result := _result(row)).transient:
-                self.known[index, of[label, budget]] = result
+        self.known: dict[int, Turn] = {}
+        rows = _by_key(self._file.rows)
+        for row in rows.values():
+            self._check(row)
+        for index in range(len(problems)):
+            own = [rows.get((index, one.label, one.budget)) for one in candidates]
+            turn = [_answer(row) for row in own if row is not None]
+            if len(turn) == len(candidates) and not any(one.transient for one in turn):
+                self.known[index] = turn
 
-    def _is_own(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a row is of a problem of this run."""
+    def _check(self, row: Mapping[str, Any]) -> None:
+        """Refuse a row whose problem is another than this run's."""
         index = row["problem"]
         if index >= len(self._problems):
-            return False
+            return
         problem = self._problems[index]
         if (row["question"], row["answer"]) != (problem.question, problem.answer):
             self.close()
             raise ConfigError(
                 f"{self.path}: its problem {index} is not this run's; choose another file"
             )
-        return True
 
     def add(self, index: int, turn: Turn) -> None:
-        """Write the rows of one problem, unless the file has them."""
-        answered = [*zip(self._candidates, turn, strict=True)]
-        if all(self.known.get((index, one)) is result for one, result in answered):
-            return
+        """Write the rows of one problem, and the recordings beside the file."""
         problem = self._problems[index]
-        for candidate, result in answered:
+        for candidate, answer in zip(self._candidates, turn, strict=True):
             row = {
                 "problem": index,
                 "question": problem.question,
                 "answer": problem.answer,
                 "policy": candidate.label,
                 "budget": candidate.budget,
-                **_plain(result),
+                **_plain(answer),
             }
-            recorded = self.path.parent / f"{index:05d}-{_slug(candidate)}.jsonl"
-            if self._recordings and result.answer.recording is not None:
-                text = recording.dumps(result.answer.recording)
-                recorded.write_text(text, encoding="utf-8")
-            # The recording of a known result was written by an earlier run.
-            if self._recordings and recorded.exists():
+            if answer.recording is not None:
+                recorded = self.path.parent / f"{index:05d}-{_slug(candidate)}.jsonl"
+                recorded.write_text(recording.dumps(answer.recording), encoding="utf-8")
                 row["recording"] = recorded.name
             self._file.add(row)
 
@@ -103,30 +98,26 @@ def _by_key(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str, int | Non
     return {(row["problem"], row["policy"], row["budget"]): row for row in rows}
 
 
-def _plain(result: EvaluationResult) -> dict[str, Any]:
-    answer = result.answer
+def _plain(answer: EvaluatedAnswer) -> dict[str, Any]:
     return {
-        "correct": result.correct,
-        "ms": round(result.ms, 3),
+        "correct": answer.correct,
+        "ms": round(answer.ms, 3),
         "text": answer.text,
         "output_tokens": answer.output_tokens,
         "metrics": asdict(answer.metrics),
         "steps": [asdict(step) for step in answer.steps],
-        "error": result.error,
-        **({"passing": True} if result.transient else {}),
+        "error": answer.error,
+        "transient": answer.transient,
     }
 
 
-def _result(row: Mapping[str, Any]) -> EvaluationResult:
-    answer = EvaluatedAnswer(
-        row["text"],
-        row["output_tokens"],
-        from_json(Metrics, row["metrics"]),
-        tuple(from_json(Step, step) for step in row["steps"]),
-    )
-    return EvaluationResult(
-        row["correct"], row["ms"], answer, row["error"], row.get("passing", False)
-    )
+def _answer(row: Mapping[str, Any]) -> EvaluatedAnswer:
+    parts = {
+        "metrics": from_json(Metrics, row["metrics"]),
+        "steps": tuple(from_json(Step, step) for step in row["steps"]),
+        "recording": None,
+    }
+    return from_json(EvaluatedAnswer, {**row, **parts})
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from deploy.evaluation.candidates import BASELINE, Candidate
-from deploy.evaluation.evaluate import EvaluationResult, Turn
+from deploy.evaluation.evaluate import EvaluatedAnswer, Turn
 from deploy.evaluation.intervals import mean, paired, quantile, ratio_of_sums, wilson
 
 Row = dict[str, Any]
@@ -59,14 +59,14 @@ def rows(
     ]
 
 
-def figures(own: Sequence[EvaluationResult], base: Sequence[EvaluationResult]) -> Row:
+def figures(own: Sequence[EvaluatedAnswer], base: Sequence[EvaluatedAnswer]) -> Row:
     """Return accuracy and latency, alone and against the baseline on the same problems."""
     right, times = [result.correct for result in own], [result.ms for result in own]
     low, high = wilson(sum(right), len(right))
     difference, least, most = paired(right, [result.correct for result in base])
     slow, fast = ratio_of_sums([result.ms for result in base], times)
     small, large = (
-        sum(getattr(result.answer.metrics, f"{name}_tokens") for result in own)
+        sum(getattr(result.metrics, f"{name}_tokens") for result in own)
         for name in ("small", "large")
     )
     return {
@@ -88,8 +88,8 @@ def figures(own: Sequence[EvaluationResult], base: Sequence[EvaluationResult]) -
     }
 
 
-def _means(own: Sequence[EvaluationResult]) -> Row:
-    metrics = [result.answer.metrics for result in own]
+def _means(own: Sequence[EvaluatedAnswer]) -> Row:
+    metrics = [result.metrics for result in own]
     times = {
         name: mean([one.ms.get(name, 0.0) for one in metrics])
         for name in ("small", "large", "classify")
@@ -97,8 +97,8 @@ def _means(own: Sequence[EvaluationResult]) -> Row:
     rest = mean([result.ms for result in own]) - sum(times.values())
     return {
         **{name: mean([getattr(one, name) for one in metrics]) for name in COUNTS},
-        "output_tokens": mean([result.answer.output_tokens for result in own]),
-        "accepted_steps": mean([result.answer.kept("small") for result in own]),
-        "steps": mean([result.answer.kept() for result in own]),
+        "output_tokens": mean([result.output_tokens for result in own]),
+        "accepted_steps": mean([result.kept("small") for result in own]),
+        "steps": mean([result.kept() for result in own]),
         "ms": {**times, "rest": max(0.0, rest), "overlap": max(0.0, -rest)},
     }

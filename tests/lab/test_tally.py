@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from deploy.evaluation.candidates import Candidate
-from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question
+from deploy.evaluation.evaluate import EvaluatedAnswer, Question
 from deploy.evaluation.evaluation_log import EvaluationLog
 from deploy.lab.tally import Tally, above_coin, mean_interval, rows, tally
 from orchestrator.types import Step
@@ -40,7 +41,6 @@ async def write(
          "pair": {"params": params or {}}},
         [Candidate.parse(policy) for policy in policies],
         problems,
-        recordings=True,
     )  # fmt: skip
     for index in range(len(problems)):
         turn = []
@@ -52,9 +52,9 @@ async def write(
                     ("small", True, small), ("small", False, 50), ("large", True, large),
                 )
             )  # fmt: skip
-            answer = EvaluatedAnswer("1", steps=steps, recording=recording)
-            slow = 2 if policy == "large-only" else 1
-            turn.append(EvaluationResult(index < RIGHT[policy], ms * slow, answer))
+            slow, right = 2 if policy == "large-only" else 1, index < RIGHT[policy]
+            answer = EvaluatedAnswer("1", steps=steps, correct=right, ms=ms * slow)
+            turn.append(replace(answer, recording=recording))
         log.add(index, turn)
     log.close()
 

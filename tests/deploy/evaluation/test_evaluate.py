@@ -12,7 +12,6 @@ import pytest
 from deploy.evaluation.candidates import Candidate, lineup
 from deploy.evaluation.evaluate import (
     EvaluatedAnswer,
-    EvaluationResult,
     Question,
     RunOptions,
     Turn,
@@ -22,7 +21,7 @@ from orchestrator.answers.equality import compare
 from orchestrator.errors import DeadlineExceeded, InvalidRequest
 
 PROBLEMS = [Question(str(number), str(number)) for number in range(6)]
-OLD = EvaluationResult(True, 7.0, EvaluatedAnswer("old"))
+OLD = EvaluatedAnswer("old", correct=True, ms=7.0)
 
 
 async def same(text: str, problem: Question) -> bool:
@@ -94,21 +93,21 @@ async def test_a_policy_that_does_not_exist_ends_the_run() -> None:
         await run(PROBLEMS, lineup([], [None]), ask, same)
 
 
-async def test_one_at_a_time_all_answers_to_a_problem_are_known_or_none() -> None:
+async def test_what_another_run_knows_is_not_asked_for() -> None:
     candidates, asked, kept = lineup(["a"], [None]), Asked(), list[int]()
-    known = {(number, one): OLD for number in (0, 2, 3) for one in candidates}
-    del known[3, candidates[0]]
+    known = {number: [OLD, OLD] for number in (0, 2)}
     turns = await run(PROBLEMS[:4], candidates, asked, same, keeping(kept, known=known))
     assert [turn.count(OLD) for turn in turns] == [2, 0, 2, 0]
     assert [turn[1].correct for turn in turns] == [True] * 4
-    assert kept == [0, 1, 2, 3]
+    assert kept == [1, 3]
     assert Counter(asked) == {  # each once unmeasured first
         ("1", "a"): 2, ("1", "large-only"): 2, ("3", "a"): 1, ("3", "large-only"): 1,
     }  # fmt: skip
 
 
-async def test_many_at_once_and_what_another_run_knows_is_not_asked_for() -> None:
-    candidates, asked, live, most = lineup(["a"], [None]), Asked(), 0, 0
+@pytest.mark.parametrize("count", [1, 6])
+async def test_many_at_once_are_as_many_as_may_be(count: int) -> None:
+    candidates, asked, live, most = lineup(["a", "b", "c", "d"], [None]), Asked(), 0, 0
 
     async def ask(question: str, candidate: Candidate) -> EvaluatedAnswer:
         nonlocal live, most
@@ -118,11 +117,12 @@ async def test_many_at_once_and_what_another_run_knows_is_not_asked_for() -> Non
         live -= 1
         return await asked(question, candidate)
 
-    known = {(number, candidates[0]): OLD for number in range(4)}
-    turns = await run(PROBLEMS, candidates, ask, same, RunOptions(concurrency=4, known=known))
+    turns = await run(PROBLEMS[:count], candidates, ask, same, RunOptions(concurrency=4))
     assert most == 4
-    assert Counter(label for _, label in asked) == {"large-only": 2, "a": 6}
-    assert [turn[0] == OLD for turn in turns] == [True] * 4 + [False] * 2
+    assert Counter(label for _, label in asked) == dict.fromkeys(
+        [one.label for one in candidates], count
+    )
+    assert [len(turn) for turn in turns] == [5] * count
 
 
 async def test_many_at_once_are_kept_as_soon_as_they_are_answered() -> None:
@@ -134,20 +134,20 @@ async def test_many_at_once_are_kept_as_soon_as_they_are_answered() -> None:
         return EvaluatedAnswer(f"{question} {candidate.label}")
 
     candidates = lineup(["a"], [None])
-    known = {(0, one): OLD for one in candidates}
+    known = {0: [OLD, OLD]}
     options = keeping(kept, concurrency=8, known=known)
     task = asyncio.create_task(run(PROBLEMS, candidates, ask, same, options))
-    for count, number in enumerate("134", 2):
+    for count, number in enumerate("134", 1):
         gates[number].set()
         async with asyncio.timeout(60):
             while len(kept) < count:
                 await asyncio.sleep(0.001)
-    assert kept == [0, 1, 3, 4]  # 2 may hang: what was answered behind it is not lost with it
+    assert kept == [1, 3, 4]  # 2 may hang: what was answered behind it is not lost with it
     for number in "25":
         gates[number].set()
     turns = await task
-    assert sorted(kept) == [0, 1, 2, 3, 4, 5]
+    assert sorted(kept) == [1, 2, 3, 4, 5]
     assert turns[0] == [OLD, OLD]
-    assert [[one.answer.text for one in turn] for turn in turns[1:]] == [
+    assert [[one.text for one in turn] for turn in turns[1:]] == [
         [f"{n} large-only", f"{n} a"] for n in range(1, 6)
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deploy.evaluation.candidates import lineup
-from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Turn
+from deploy.evaluation.evaluate import EvaluatedAnswer, Turn
 from deploy.evaluation.summary import rows
 from orchestrator.loop.events import Metrics
 from orchestrator.types import Step
@@ -18,10 +18,10 @@ STEPS = (
 )
 
 
-def result(correct: bool, ms: float, small: int, large: int) -> EvaluationResult:
+def result(correct: bool, ms: float, small: int, large: int) -> EvaluatedAnswer:
     spent = {"small": 2.0, "large": 3.0, "classify": 1.0, "total": ms}
     metrics = Metrics(small, large, 2, 4, 5, ms=spent)
-    return EvaluationResult(correct, ms, EvaluatedAnswer("", 7, metrics, STEPS))
+    return EvaluatedAnswer("", 7, metrics, STEPS, correct, ms)
 
 
 def test_rows() -> None:
