@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from deploy.cli.common import Config, bar, lossy, print_table, wide_console, write
+from deploy.evaluation.json_lines import brief
 from orchestrator.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ async def _examples(
     from deploy.evaluation.gate_learning import by_question, examples
     from deploy.evaluation.grading import Grader
 
-    questions = by_question(found)[:limit]
+    questions = (await by_question(found))[:limit]
     async with opened_pair(workers, log) as pair:
         with closing(Grader()) as grader, bar(Console(stderr=True, highlight=False)) as shown:
             return await examples(
@@ -131,38 +132,40 @@ async def _examples(
             )
 
 
-def _recordings(place: Path, pair: dict[str, Any]) -> list[Recording]:
+def _recordings(place: Path, settings: dict[str, Any]) -> list[Recording]:
     """The recordings of a folder and those in it.
 
     Raises:
-        ConfigError: there are none, or a run of `baton eval` names another pair, or problems that
-            figures are measured on.
+        ConfigError: there are none, or one is of another pair, or of problems that figures are
+            measured on.
     """
-    from deploy.evaluation import evaluation_log
     from deploy.evaluation.problems import EXTERNAL, for_figures, load_problems
     from deploy.evaluation.recording import load
 
-    logs = sorted(place.glob("**/rows.jsonl"))
-    for log in logs:
-        problems = evaluation_log.read(log)[0].get("problems", "")
-        if for_figures(problems):
-            raise ConfigError(
-                f"{log.parent}: expected recordings to learn from, found {problems}, on which "
-                "figures are measured: record builtin:train, or questions of your own"
-            )
-    paths = [path for log in logs for path in evaluation_log.recordings(log.parent, pair)]
-    if not logs:
-        # This command keeps the models' answers in such a file, perhaps here.
-        found = sorted(place.glob("**/*.jsonl"))
-        paths = [path for path in found if not path.name.endswith(".calls.jsonl")]
+    # Rows of evaluations may be there, and answers that this command keeps.
+    paths = [
+        path
+        for path in sorted(place.glob("**/*.jsonl"))
+        if path.name != "rows.jsonl" and not path.name.endswith(".calls.jsonl")
+    ]
     if not paths:
         raise ConfigError(f"{place}: expected recordings, found none (baton eval --recordings)")
-    loaded = [load(path) for path in paths]
-    external = set() if logs else {one.question for one in load_problems(str(EXTERNAL), None, 0)}
-    for path, recording in zip(paths, loaded, strict=True):
-        if any(message.content in external for message in recording.request.messages):
+    external = {one.question for one in load_problems(str(EXTERNAL), None, 0)}
+    found = []
+    for path in paths:
+        recording = load(path)
+        about = recording.about
+        if for_figures(about.get("problems", "")) or recording.question in external:
             raise ConfigError(
                 f"{path}: expected recordings to learn from, found a question of "
-                "builtin:strangers, on which figures are measured: leave it out"
+                f"{about.get('problems', 'builtin:strangers')}, on which figures are measured: "
+                "record builtin:train, or questions of your own"
             )
-    return loaded
+        for name in ("pair", "answering"):
+            then = about.get("served_by", {}).get(name, settings[name])
+            if then != settings[name]:
+                raise ConfigError(
+                    f"{path}: recorded with {brief(then)}, not {brief(settings[name])}"
+                )
+        found.append(recording)
+    return found

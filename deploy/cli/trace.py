@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from deploy.cli.common import DEFAULT_URL, AsJson, ServiceUrl, format_step, lossy, print_json
 from orchestrator.types import Step, chain_steps
 
+STEPS = TypeAdapter(list[Step])
 trace = typer.Typer(help="Look at what happened to a request, and replay it.")
 
 
@@ -35,11 +39,9 @@ def show(
     if as_json:
         print_json(record)
         return
-    from deploy.evaluation.evaluation_log import from_json
-
     console = Console(highlight=False, soft_wrap=True)
     console.print(record.get("question", ""), style="bold", markup=False)
-    for step in chain_steps([from_json(Step, step) for step in record.get("steps", [])]):
+    for step in chain_steps(STEPS.validate_python(record.get("steps", []))):
         console.print(format_step(step))
     console.print()
     console.print(record.get("answer") or "(no answer)", style="bold", markup=False)
@@ -81,71 +83,48 @@ def replay(
 
       baton trace replay saved.jsonl --json
     """
-    from dataclasses import asdict
-
     from deploy.evaluation.candidates import Candidate, build_policy
-    from deploy.evaluation.recording import load
-    from deploy.evaluation.replay import compare
+    from deploy.evaluation.recording import compare, load
 
     recording = load(file)
-    recorded = recording.request
-    given = Candidate.parse(recorded.policy if policy is None else policy)
-    parameters = recorded.parameters if given.policy == recorded.policy else {}
-    found = compare(recording, build_policy(given.policy, {**parameters, **given.params}))
+    given = Candidate.parse(recording.policy if policy is None else policy)
+    parameters = recording.parameters if given.policy == recording.policy else {}
+    built = build_policy(given.policy, {**parameters, **given.params})
+    steps, difference, ended = asyncio.run(compare(recording, built))
     if as_json:
         data = {
             "policy": given.label,
-            "same": found.difference is None,
-            "line": None if found.difference is None else found.difference.line,
-            "difference": None if found.difference is None else str(found.difference),
-            "ended": found.ended,
-            "steps": [asdict(step) for step in found.steps],
+            "same": difference is None,
+            "difference": None if difference is None else str(difference),
+            "ended": ended,
+            "steps": [asdict(step) for step in steps],
         }
         print_json(data)
     else:
         console = Console(highlight=False, soft_wrap=True)
-        console.print(recorded.messages[-1].content, style="bold", markup=False)
-        for step in found.steps:
+        console.print(recording.question, style="bold", markup=False)
+        for step in steps:
             console.print(format_step(step))
-        if not found.ended:
+        if not ended:
             console.print("(the recording has no answer to the next call)", style="dim")
-        if found.difference is None:
+        if difference is None:
             console.print(f"{given.label} decides as recorded", style="dim", markup=False)
-    if found.difference is not None:
-        raise found.difference
+    if difference is not None:
+        raise difference
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a trace that the service returned, or a recording."""
-    from dataclasses import asdict
+    """Read a trace that the service returned, or what a recording says came of its request."""
+    from deploy.evaluation.json_lines import read_rows
+    from deploy.evaluation.recording import KIND
 
-    from deploy.evaluation.recording import RecordingError, loads
-    from orchestrator.errors import ConfigError
-    from orchestrator.loop.events import StepCompleted
-
-    text = path.read_text(encoding="utf-8-sig")
     try:
-        whole = json.loads(text)
+        whole = json.loads(path.read_text(encoding="utf-8-sig"))
         if isinstance(whole, dict) and "steps" in whole:
             return whole
     except ValueError:
         pass
-    try:
-        recording = loads(text)
-    except RecordingError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    ended = recording.ended
-    steps = [event.step for event in recording.events if isinstance(event, StepCompleted)]
-    return {
-        "question": recording.request.messages[-1].content,
-        "policy": recording.request.policy,
-        "speculation": dict(recording.request.speculation),
-        "status": "finished" if ended else "broken off",
-        "finish_reason": ended.transcript.finish if ended else None,
-        "steps": [asdict(step) for step in steps],
-        "answer": ended.transcript.reply.strip() if ended else "",
-        "metrics": asdict(ended.metrics) if ended else None,
-    }
+    return read_rows(path, KIND)[0]
 
 
 def _fetch(trace_id: str, url: str) -> dict[str, Any]:

@@ -16,10 +16,10 @@ In reading order:
 - `summary`: makes rows from results, one for each policy and budget.
 - `tables`: rows in the terminal.
 - `plots`: Pareto plots of accuracy over time and over tokens.
-- `recording`: a request's events as JSON lines, written and read.
-- `replay`: a recording through a policy's code, with no model and no clock.
+- `calls`: a key for each call of a worker, and a row for its answer.
 - `call_log`: answers by their call, in a file.
 - `cached_worker`: a worker that answers repeated calls from a cache.
+- `recording`: a request's recording, written and read, and its replay with no model.
 - `judging`: whether a judge's scores separate good answers of a pair.
 - `threshold_search`: the value of a threshold that meets a target, by bisection.
 - `calibrator`: both for a pair of models and any questions.

@@ -1,37 +1,35 @@
 """A worker with a cache of whole answers: it answers equal calls, a model the others.
 
-The answer to a call with greedy sampling (or a seed) depends only on its prefix and its stop
-criteria, turns or segment. So it serves every equal call, such as the same policy's at another
-threshold. Every answer is therefore that of a live run; only times differ, which are not measured
-here.
-
-The key ignores that a batch may change the last bit of a logit, as a live run may too.
+The answer to a call serves every equal call (`deploy.evaluation.calls`), such as the same policy's
+at another threshold. Every answer is therefore that of a live run; only times differ, which are not
+measured here.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Hashable
-from contextlib import ExitStack, aclosing, asynccontextmanager, closing
-from dataclasses import replace
-from hashlib import blake2b
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from deploy.evaluation.call_log import CallLog
+from deploy.evaluation.calls import (
+    AnsweredCall,
+    classification_key,
+    generation_key,
+    verification_key,
+)
 from deploy.launch.workers import close, load_pair
 from deploy.service.notes import settings_of
 from deploy.service.worker_spec import Workers
 from orchestrator.loop.actions import WorkerName
 from orchestrator.types import (
-    ENDED,
     Classification,
-    Constraint,
     Generation,
     LabelQuery,
     Sampling,
     Segment,
     StopCriteria,
-    Transcript,
     Verification,
 )
 from orchestrator.worker import Call, Delta, Worker
@@ -42,54 +40,52 @@ AnyAnswer = TypeVar("AnyAnswer", Generation, Classification, Verification)
 class CachedWorker:
     """A `Worker` with a cache in front of a model's `worker`.
 
-    `replayed` and `live` count the calls that were answered from the cache and by the model. A
-    `log` keeps answers, under `name`.
+    `replayed` and `live` count the calls that were answered from the cache and by the model.
+    `known` has earlier answers, of which those of `name` count; `keep` gets every new one.
     """
 
-    def __init__(self, worker: Worker, log: CallLog | None = None, name: str = "") -> None:
-        self._model, self._log, self._name = worker, log, name
-        self._known: dict[str | None, list[tuple[int, Any]]] = {}
+    def __init__(
+        self,
+        worker: Worker,
+        name: str = "",
+        known: Iterable[AnsweredCall] = (),
+        keep: Callable[[AnsweredCall], None] = lambda _: None,
+    ) -> None:
+        self._model, self._name, self._keep = worker, name, keep
+        self._known: dict[str | None, list[AnsweredCall]] = {}
         self.replayed = self.live = 0
-        for key, cap, answer in log.known(name) if log is not None else ():
-            self._known.setdefault(key, []).append((cap, answer))
+        for one in known:
+            if one.worker == name:
+                self._known.setdefault(one.key, []).append(one)
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Continue the transcript; a cached generation comes in one piece."""
-        cap, draws = criteria.max_tokens, _sampling_key(sampling)
-        seen = _prefix(call.transcript, call.constraint)
-        about = (seen, replace(criteria, max_tokens=0), draws, call.speculation)
-        key = None if draws is None else _digest("generate", *about)
-        known: Generation | None = self._answered(key, cap)
+        key, cap = generation_key(call, criteria, sampling), criteria.max_tokens
+        known: Delta | Generation | None = self._answered(key, cap)
         if known is not None:
-            if stream and known.segment.text:
-                yield Delta(known.segment.text, known.segment.tokens, known.segment.logprobs)
             yield known
-            return
+            if isinstance(known, Generation):  # else a recorded reader stopped here
+                return
         made = self._model.generate(call, criteria, sampling, stream=stream)
         async with aclosing(made) as items:
             async for item in items:
                 if isinstance(item, Generation):
-                    self._keep(key, cap, item)
+                    self._learn(key, cap, item)
                 yield item
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
-        transcript = call.transcript
-        # How likely the last segment is includes an end of the chain that the model wrote.
-        finish = transcript.last.finish if query.nll and transcript.last is not None else None
-        ending = (finish,) if finish in ENDED else ()
-        key = _digest("classify", _prefix(transcript), query, *ending)
+        key = classification_key(call, query)
         known: Classification | None = self._answered(key)
-        return known or self._keep(key, 0, await self._model.classify(call, query))
+        return known or self._learn(key, 0, await self._model.classify(call, query))
 
     async def verify(
         self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
     ) -> Verification:
-        draws, seen = _sampling_key(sampling), _prefix(call.transcript, call.constraint)
-        key = None if draws is None else _digest("verify", seen, segment, draws, top)
+        key = verification_key(call, segment, sampling, top)
         known: Verification | None = self._answered(key)
-        return known or self._keep(key, 0, await self._model.verify(call, segment, sampling, top))
+        return known or self._learn(key, 0, await self._model.verify(call, segment, sampling, top))
 
     def _answered(self, key: str | None, cap: int = 0) -> Any:
         """Count a call; return its cached answer, or None."""
@@ -99,18 +95,13 @@ class CachedWorker:
         return answer
 
     def _find(self, key: str | None, cap: int) -> Any:
-        """Return a cached answer; a generation that ended before its cap serves other caps too."""
-        for own_cap, answer in self._known.get(key, ()):
-            ended = isinstance(answer, Generation) and answer.segment.finish != "length"
-            if cap == own_cap or (ended and cap >= max(answer.usage.generated, 1)):
-                return answer
-        return None
+        return next((one.answer for one in self._known.get(key, ()) if one.serves(cap)), None)
 
-    def _keep(self, key: str | None, cap: int, answer: AnyAnswer) -> AnyAnswer:
+    def _learn(self, key: str | None, cap: int, answer: AnyAnswer) -> AnyAnswer:
         if key is not None and self._find(key, cap) is None:
-            self._known.setdefault(key, []).append((cap, answer))
-            if self._log is not None:
-                self._log.add(self._name, key, cap, answer)
+            answered = AnsweredCall(self._name, key, cap, answer)
+            self._known.setdefault(key, []).append(answered)
+            self._keep(answered)
         return answer
 
 
@@ -126,38 +117,14 @@ async def opened_pair(
     Raises:
         ConfigError: the log is of another pair or other settings, or cannot be written.
     """
+    kept: tuple[Any, ...] = ()
     with ExitStack() as stack:
-        calls = None
         if log is not None:
-            calls = stack.enter_context(closing(CallLog(log, settings_of(workers))))
+            calls = CallLog(log, settings_of(workers))
+            stack.callback(calls.close)
+            kept = calls.known, calls.add
         pair = load_pair(workers)
         try:
-            yield {name: CachedWorker(worker, calls, name) for name, worker in pair.items()}
+            yield {name: CachedWorker(worker, name, *kept) for name, worker in pair.items()}
         finally:
             await close(pair.values())
-
-
-def _sampling_key(sampling: Sampling) -> Hashable | None:
-    """Return the part of the sampling that decides an answer; None if chance does."""
-    if sampling.temperature <= 0:
-        return ()
-    if sampling.seed is None:
-        return None
-    return (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
-
-
-def _digest(*parts: Hashable) -> str:
-    """Return the key of a call: a digest, since prefixes are long."""
-    return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
-
-
-def _prefix(transcript: Transcript, constraint: Constraint | None = None) -> Hashable:
-    """Return the part of a transcript that a model sees (no authors, no log-probabilities), and the
-    constraint of an answer."""
-    seen = [
-        tuple((part.text, part.tokens, part.tokenizer) for part in phase)
-        for phase in (transcript.thought, transcript.answer)
-    ]
-    held = (constraint,) if constraint is not None and transcript.closed else ()
-    asked = (transcript.effort,) if transcript.effort else ()
-    return (transcript.messages, *seen, transcript.thinking, transcript.closed, *held, *asked)

@@ -9,15 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
+from deploy.evaluation.calls import AnsweredCall
 from deploy.evaluation.json_lines import RowFile
-from orchestrator.types import Classification, Generation, Verification
-
-Answer = Generation | Classification | Verification
-KINDS: dict[str, TypeAdapter[Any]] = {
-    kind.__name__: TypeAdapter(kind) for kind in (Generation, Classification, Verification)
-}
 
 
 class CallLog:
@@ -30,19 +23,12 @@ class CallLog:
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self._file = RowFile(path, "baton_calls", settings)
         self.close = self._file.close
-        self._answers: dict[str, list[tuple[str, int, Answer]]] = {}
+        self.known: list[AnsweredCall] = []
         for row in self._file.rows:
             try:
-                name, key, cap, kind, plain = row
-                answer = KINDS[kind].validate_python(plain)
-            except (ValueError, KeyError, TypeError, ValidationError):
+                self.known.append(AnsweredCall.of(row))
+            except (ValueError, KeyError, TypeError):
                 continue
-            self._answers.setdefault(name, []).append((key, cap, answer))
 
-    def known(self, name: str) -> list[tuple[str, int, Answer]]:
-        """(key, cap on tokens, answer) of each call of worker `name`."""
-        return self._answers.get(name, [])
-
-    def add(self, name: str, key: str, cap: int, answer: Answer) -> None:
-        kind = type(answer).__name__
-        self._file.add([name, key, cap, kind, KINDS[kind].dump_python(answer)])
+    def add(self, answered: AnsweredCall) -> None:
+        self._file.add(answered.row())

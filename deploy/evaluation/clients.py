@@ -7,15 +7,16 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import httpx
 from httpx_sse import aconnect_sse
+from pydantic import TypeAdapter
 
 from deploy.evaluation.candidates import Candidate, policy_name, policy_of
 from deploy.evaluation.evaluate import EvaluatedAnswer
-from deploy.evaluation.evaluation_log import from_json
-from deploy.evaluation.recording import RecordedRequest, Recording
+from deploy.evaluation.recording import RecordedWorker, Recording
 from deploy.evaluation.service_client import (
     API_KEYS,
     authorization,
@@ -27,7 +28,7 @@ from deploy.service.config import Args
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.budget import spent
-from orchestrator.loop.events import Event, Metrics, RequestCompleted, StepCompleted, TextDelta
+from orchestrator.loop.events import Metrics, RequestCompleted, StepCompleted, TextDelta
 from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message, Sampling, Step
@@ -45,12 +46,14 @@ class RequestOptions:
 
 
 Item = TextDelta | StepCompleted | EvaluatedAnswer
+METRICS, STEPS = TypeAdapter(Metrics), TypeAdapter(tuple[Step, ...])
 
 
 class LocalClient:
     """Both workers in this process, without a server.
 
-    `recording`: keep each answer's recording. `fresh`: no answer finds another's prefix cached.
+    `recording`: keep each answer's recording, unless a worker failed. `fresh`: no answer finds
+    another's prefix cached.
     """
 
     def __init__(
@@ -84,34 +87,31 @@ class LocalClient:
             # A replay of a recording has no remark.
             remarks={} if record else args.workers.remarks(),
         )
-        recorded: list[Event] = []
-        async with aclosing(solve(policy, request, self._workers)) as events:
+        workers: Mapping[WorkerName, Worker] = self._workers
+        recorded = {name: RecordedWorker(name, worker) for name, worker in workers.items()}
+        async with aclosing(solve(policy, request, recorded if record else workers)) as events:
             async for event in events:
-                if record and not isinstance(event, TextDelta):
-                    recorded.append(event)
                 if isinstance(event, TextDelta | StepCompleted):
                     yield event
                 elif isinstance(event, RequestCompleted):
                     ended, speculation = event, args.workers.speculation()
-        recording = None
-        if record:
-            asked = RecordedRequest(
-                request.id,
-                policy_name(args, candidate),
-                request.messages,
-                policy.model_dump(mode="json"),
-                request.sampling,
-                limits,
-                speculation,
-            )
-            recording = Recording(asked, tuple(recorded))
         transcript = ended.transcript
+        recording = partial(
+            Recording.of,
+            request,
+            policy_name(args, candidate),
+            policy,
+            ended,
+            recorded.values(),
+            speculation,
+        )
+        whole = record and not any(worker.failed for worker in recorded.values())
         yield EvaluatedAnswer(
             transcript.reply.strip(),
             spent(transcript),
             ended.metrics,
             ended.steps,
-            recording=recording,
+            recording=recording if whole else None,
             summary={
                 "policy": candidate.label,
                 "forced": transcript.forced,
@@ -165,8 +165,8 @@ class HttpClient:
         answer = EvaluatedAnswer(
             text,
             usage.get("completion_tokens", 0),
-            from_json(Metrics, finished["metrics"]),
-            tuple(from_json(Step, step) for step in steps),
+            METRICS.validate_python(finished["metrics"]),
+            STEPS.validate_python(steps),
             trace_id=finished["trace_id"],
             summary={key: finished[key] for key in keys} | finished["metrics"],
         )

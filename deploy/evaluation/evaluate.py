@@ -41,8 +41,8 @@ class Question:
 class EvaluatedAnswer:
     """A candidate's answer to a problem; `output_tokens` are those OpenAI would bill.
 
-    It has the request's `recording` if the client keeps one, its `trace_id` if a service answered,
-    and from a client the `summary` that users see. `run` adds whether it is `correct`, its wall
+    `recording` makes the request's recording if the client keeps one; a service's answer has a
+    `trace_id`. `summary` is what users see of it. `run` adds whether it is `correct`, its wall
     time, and the `error` of a request that failed; `transient` if a retry may succeed.
     """
 
@@ -54,7 +54,7 @@ class EvaluatedAnswer:
     ms: float = 0.0
     error: str | None = None
     transient: bool = False
-    recording: Recording | None = None
+    recording: Callable[[], Recording] | None = None
     trace_id: str = ""
     summary: Mapping[str, Any] = field(default_factory=dict, compare=False)
 

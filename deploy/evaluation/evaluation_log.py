@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final
 
-from deploy.evaluation import recording
+from pydantic import TypeAdapter
+
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.evaluate import EvaluatedAnswer, Question, Turn
-from deploy.evaluation.json_lines import RowFile, brief, read_rows
+from deploy.evaluation.json_lines import RowFile, read_rows
+from deploy.evaluation.recording import dumps
 from orchestrator.errors import ConfigError
-from orchestrator.loop.events import Metrics
-from orchestrator.types import Step
 
-T = TypeVar("T")
 KIND = "baton_eval"
+ANSWER = TypeAdapter(EvaluatedAnswer)
+UNWRITTEN: Final = {"recording", "trace_id", "summary"}
+"""What a row has not of an answer."""
 
 
 class EvaluationLog:
@@ -48,7 +50,8 @@ class EvaluationLog:
         candidates: Sequence[Candidate],
         problems: Sequence[Question],
     ) -> None:
-        self.path, self._candidates, self._problems = path, candidates, problems
+        self.path, self._settings = path, settings
+        self._candidates, self._problems = candidates, problems
         asked = {"policies": [[c.label, c.params] for c in candidates]}
         self._file = RowFile(path, KIND, {**settings, **asked})
         self.close = self._file.close
@@ -58,7 +61,9 @@ class EvaluationLog:
             self._check(row)
         for index in range(len(problems)):
             own = [rows.get((index, one.label, one.budget)) for one in candidates]
-            turn = [_answer(row) for row in own if row is not None]
+            turn = [
+                ANSWER.validate_python({**row, "recording": None}) for row in own if row is not None
+            ]
             if len(turn) == len(candidates) and not any(one.transient for one in turn):
                 self.known[index] = turn
 
@@ -84,11 +89,12 @@ class EvaluationLog:
                 "answer": problem.answer,
                 "policy": candidate.label,
                 "budget": candidate.budget,
-                **_plain(answer),
+                **ANSWER.dump_python(replace(answer, ms=round(answer.ms, 3)), exclude=UNWRITTEN),
             }
             if answer.recording is not None:
                 recorded = self.path.parent / f"{index:05d}-{_slug(candidate)}.jsonl"
-                recorded.write_text(recording.dumps(answer.recording), encoding="utf-8")
+                recording = replace(answer.recording(), about={**self._settings})
+                recorded.write_text(dumps(recording), encoding="utf-8")
                 row["recording"] = recorded.name
             self._file.add(row)
 
@@ -96,28 +102,6 @@ class EvaluationLog:
 def _by_key(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str, int | None], Any]:
     """Return the last row of each problem, policy and budget."""
     return {(row["problem"], row["policy"], row["budget"]): row for row in rows}
-
-
-def _plain(answer: EvaluatedAnswer) -> dict[str, Any]:
-    return {
-        "correct": answer.correct,
-        "ms": round(answer.ms, 3),
-        "text": answer.text,
-        "output_tokens": answer.output_tokens,
-        "metrics": asdict(answer.metrics),
-        "steps": [asdict(step) for step in answer.steps],
-        "error": answer.error,
-        "transient": answer.transient,
-    }
-
-
-def _answer(row: Mapping[str, Any]) -> EvaluatedAnswer:
-    parts = {
-        "metrics": from_json(Metrics, row["metrics"]),
-        "steps": tuple(from_json(Step, step) for step in row["steps"]),
-        "recording": None,
-    }
-    return from_json(EvaluatedAnswer, {**row, **parts})
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -128,25 +112,6 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """
     settings, rows = read_rows(path, KIND)
     return settings, [*_by_key(rows).values()]
-
-
-def recordings(folder: Path, pair: Mapping[str, Any]) -> list[Path]:
-    """Return the recordings beside a log of a pair of these settings (`settings_of`).
-
-    Raises:
-        ConfigError: no log, or one of another pair or other settings.
-    """
-    settings, kept = read(folder / "rows.jsonl")
-    for name in ("pair", "answering"):
-        if (then := settings["served_by"].get(name)) != pair[name]:
-            raise ConfigError(f"{folder}: recorded with {brief(then)}, not {brief(pair[name])}")
-    return [folder / row["recording"] for row in kept if "recording" in row]
-
-
-def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
-    """Build a dataclass from JSON; ignore keys that this version does not know."""
-    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{key: value for key, value in data.items() if key in known})
 
 
 def _slug(candidate: Candidate) -> str:

@@ -15,7 +15,8 @@ seen.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, get_args
 
@@ -23,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PrivateAttr
 
+from deploy.evaluation.candidates import build_policy
 from deploy.evaluation.concurrency import map_concurrently
-from deploy.evaluation.recording import Recording
+from deploy.evaluation.recording import CallMissing, Recording, replayed
 from orchestrator.answers.text import final
 from orchestrator.errors import BatonError, ContextLengthExceeded, Unsupported, WorkerError
 from orchestrator.loop.actions import Accept, Generate, Script, WorkerName, Write
@@ -140,32 +142,36 @@ class Branch(Policy):
         yield from write_out(transcript, "small")
 
 
-def drafts(recording: Recording) -> Iterator[RecordedDraft]:
-    """Yield the small model's drafts of a chain's steps.
+async def drafts(recording: Recording) -> list[RecordedDraft]:
+    """Return the small model's drafts of a chain's steps, as far as the policy decides as recorded.
 
     A request is left out if it was not greedy or continued an answer (its branches would differ),
     or if a worker speculated with loss (its steps are not the models').
     """
-    request = recording.request
-    if not request.sampling.is_greedy or request.messages[-1].role in ("assistant", "prompt"):
-        return
-    if any("lossy" in method for method in request.speculation.values()):
-        return
-    for event in recording.events:
-        match event:
-            case ActionCompleted(Generate("small", transcript, criteria), Generation(segment)):
-                usable = transcript.is_open and segment.tokens and not blank(segment)
-                if usable and criteria.until and segment.logprobs:
-                    yield RecordedDraft(
-                        request.messages,
-                        transcript,
-                        segment,
-                        replace(criteria, min_confidence=0.0),
-                        replace(request.limits, deadline_s=None),
-                    )
+    found: list[RecordedDraft] = []
+    if not recording.sampling.is_greedy or recording.messages[-1].role in ("assistant", "prompt"):
+        return found
+    if any("lossy" in method for method in recording.speculation.values()):
+        return found
+    policy = build_policy(recording.policy, recording.parameters)
+    with suppress(CallMissing):
+        async for event in replayed(recording, policy):
+            match event:
+                case ActionCompleted(Generate("small", transcript, criteria), Generation(segment)):
+                    usable = transcript.is_open and segment.tokens and not blank(segment)
+                    if usable and criteria.until and segment.logprobs:
+                        draft = RecordedDraft(
+                            recording.messages,
+                            transcript,
+                            segment,
+                            replace(criteria, min_confidence=0.0),
+                            replace(recording.limits, deadline_s=None),
+                        )
+                        found.append(draft)
+    return found
 
 
-def by_question(recordings: Iterable[Recording]) -> list[list[RecordedDraft]]:
+async def by_question(recordings: Iterable[Recording]) -> list[list[RecordedDraft]]:
     """Return the drafts of all recordings, each once, by conversation.
 
     Several policies or runs draft the same for one question, on which a model that was fitted to
@@ -173,7 +179,7 @@ def by_question(recordings: Iterable[Recording]) -> list[list[RecordedDraft]]:
     """
     found: dict[tuple[Message, ...], dict[Any, RecordedDraft]] = {}
     for recording in recordings:
-        for one in drafts(recording):
+        for one in await drafts(recording):
             known = (one.transcript.text, one.draft.text, one.draft.finish)
             found.setdefault(one.messages, {}).setdefault(known, one)
     return [list(own.values()) for own in found.values()]

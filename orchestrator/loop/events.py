@@ -1,4 +1,4 @@
-"""The events of a running request, for the HTTP response or a recording."""
+"""The events of a running request."""
 
 from __future__ import annotations
 

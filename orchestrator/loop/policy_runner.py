@@ -1,7 +1,6 @@
 """The half of the step loop without I/O: a policy's script, its transcript, its events.
 
-Nothing here waits. `solve` passes the answers of live workers to a PolicyRunner, a replay those of
-a recording; an answer has the same effects in both.
+Nothing here waits: `solve` passes the workers' answers to a PolicyRunner.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ async def write(
     params: dict[str, Any] | None = None,
     method: str = "vanilla",
 ) -> None:
-    recording, _ = await record(SpecReason(threshold=7), scores=(9, 3))
+    recording, *_ = await record(SpecReason(threshold=7), scores=(9, 3))
     problems = [Question(f"{n}?", str(n)) for n in range(4)]
     log = EvaluationLog(
         folder / "rows.jsonl",
@@ -54,7 +54,7 @@ async def write(
             )  # fmt: skip
             slow, right = 2 if policy == "large-only" else 1, index < RIGHT[policy]
             answer = EvaluatedAnswer("1", steps=steps, correct=right, ms=ms * slow)
-            turn.append(replace(answer, recording=recording))
+            turn.append(replace(answer, recording=lambda: recording))
         log.add(index, turn)
     log.close()
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from deploy.evaluation.builtin.problems import draw
-from deploy.evaluation.recording import RecordedRequest, Recording, dumps, loads
-from deploy.evaluation.replay import replay
+from deploy.evaluation.recording import compare, replayed
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.workers import load_worker
 from orchestrator.loop.budget import spent
@@ -24,6 +23,7 @@ from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message, Sampling
 from policies import POLICIES
+from tests.deploy.evaluation.recorded_runs import recorded
 from workers.worker import EngineWorker
 
 PROBLEMS = draw("dev", 11, 2)
@@ -102,13 +102,13 @@ async def test_with_equal_models_everybody_says_the_same(
 async def test_sampled_requests_end_and_replay(workers: Any, name: str) -> None:
     policy, sampling = made(name), Sampling(0.8, seed=5)
     question = PROBLEMS[1].question
-    events, ended = await run(policy, workers, question, sampling)
+    asked = Request("r", (Message("user", question),), sampling)
+    recording, _, ended = await recorded(policy, asked, workers)
     assert ended.transcript.done
-    kept = tuple(event for event in events if not isinstance(event, TextDelta))
-    asked = RecordedRequest("r", name, (Message("user", question),), sampling=sampling)
-    recording = loads(dumps(Recording(asked, kept)))
-    heard = [event for event in replay(recording, policy) if not isinstance(event, TextDelta)]
-    assert tuple(heard) == kept
+    *_, again = [event async for event in replayed(recording, policy)]
+    assert isinstance(again, RequestCompleted)
+    assert again.transcript == ended.transcript
+    assert (await compare(recording, policy))[1] is None
 
 
 @pytest.mark.parametrize("name", STEPWISE)
@@ -199,14 +199,14 @@ async def test_without_a_thought_every_policy_writes_the_answer(name: str, plain
     """Advice would be a thought of the pair's, so the advisor gives none here."""
     more = {"max_uses": 0} if name == "advisor" else {}
     _, expected = await run(made("large-only"), plain, PROBLEMS[0].question, max_tokens=60)
-    events, ended = await run(made(name, **more), plain, PROBLEMS[0].question, max_tokens=60)
+    asked = (Message("user", PROBLEMS[0].question),)
+    request = Request("r", asked, limits=Limits(max_tokens=60))
+    recording, events, ended = await recorded(made(name, **more), request, plain)
     transcript = ended.transcript
     assert (transcript.thought, transcript.thinking, transcript.done) == ((), False, True)
     assert transcript.text == expected.transcript.text != ""
     assert transcript.finish == expected.transcript.finish
     assert {event.phase for event in events if isinstance(event, TextDelta)} == {"answer"}
-    request = RecordedRequest("r", name, (Message("user", PROBLEMS[0].question),))
-    recording = loads(dumps(Recording(request, tuple(events))))
-    *_, again = replay(recording, made(name, **more))
+    *_, again = [event async for event in replayed(recording, made(name, **more))]
     assert isinstance(again, RequestCompleted)
     assert again.transcript == transcript

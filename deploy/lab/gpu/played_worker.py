@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from deploy.evaluation.calls import classification_key, generation_key, verification_key
 from deploy.lab.bench.calls import generation
 from deploy.lab.gpu.models import TEMPLATE_TOKENS, piece
 from deploy.lab.reenact.dialogues import Answers, token_ids
@@ -73,7 +74,7 @@ class PlayedWorker:
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Let the engine make the recorded number of tokens; the recorded text comes at its end."""
-        answer: Generation = self._take(call, criteria)
+        answer: Generation = self._take(call, generation_key(call, criteria, sampling))
         made = await generation(self._worker, self._real(call), answer.usage.generated, True)
         if answer.usage.generated:
             texts = self._texts[call.request]
@@ -82,7 +83,7 @@ class PlayedWorker:
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
         """Let the engine read the query."""
-        answer: Classification = self._take(call, query)
+        answer: Classification = self._take(call, classification_key(call, query))
         await self._worker.classify(self._real(call), query)
         return answer
 
@@ -90,7 +91,7 @@ class PlayedWorker:
         self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
     ) -> Verification:
         """Let the engine read the segment."""
-        answer: Verification = self._take(call, segment)
+        answer: Verification = self._take(call, verification_key(call, segment, sampling, top))
         before = self._real(call)
         whole = token_ids(
             self._real(replace(call, transcript=call.transcript.extend(segment))).transcript
@@ -99,8 +100,8 @@ class PlayedWorker:
         await self._worker.verify(before, part, Sampling(), top)
         return answer
 
-    def _take(self, call: Call, about: StopCriteria | LabelQuery | Segment) -> Any:
-        return self._answers[call.request].take(self._name, call.transcript, about)
+    def _take(self, call: Call, key: str | None) -> Any:
+        return self._answers[call.request].take(self._name, key, call.transcript)
 
     def _real(self, call: Call) -> Call:
         """The call over a prompt as long as the recorded one, and over what was written here."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from deploy.evaluation.calls import classification_key, generation_key, verification_key
 from deploy.lab.reenact.dialogues import Answers, token_ids
 from deploy.lab.reenact.engine import VirtualEngine, VirtualRow
 from orchestrator.loop.actions import WorkerName
@@ -70,7 +71,7 @@ class VirtualWorker:
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Continue the transcript; the whole text comes at its end."""
-        answer: Generation = self._take(call, criteria)
+        answer: Generation = self._take(call, generation_key(call, criteria, sampling))
         segment, tokens = answer.segment, max(1, answer.usage.generated)
         ahead = self._ahead.pop(call.request, None)
         lacking = None if ahead is None else ahead.lacks(call.transcript)
@@ -91,20 +92,20 @@ class VirtualWorker:
         yield answer
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
-        answer: Classification = self._take(call, query)
+        answer: Classification = self._take(call, classification_key(call, query))
         await self._spend(call, answer.usage)
         return answer
 
     async def verify(
         self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
     ) -> Verification:
-        answer: Verification = self._take(call, segment)
+        answer: Verification = self._take(call, verification_key(call, segment, sampling, top))
         await asyncio.sleep(self._engine.costs.verify_ms / 1000)
         await self._spend(call, answer.usage)
         return answer
 
-    def _take(self, call: Call, about: StopCriteria | LabelQuery | Segment) -> Any:
-        return self._answers[call.request].take(self._name, call.transcript, about)
+    def _take(self, call: Call, key: str | None) -> Any:
+        return self._answers[call.request].take(self._name, key, call.transcript)
 
     async def _spend(self, call: Call, usage: Usage) -> None:
         """Let the time of a call pass that only reads."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import yaml
 
 from deploy.evaluation import gate_learning
 from deploy.evaluation.problems import load_problems
-from deploy.evaluation.recording import RecordedRequest, Recording, dumps
+from deploy.evaluation.recording import Recording, dumps
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.calibration import read
 from deploy.service.notes import settings_of
-from orchestrator.types import Message
 from policies.gate import Gate
 from policies.learned_gate import LearnedGate
+from policies.specreason import SpecReason
+from tests.deploy.evaluation.recorded_runs import record
 
 
 def test_a_gate_is_learned_and_taken(
@@ -66,11 +68,10 @@ def refused(baton: Any, folder: Path, *more: str) -> str:
     return str(ran.err)
 
 
-def begin(folder: Path, **head: Any) -> None:
-    """Leave a run of `baton eval` there, with no rows."""
+def leave(folder: Path, recording: Recording, **about: Any) -> None:
+    """Leave a recording of `baton eval` there."""
     folder.mkdir(exist_ok=True)
-    settings = {"baton_eval": 1, "served_by": {}, **head}
-    (folder / "rows.jsonl").write_text(json.dumps(settings) + "\n")
+    (folder / "one.jsonl").write_text(dumps(replace(recording, about=about)))
 
 
 def test_a_folder_without_recordings_is_refused(baton: Any, tmp_path: Path) -> None:
@@ -84,19 +85,18 @@ def test_a_folder_without_recordings_is_refused(baton: Any, tmp_path: Path) -> N
     ["builtin:heldout", "builtin:strangers", "deploy/../deploy/evaluation/external.jsonl"],
 )
 @pytest.mark.parametrize("below", ["", "runs"])
-def test_nothing_is_learned_from_problems_of_figures(
+async def test_nothing_is_learned_from_problems_of_figures(
     baton: Any, tmp_path: Path, problems: str, below: str
 ) -> None:
-    begin(tmp_path / below, problems=problems)
-    assert f"found {problems}, on which figures are measured" in refused(baton, tmp_path)
+    recording, *_ = await record(SpecReason())
+    leave(tmp_path / below, recording, problems=problems)
+    assert f"of {problems}, on which figures are measured" in refused(baton, tmp_path)
 
 
-def test_no_question_of_figures_is_learned_from_without_its_rows(
-    baton: Any, tmp_path: Path
-) -> None:
+async def test_no_question_of_figures_is_learned_from(baton: Any, tmp_path: Path) -> None:
+    recording, *_ = await record(SpecReason())
     question = load_problems("builtin:strangers", 1, 0)[0].question
-    asked = RecordedRequest("r", "specreason", (Message("user", question),))
-    (tmp_path / "one.jsonl").write_text(dumps(Recording(asked, ())))
+    leave(tmp_path, replace(recording, question=question))
     said = "one.jsonl: expected recordings to learn from, found a question of builtin:str"
     assert said in refused(baton, tmp_path)
 
@@ -111,11 +111,12 @@ def test_a_lossy_pair_teaches_nothing(baton: Any, tmp_path: Path) -> None:
     assert said in refused(baton, tmp_path, "--config", str(file))
 
 
-def test_recordings_of_another_pair_or_other_settings_are_refused(
+async def test_recordings_of_another_pair_or_other_settings_are_refused(
     baton: Any, tmp_path: Path
 ) -> None:
+    recording, *_ = await record(SpecReason())
     own = settings_of(load(DEFAULT_FILE).args.workers)
-    begin(tmp_path, served_by=own | {"pair": {"small": "a", "large": "b"}})
+    leave(tmp_path, recording, served_by=own | {"pair": {"small": "a", "large": "b"}})
     assert 'recorded with {"small": "a", "large": "b"}, not {"small": ' in refused(baton, tmp_path)
-    begin(tmp_path, served_by=own | {"answering": {"large": {"dtype": "int8"}}})
+    leave(tmp_path, recording, served_by=own | {"answering": {"large": {"dtype": "int8"}}})
     assert 'recorded with {"large": {"dtype": "int8"}}, not {}' in refused(baton, tmp_path)

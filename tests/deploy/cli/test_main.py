@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import signal
@@ -16,16 +17,27 @@ import yaml
 from deploy.cli import serve
 from deploy.cli.eval import _served_by
 from deploy.cli.pair import Pair
-from deploy.evaluation import recording as record
 from deploy.evaluation.problems import EXTERNAL
+from deploy.evaluation.recording import dumps
 from deploy.launch.deployment_file import load
 from deploy.service.notes import pair_of, uncalibrated
-from orchestrator.loop.events import Metrics, RequestCompleted, StepCompleted
-from orchestrator.types import Message, Segment, Segments, Step, Transcript
+from orchestrator.loop.request import Request
+from orchestrator.types import Message
 from policies import POLICIES
+from policies.specreason import SpecReason
+from tests.deploy.evaluation.recorded_runs import LARGE, SMALL, first_good, recorded
+from tests.workers.scripted import Scripted
 
-OLD = str(Path(__file__).parents[1] / "evaluation" / "recordings" / "specreason.jsonl")
-"""A recording by specreason."""
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A recording by specreason."""
+    request = Request("r1", (Message("user", "2+2+2?"),))
+    workers = {"small": Scripted(story=SMALL), "large": Scripted(story=LARGE, scores=first_good)}
+    recording, *_ = asyncio.run(recorded(SpecReason(), request, workers))
+    file = tmp_path_factory.mktemp("recordings") / "saved.jsonl"
+    file.write_text(dumps(recording))
+    return str(file)
 
 
 COMMANDS = (
@@ -93,17 +105,17 @@ HELD_OUT = "nothing is tuned on held-out problems"
         ("lab reenact --clients 1,x", 2, "--clients 1,x: expected numbers"),
         ("lab reenact --costs nope", 1, "nope: No such file"),
         (f"trace show abc --url {DEAD}", 1, DEAD),
-        (f"trace show {__file__}", 1, "line 1: cannot be read"),
-        (f"trace replay {__file__}", 1, "line 1: cannot be read"),
-        (f"trace replay {OLD} --policy specreason:treshold=8", 2, "treshold: unknown"),
-        (f"trace replay {OLD} --policy nope", 2, "no policy 'nope'"),
+        (f"trace show {__file__}", 1, "found another file"),
+        (f"trace replay {__file__}", 1, "found another file"),
+        ("trace replay SAVED --policy specreason:treshold=8", 2, "treshold: unknown"),
+        ("trace replay SAVED --policy nope", 2, "no policy 'nope'"),
         (f"policy list --url {DEAD}", 1, DEAD),
         (f"policy publish specreason:threshold --url {DEAD}", 2, "threshold"),
         ("policy show", 2, "policy show --help"),
     ],
 )
-def test_errors_are_one_line(baton: Any, line: str, status: int, said: str) -> None:
-    ran = baton(*shlex.split(line))
+def test_errors_are_one_line(baton: Any, saved: str, line: str, status: int, said: str) -> None:
+    ran = baton(*shlex.split(line.replace("SAVED", saved)))
     assert ran.status == status
     assert said in ran.err
     assert ran.err.count("\n") == 1
@@ -369,23 +381,13 @@ def test_calibrate_into_a_file_that_holds_more(baton: Any, tiny_file: Path, tmp_
     assert both.status == 1
 
 
-def test_trace_show_reads_a_recording(baton: Any, tmp_path: Path) -> None:
-    step = Step("small", "12+34=46", True, 5, 3.0, 8.4)
-    transcript = Transcript(
-        (Message("user", "12 + 34?"),), answer=Segments([Segment("large", "46")]), done=True
-    )
-    asked = record.RecordedRequest("r1", "specreason", transcript.messages)
-    recording = record.Recording(
-        asked, (StepCompleted(step), RequestCompleted(transcript, (step,), Metrics()))
-    )
-    file = tmp_path / "saved.jsonl"
-    file.write_text(record.dumps(recording))
-    ran = baton("trace", "show", str(file))
+def test_trace_show_reads_a_recording(baton: Any, saved: str, tmp_path: Path) -> None:
+    ran = baton("trace", "show", saved)
     assert ran.status == 0
-    assert "small ✓  8.4 12+34=46" in ran.out
-    assert "46" in ran.out.splitlines()
+    assert "small ✓  9.0 2+2 is 5." in ran.out
+    assert "specreason, finished, stop" in ran.out
     again = tmp_path / "saved.json"
-    again.write_text(baton("trace", "show", str(file), "--json").out)
+    again.write_text(baton("trace", "show", saved, "--json").out)
     assert baton("trace", "show", str(again)).out == ran.out
 
 
@@ -409,23 +411,24 @@ def test_a_second_ctrl_c_while_starting_leaves_the_clearing_away_alone(
     assert cleared
 
 
-def test_trace_replay_says_whether_a_policy_decides_as_it_did(baton: Any) -> None:
-    same = baton("trace", "replay", OLD)
+def test_trace_replay_says_whether_a_policy_decides_as_it_did(baton: Any, saved: str) -> None:
+    same = baton("trace", "replay", saved)
     assert (same.status, same.err) == (0, "")
-    assert "small ✗  2.0 It is 5." in same.out
+    assert "small ✗  2.0 and 2 more is 7." in same.out
     assert "specreason decides as recorded" in same.out
-    other = baton("trace", "replay", OLD, "--policy", "specreason:threshold=1")
+    other = baton("trace", "replay", saved, "--policy", "specreason:threshold=1")
     assert other.status == 1
-    assert other.err.startswith("baton: line 7: recorded Reject(")
-    assert "small ✓  2.0 It is 5." in other.out
+    assert other.err.startswith("baton: step 2: recorded small's")
+    assert "small ✓  2.0 and 2 more is 7." in other.out
     assert "no answer to the next call" in other.out
 
 
-def test_trace_replay_as_json(baton: Any) -> None:
-    same = json.loads(baton("trace", "replay", OLD, "--json").out)
-    assert (same["same"], same["line"], same["ended"]) == (True, None, True)
-    assert [step["accepted"] for step in same["steps"]] == [False, True, True, True]
-    ran = baton("trace", "replay", OLD, "--policy", "large-only", "--json")
+def test_trace_replay_as_json(baton: Any, saved: str) -> None:
+    same = json.loads(baton("trace", "replay", saved, "--json").out)
+    assert (same["same"], same["ended"]) == (True, True)
+    thought = [step["accepted"] for step in same["steps"] if step["phase"] == "thought"]
+    assert thought == [True, False, True, False, True]
+    ran = baton("trace", "replay", saved, "--policy", "large-only", "--json")
     other = json.loads(ran.out)
     assert (ran.status, other["same"], other["policy"]) == (1, False, "large-only")
     assert f"baton: {other['difference']}\n" == ran.err

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
-from deploy.evaluation.recording import RecordedRequest, Recording
-from orchestrator.loop.events import Event, TextDelta
+from deploy.evaluation.recording import RecordedWorker, Recording, dumps, parse
+from orchestrator.loop.events import Event, RequestCompleted
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message, Sampling, Transcript
+from policies import POLICIES
 from policies.bild import BiLD
 from policies.single import LargeOnly
 from policies.specreason import SpecReason
@@ -20,29 +23,36 @@ SMALL = ("2+2 is 5.\n\nand 2 more is 7.\n\nso it is 7.", "It is seven.")
 LARGE = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
 
 
+async def recorded(
+    policy: Policy, request: Request, workers: Any
+) -> tuple[Recording, list[Event], RequestCompleted]:
+    """Return a request's recording after it was written and read, its events, and its end."""
+    noting = {name: RecordedWorker(name, worker) for name, worker in workers.items()}
+    events = [event async for event in solve(policy, request, noting)]
+    ended = events[-1]
+    assert isinstance(ended, RequestCompleted)
+    (name,) = (name for name, kind in POLICIES.items() if type(policy) is kind)
+    return read_again(Recording.of(request, name, policy, ended, noting.values())), events, ended
+
+
+def read_again(recording: Recording) -> Recording:
+    head, *rows = map(json.loads, dumps(recording).splitlines())
+    return parse(Path("recording.jsonl"), head, rows)
+
+
 async def record(
     policy: Policy,
     scores: Any = (9,),
     limits: Limits | None = None,
     context: int | None = None,
     **small: Any,
-) -> tuple[Recording, list[Event]]:
-    request = RecordedRequest(
-        "r1",
-        "specreason",
-        QUESTION,
-        policy.model_dump(mode="json"),
-        Sampling(0.6, seed=3),
-        limits or Limits(stop=("END",)),
-    )
+) -> tuple[Recording, list[Event], RequestCompleted]:
     workers = {
         "small": Scripted(story=SMALL, **small),
         "large": Scripted(story=LARGE, scores=scores, delay=0.0005, context=context),
     }
-    asked = Request(request.request_id, request.messages, request.sampling, request.limits)
-    stream = solve(policy, asked, workers)  # type: ignore[arg-type]
-    events = [event async for event in stream]
-    return Recording(request, tuple(e for e in events if not isinstance(e, TextDelta))), events
+    limits = limits or Limits(stop=("END",))
+    return await recorded(policy, Request("r1", QUESTION, Sampling(0.6, seed=3), limits), workers)
 
 
 def first_good(transcript: Transcript) -> float:
@@ -55,5 +65,6 @@ RUNS = [
     (SpecReason(scoring="likelihood"), {"scores": (0.5, 9.0)}),
     (SpecReason(budget=4), {}),
     (LargeOnly(), {"limits": Limits(max_tokens=5)}),
+    (LargeOnly(), {"limits": Limits(stop=("six",))}),
     (BiLD(rollback=1.0), {"scores": (2.0,)}),
 ]

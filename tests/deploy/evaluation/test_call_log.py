@@ -11,6 +11,7 @@ import pytest
 
 from deploy.evaluation.cached_worker import CachedWorker
 from deploy.evaluation.call_log import CallLog
+from deploy.evaluation.calls import AnsweredCall
 from deploy.launch.deployment_file import load
 from deploy.service.notes import settings_of
 from orchestrator.errors import ConfigError
@@ -36,6 +37,7 @@ ANSWERS = (
     Classification(("0", "1"), (0.25, 0.75), 0.1, Usage(9), 2.0, (0.5, 1.0), inf),
     Verification((0.5, inf), (1, 2, 3), Usage(9), 2.0, ("2", "4"), (SEGMENT,) * 3, None),
 )
+CALLS = [AnsweredCall("large", f"key {i}", i, answer) for i, answer in enumerate(ANSWERS)]
 PAIR = {"pair": {"small": "a", "large": "b"}}
 CALL = Call("r", Transcript((Message("user", "2 + 2?"),)))
 
@@ -43,16 +45,15 @@ CALL = Call("r", Transcript((Message("user", "2 + 2?"),)))
 def test_answers_are_the_same_when_read_again(tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
     log = CallLog(path, PAIR)
-    for index, answer in enumerate(ANSWERS):
-        log.add("large", f"key {index}", index, answer)
+    for one in CALLS:
+        log.add(one)
     log.close()
     with path.open("a", encoding="utf-8") as file:
         file.write('["large", "key 3", 0, "Gener')  # a run was killed here
     for _ in range(2):  # what is broken is dropped
         again = CallLog(path, PAIR)
         again.close()
-        assert again.known("large") == [(f"key {i}", i, a) for i, a in enumerate(ANSWERS)]
-        assert again.known("small") == []
+        assert again.known == CALLS
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ async def test_a_run_that_was_broken_off_asks_no_model_twice(tmp_path: Path) -> 
     query = LabelQuery((Message("user", "Good?"),), "", ("0", "1"))
     for count in (1, 1, 2):
         log = CallLog(path, PAIR)
-        cached = CachedWorker(model, log, "small")
+        cached = CachedWorker(model, "small", log.known, log.add)
         items = [i async for i in cached.generate(CALL, StopCriteria(9 * count), Sampling())]
         whole = items[-1]
         assert isinstance(whole, Generation)

@@ -14,11 +14,13 @@ import pytest
 from deploy.evaluation.candidates import lineup
 from deploy.evaluation.evaluate import EvaluatedAnswer, Question, Turn
 from deploy.evaluation.evaluation_log import EvaluationLog, read
-from deploy.evaluation.recording import RecordedRequest, Recording, loads
+from deploy.evaluation.recording import load
 from deploy.service.calibration import fingerprint
 from orchestrator.errors import ConfigError
 from orchestrator.loop.events import Metrics
-from orchestrator.types import Message, Step
+from orchestrator.types import Step
+from policies.specreason import SpecReason
+from tests.deploy.evaluation.recorded_runs import record
 
 PROBLEMS = [Question(f"{number}?", str(number)) for number in range(4)]
 CONTENDERS = lineup(["specreason:threshold=5"], [8, 16])
@@ -122,15 +124,15 @@ def test_what_is_no_log_is_left_alone(tmp_path: Path) -> None:
             read(tmp_path / name)
 
 
-def test_recordings_lie_beside_it(tmp_path: Path) -> None:
-    recording = Recording(RecordedRequest("r", "large-only", (Message("user", "0?"),)), ())
+async def test_recordings_lie_beside_it(tmp_path: Path) -> None:
+    recording, *_ = await record(SpecReason())
     path = tmp_path / "rows.jsonl"
-    own = [replace(one, recording=recording) for one in turn(0)]
+    own = [replace(one, recording=lambda: recording) for one in turn(0)]
     with opened(path) as log:
         log.add(0, own)
     names = [row["recording"] for row in read(path)[1]]
     assert len(set(names)) == len(CONTENDERS)
-    assert all(loads((tmp_path / name).read_text()).request == recording.request for name in names)
+    assert all(load(tmp_path / name) == replace(recording, about=SETTINGS) for name in names)
     with opened(path) as log:
         assert log.known == {0: turn(0)}
 

@@ -57,14 +57,13 @@ async def recorded(
 ) -> list[Recording]:
     client = LocalClient(ARGS, workers, RequestOptions(temperature=temperature), recording=True)
     answers = [await ask(client, one.question, candidate) for one in draw("train", 5, count)]
-    return [answer.recording for answer in answers if answer.recording is not None]
+    return [answer.recording() for answer in answers if answer.recording is not None]
 
 
 async def test_every_draft_of_a_chain_is_found(pair: Any) -> None:
     (recording,) = await recorded(pair, 1)
-    assert recording.ended is not None
-    found = list(drafts(recording))
-    steps = [step for step in recording.ended.steps if step.author == "small"]
+    found = await drafts(recording)
+    steps = [step for step in recording.steps if step.author == "small"]
     assert [one.draft.text.strip() for one in found] == [
         step.text.strip() for step in steps if step.phase == "thought"
     ]
@@ -73,21 +72,20 @@ async def test_every_draft_of_a_chain_is_found(pair: Any) -> None:
 
 async def test_requests_that_are_sampled_lossy_or_of_one_model_teach_nothing(pair: Any) -> None:
     (sampled,) = await recorded(pair, 1, temperature=0.8)
-    assert list(drafts(sampled)) == []
+    assert await drafts(sampled) == []
     (alone,) = await recorded(pair, 1, candidate=Candidate("l", "large-only"))
-    assert list(drafts(alone)) == []
+    assert await drafts(alone) == []
     (own,) = await recorded(pair, 1)
-    lossy = replace(own.request, speculation={"small": "vanilla", "large": "reflective (lossy)"})
-    mixed = replace(own, request=lossy)
-    assert by_question([sampled, alone, mixed]) == []
+    mixed = replace(own, speculation={"small": "vanilla", "large": "reflective (lossy)"})
+    assert await by_question([sampled, alone, mixed]) == []
     assert await examples([], pair, same) == ([], [])
 
 
 async def test_what_was_drafted_twice_for_a_question_counts_once(pair: Any) -> None:
     (recording,) = await recorded(pair, 1)
     (other,) = await recorded(pair, 1, candidate=Candidate("t", "specreason", {"threshold": 0}))
-    (own,) = by_question([recording, other, recording])
-    assert len(own) < len(list(drafts(recording))) + len(list(drafts(other)))
+    (own,) = await by_question([recording, other, recording])
+    assert len(own) < len(await drafts(recording)) + len(await drafts(other))
     assert len({(one.transcript.text, one.draft.text) for one in own}) == len(own)
 
 
@@ -107,7 +105,7 @@ class Failing:
 
 
 async def test_drafts_that_a_worker_fails_are_counted_and_left_out(pair: Any) -> None:
-    (question,) = by_question(await recorded(pair, 1))
+    (question,) = await by_question(await recorded(pair, 1))
     whole, failures = await examples([question], pair, same)
     assert len(whole) > 1
     assert failures == []
@@ -129,13 +127,13 @@ async def test_drafts_that_a_worker_fails_are_counted_and_left_out(pair: Any) ->
 
 async def test_a_rewrite_by_the_same_model_never_helps(pair: Any) -> None:
     twins = {"small": pair["large"], "large": pair["large"]}
-    found, _ = await examples(by_question(await recorded(twins, 3)), twins, same)
+    found, _ = await examples(await by_question(await recorded(twins, 3)), twins, same)
     assert len(found) >= 3
     assert not any(example.helps for example in found)
 
 
 async def test_what_helps_is_found_by_running_both_branches(pair: Any) -> None:
-    questions = by_question(await recorded(pair, 12))
+    questions = await by_question(await recorded(pair, 12))
     done: list[int] = []
     found, _ = await examples(questions, pair, same, concurrency=4, progress=done.append)
     assert done == list(range(1, 13))

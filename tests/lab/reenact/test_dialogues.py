@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from deploy.evaluation.recording import Recording
+from deploy.evaluation.candidates import build_policy
+from deploy.evaluation.recording import CallMissing
 from deploy.lab.call_costs import load_costs
 from deploy.lab.reenact import clock, rows
 from deploy.lab.reenact.dialogues import (
     SHIPPED,
     Answers,
-    CallMissing,
     Dialogue,
     shipped,
 )
+from orchestrator.loop.events import RequestCompleted
+from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
+from orchestrator.types import Step
 
 POLICIES = ("large-only", "small-only", "specreason", "learned-gate", "bild")
 
@@ -32,23 +34,22 @@ def test_five_policies_answer_the_same_questions() -> None:
     assert SHIPPED.stat().st_size < 400_000
 
 
-async def calls(one: Dialogue, answers: Answers) -> list[tuple[Any, Any]]:
-    """The loop's calls with their answers."""
-    pair = rows.virtual_pair(COSTS, {one.recording.request.request_id: answers})
-    events = [event async for event in solve(one.build_policy(), one.request(), pair)]
-    return [
-        (call.action, call.answer)
-        for call in Recording(one.recording.request, tuple(events)).calls()
-    ]
+async def play(one: Dialogue, answers: Answers, policy: Policy) -> tuple[Step, ...]:
+    """Return the steps of a dialogue through the loop."""
+    pair = rows.virtual_pair(COSTS, {one.question: answers})
+    *_, ended = [event async for event in solve(policy, one.request(), pair)]
+    assert isinstance(ended, RequestCompleted)
+    return tuple(replace(step, ms=0.0) for step in ended.steps)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_call_is_the_recorded_one(policy: str) -> None:
+def test_every_call_is_on_record_and_every_step_the_recorded_one(policy: str) -> None:
     async def main() -> None:
         for one in (one for one in shipped() if one.policy == policy):
-            recorded = one.recording.calls()
-            expected = [(call.action, call.answer) for call in recorded]
-            assert await calls(one, Answers(one.recording)) == expected
+            answers = Answers(one.recording)
+            steps = tuple(replace(step, ms=0.0) for step in one.recording.steps)
+            assert await play(one, answers, one.build_policy()) == steps
+            assert not any(answers._known.values())
 
     clock.run(main())
 
@@ -56,12 +57,10 @@ def test_every_call_is_the_recorded_one(policy: str) -> None:
 def test_a_call_that_is_not_on_record_is_named() -> None:
     """Of a policy with another threshold, and of one that asks twice."""
     one = next(one for one in shipped() if one.policy == "bild")
-    request = one.recording.request
-    other = replace(request, parameters={**request.parameters, "fallback": 0.95})
-    other_policy = replace(one, recording=replace(one.recording, request=other))
+    other = build_policy("bild", {**one.recording.parameters, "fallback": 0.95})
     with pytest.raises(CallMissing, match=r"gsm_symbolic-0: bild made a call .* small, after"):
-        clock.run(calls(other_policy, Answers(one.recording)))
+        clock.run(play(one, Answers(one.recording), other))
     answers = Answers(one.recording)
-    clock.run(calls(one, answers))
+    clock.run(play(one, answers, one.build_policy()))
     with pytest.raises(CallMissing):
-        clock.run(calls(one, answers))
+        clock.run(play(one, answers, one.build_policy()))

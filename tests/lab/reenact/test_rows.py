@@ -44,7 +44,7 @@ def test_a_row_for_each_policy_and_number_of_clients() -> None:
         for clients in (1, 2)
         for policy in ("large-only", "large-only:speculating", "small-only")
     ]
-    tokens = [one.recording.events[-1].answer.usage.generated for one in some("large-only")]  # type: ignore[union-attr]
+    tokens = [one.recording.calls[-1].answer.usage.generated for one in some("large-only")]  # type: ignore[union-attr]
     # Two calls, a pass that reads the prompt, and one for each token.
     expected = [(2 + 10 + 2 + 10 * count) / 1000 for count in tokens]
     large, speculating, small = found[:3]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
-from deploy.evaluation.recording import RecordedRequest, Recording, dumps, loads
-from deploy.evaluation.replay import replay
+from deploy.evaluation.recording import replayed
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
-from orchestrator.types import Limits, Message, StopCriteria
+from orchestrator.types import Message, StopCriteria
+from tests.deploy.evaluation.recorded_runs import recorded
 from tests.workers.scripted import Scripted
 
 QUESTION = (Message("user", "what is 2+2+2?"),)
@@ -75,11 +76,10 @@ def shown(events: list[Event], phase: str) -> str:
     return "".join(one.text for one in texts)
 
 
-def replays(name: str, policy: Policy, events: list[Event], limits: Limits | None = None) -> bool:
-    """Return whether a recording of these events replays to the same."""
-    kept = tuple(event for event in events if not isinstance(event, TextDelta))
-    asked = RecordedRequest("r", name, QUESTION, limits=limits or Limits())
-    recording = loads(dumps(Recording(asked, kept)))
-    assert recording.request.limits == asked.limits
-    again = [event for event in replay(recording, policy) if not isinstance(event, TextDelta)]
-    return tuple(again) == kept
+async def replays(policy: Policy, workers: Workers, **request: Any) -> bool:
+    """Return whether the recording of a request replays to the same."""
+    recording, _, ended = await recorded(policy, Request("r", QUESTION, **request), workers)
+    *_, again = [event async for event in replayed(recording, policy)]
+    assert isinstance(again, RequestCompleted)
+    made, kept = ([replace(step, ms=0.0) for step in own.steps] for own in (again, ended))
+    return again.transcript == ended.transcript and made == kept

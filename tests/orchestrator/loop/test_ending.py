@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 
 from deploy.evaluation.builtin.problems import draw
+from deploy.evaluation.recording import replayed
 from deploy.lab.reenact.dialogues import Dialogue, shipped
+from orchestrator.loop.actions import Generate, Verify, Write
 from orchestrator.loop.ending import COMPARED, LEAST, _last_paragraphs, loops
+from orchestrator.loop.events import ActionCompleted
 from orchestrator.loop.policy import Policy
 from orchestrator.types import (
+    Generation,
     Limits,
     Segment,
     Segments,
@@ -128,19 +132,20 @@ async def test_forty_looping_chains_end_under_every_policy(name: str) -> None:
         assert len(transcript.text) < len(begun) + 3 * LEAST
 
 
-def last_chain(dialogue: Dialogue) -> Segments:
+async def last_chain(dialogue: Dialogue) -> Segments:
     """The longest chain of a recorded request, with the text that was made last."""
     found = Segments()
-    for event in dialogue.recording.events:
-        action = getattr(event, "action", None)
-        made = getattr(getattr(event, "answer", None), "segment", getattr(action, "segment", None))
-        if made is not None:
-            found = action.transcript.chain.plus(made)
+    async for event in replayed(dialogue.recording, dialogue.build_policy()):
+        match event:
+            case ActionCompleted(Generate() | Write() as action, Generation(made)):
+                found = action.transcript.chain.plus(made)
+            case ActionCompleted(Verify(transcript=before, segment=made)):
+                found = before.chain.plus(made)
     return found
 
 
-def test_no_recorded_chain_is_cut_at_any_word() -> None:
-    chains = [last_chain(one) for one in shipped()]
+async def test_no_recorded_chain_is_cut_at_any_word() -> None:
+    chains = [await last_chain(one) for one in shipped()]
     assert len(chains) >= 200
     for chain in chains:
         read = Segments()

@@ -113,14 +113,17 @@ def small(transcript: Transcript, criteria: StopCriteria) -> Say:
     return Say(STORY[0].removeprefix(transcript.text), logprob=-3.0)
 
 
+def pair() -> dict[str, Scripted]:
+    return {"small": Scripted(small), "large": Scripted(story=STORY, scores=(0.0,))}
+
+
 async def run(
     policy: Policy, limits: Limits | None = None
 ) -> tuple[list[Event], RequestCompleted, Scripted]:
-    large = Scripted(story=STORY, scores=(0.0,))
-    workers = {"small": Scripted(small), "large": large}
+    workers = pair()
     events, ended = await heard(policy, workers, limits=limits or Limits())
     assert sum(worker.live for worker in workers.values()) == 0
-    return events, ended, large
+    return events, ended, workers["large"]
 
 
 def thought_by_large(events: list[Event]) -> int:
@@ -161,7 +164,7 @@ async def test_no_policy_exceeds_its_tokens_and_all_answer(
     assert thought_by_large(events) <= cap
     if cap == 0:
         assert all(call.call.transcript.closed for call in large.calls)
-    assert replays(name, policy, events)
+    assert await replays(policy, pair())
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -206,7 +209,7 @@ async def test_money_is_kept_and_replayed(name: str) -> None:
     assert ended.transcript.done
     assert ended.transcript.text == STORY[0]
     assert thought_by_large(events) <= 6
-    assert replays(name, policy, events, limits)
+    assert await replays(policy, pair(), limits=limits)
 
 
 async def test_a_pair_without_a_thought_shares_the_answer_within_the_cap() -> None:
