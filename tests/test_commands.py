@@ -16,7 +16,7 @@ import yaml
 from pydantic import TypeAdapter
 from typer.core import TyperGroup
 
-from deploy.cli.main import app
+from deploy.cli.main import program
 from deploy.service.config import Args
 from deploy.service.worker_spec import WorkerSpec
 from orchestrator.experiments.documents import Experiment
@@ -26,7 +26,7 @@ from tests.test_imports import ROOT
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:\.venv/bin/)?baton [a-z][^`]*)`")
-BATON = typer.main.get_command(app)
+BATON = typer.main.get_command(program())
 
 
 def shown(page: Path) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from deploy.cli.common import print_json, wide_console
+from deploy.evaluation.service_client import call
 
 Note = Annotated[str, typer.Option(help="Why, for those who read it later.")]
 Reply = dict[str, Any]
@@ -20,7 +21,7 @@ def show_reply(
     url: str, path: str, as_json: bool, show: Callable[[Reply], None], **query: Any
 ) -> None:
     """GET `path` of the service at `url`; print it as JSON, or let `show` print it."""
-    reply = _call(url, "GET", path, **query)
+    reply = call(url, "GET", path, **query)
     print_json(reply) if as_json else show(reply)
 
 
@@ -36,7 +37,7 @@ def change(
 
     If `body` names no author, the user is the author.
     """
-    reply = _call(url, method, path, {"author": default_author(), **body}, admin=True)
+    reply = call(url, method, path, {"author": default_author(), **body}, admin=True)
     print_json(reply) if as_json else print(sentence(reply))
 
 
@@ -57,9 +58,3 @@ def default_author() -> str:
     with suppress(OSError, KeyError):
         return getpass.getuser()[:128]
     return ""
-
-
-def _call(url: str, method: str, path: str, body: Any = None, **more: Any) -> Reply:
-    from deploy.evaluation.service_client import call  # not above: `--help` needs no HTTP client
-
-    return call(url, method, path, body, **more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,11 +14,11 @@ from rich.text import Text as Styled
 
 from deploy.cli.common import AsJson, Config, MaxTokens, Url, format_step, lossy, print_json
 from deploy.cli.pair import Pair
-
-if TYPE_CHECKING:
-    from deploy.evaluation.candidates import Candidate
-    from deploy.evaluation.clients import RequestOptions
-    from deploy.evaluation.evaluate import EvaluatedAnswer
+from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.clients import RequestOptions
+from deploy.evaluation.evaluate import EvaluatedAnswer
+from orchestrator.errors import InvalidRequest
+from orchestrator.loop.events import StepCompleted, TextDelta
 
 
 def ask(
@@ -43,10 +43,6 @@ def ask(
 
       baton ask "What is 37*6+12?" --url http://127.0.0.1:8000 --json
     """
-    from deploy.evaluation.candidates import Candidate
-    from deploy.evaluation.clients import RequestOptions
-    from orchestrator.errors import InvalidRequest
-
     if not question.strip():
         raise InvalidRequest("the question is empty")
     options = RequestOptions(max_tokens, temperature, seed)
@@ -60,9 +56,6 @@ async def _ask(
     options: RequestOptions,
     as_json: bool,
 ) -> None:
-    from deploy.evaluation.evaluate import EvaluatedAnswer
-    from orchestrator.loop.events import StepCompleted, TextDelta
-
     console = Console(highlight=False, quiet=as_json, soft_wrap=True)
     # A service names the authors of steps at the end; until then the text itself is shown.
     draft, shown = Styled(style="dim"), "answer"  # the phase whose steps are shared, so far

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -26,15 +27,21 @@ from deploy.cli.common import (
     wide_console,
     write,
 )
+from deploy.evaluation.cached_worker import opened_pair
+from deploy.evaluation.calibrator import Calibrator
+from deploy.evaluation.candidates import Candidate, policy_of
+from deploy.evaluation.clients import LocalClient, RequestOptions, ask
+from deploy.evaluation.evaluate import Question
+from deploy.evaluation.grading import Grader
+from deploy.evaluation.problems import for_figures, load_problems
+from deploy.evaluation.threshold_search import CalibrationTarget, Measure, Range
+from deploy.launch.deployment_file import DEFAULT_FILE, load_args
+from deploy.service.calibration import to_be_extended
+from deploy.service.config import Args
+from deploy.service.notes import pair_of
 from orchestrator.errors import BatonError, InvalidRequest, Unsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from deploy.evaluation.candidates import Candidate
-    from deploy.evaluation.evaluate import Question
-    from deploy.evaluation.threshold_search import CalibrationTarget, Measure, Range
-    from deploy.service.config import Args
+from policies import POLICIES
+from policies.judge import Judging
 
 
 def _share(text: str) -> Any:
@@ -106,10 +113,6 @@ def calibrate(
 
       baton calibrate --policy bild --parameter rollback --range 0.5,10 --target-accuracy 0.9
     """
-    from deploy.evaluation.problems import for_figures, load_problems
-    from deploy.evaluation.threshold_search import CalibrationTarget
-    from deploy.launch.deployment_file import DEFAULT_FILE, load_args
-
     shares = {
         "large_share": target_large_share,
         "agreement": target_agreement,
@@ -164,10 +167,6 @@ def _searches(
     args: Args, names: Sequence[str] | None, parameter: str | None, bounds: str | None
 ) -> list[tuple[Candidate, Range]]:
     """Return the candidates with the range of each."""
-    from deploy.evaluation.candidates import Candidate, policy_of
-    from deploy.evaluation.threshold_search import Range
-    from policies import POLICIES
-
     if (parameter is not None or bounds is not None) and len(names or ()) != 1:
         raise InvalidRequest("--parameter and --range go with one --policy")
     if not names:
@@ -210,15 +209,6 @@ async def _calibrate(
     options: CalibrationOptions,
 ) -> dict[str, Any]:
     """Return the calibration file's content."""
-    from deploy.evaluation.cached_worker import opened_pair
-    from deploy.evaluation.calibrator import Calibrator
-    from deploy.evaluation.candidates import policy_of
-    from deploy.evaluation.clients import LocalClient, RequestOptions, ask
-    from deploy.evaluation.grading import Grader
-    from deploy.service.calibration import to_be_extended
-    from deploy.service.notes import pair_of
-    from policies.judge import Judging
-
     pair = pair_of(args.workers)
     known = to_be_extended(options.out, pair) if options.out is not None else {}
     kept: dict[str, Any] = known.get("policies", {})

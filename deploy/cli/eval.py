@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,16 +26,23 @@ from deploy.cli.common import (
     write,
 )
 from deploy.cli.pair import Pair, large_speculation
+from deploy.evaluation.candidates import Candidate, lineup, policy_of
+from deploy.evaluation.clients import Client, HttpClient, RequestOptions, ask
+from deploy.evaluation.evaluate import Question, RunOptions, Turn, run
+from deploy.evaluation.evaluation_log import EvaluationLog
+from deploy.evaluation.grading import Grader
+from deploy.evaluation.plots import draw
+from deploy.evaluation.problems import load_problems
+from deploy.evaluation.summary import SERVICE
+from deploy.evaluation.summary import rows as summarise
+from deploy.evaluation.tables import MAIN, WORK, notes, show
+from deploy.launch.deployment_file import DEFAULT_FILE, load_args
+from deploy.service.extras import want
+from deploy.service.notes import settings_of
+from deploy.service.worker_spec import Speculation
 from orchestrator.errors import BatonError, InvalidRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from deploy.evaluation.candidates import Candidate
-    from deploy.evaluation.clients import Client
-    from deploy.evaluation.evaluate import Question, Turn
-    from deploy.evaluation.evaluation_log import EvaluationLog
-    from deploy.service.worker_spec import Speculation
+from orchestrator.worker import SERVER_METHOD
+from policies import POLICIES
 
 
 def evaluate(
@@ -107,14 +115,6 @@ def evaluate(
 
       baton eval --problems builtin:dev --policies baton --feedback --url http://127.0.0.1:8000
     """
-    from deploy.evaluation.candidates import lineup
-    from deploy.evaluation.clients import RequestOptions
-    from deploy.evaluation.evaluation_log import EvaluationLog
-    from deploy.evaluation.problems import load_problems
-    from deploy.evaluation.summary import rows as summarise
-    from deploy.evaluation.tables import MAIN, WORK, notes, show
-    from deploy.service.extras import want
-
     if url is not None and speculation is not None:
         raise InvalidRequest("--speculation is the service's own choice; leave it out with --url")
     if feedback and url is None:
@@ -157,8 +157,6 @@ def evaluate(
     if as_json is not None:
         write(as_json, json.dumps({"rows": table, **about}, indent=2) + "\n")
     if plot is not None:
-        from deploy.evaluation.plots import draw
-
         draw(table, plot)
     errors = [result.error for turn in turns for result in turn if result.error is not None]
     if errors:
@@ -173,10 +171,6 @@ async def _run(
     log: EvaluationLog,
     feedback: bool,
 ) -> list[Turn]:
-    from deploy.evaluation.clients import HttpClient, ask
-    from deploy.evaluation.evaluate import RunOptions, run
-    from deploy.evaluation.grading import Grader
-
     if len(log.known) == len(problems):  # no model need be loaded
         return [log.known[at] for at in range(len(problems))]
     async with AsyncExitStack() as stack:
@@ -208,15 +202,8 @@ def _served_by(
 
     A wrong policy or parameter is an error here, before any file is begun.
     """
-    from deploy.evaluation.summary import SERVICE
-    from orchestrator.worker import SERVER_METHOD
-
     if pair.url is not None:
         return SERVICE, {"url": pair.url}
-    from deploy.evaluation.candidates import policy_of
-    from deploy.launch.deployment_file import DEFAULT_FILE, load_args
-    from deploy.service.notes import settings_of
-
     args = load_args(pair.config or DEFAULT_FILE)
     for candidate in candidates:
         policy_of(args, candidate)
@@ -242,8 +229,6 @@ def _written(method: Speculation, small: str | None) -> str:
 
 def _named(policies: str) -> list[str]:
     """The policies of the option; `all` means every one there is."""
-    from policies import POLICIES
-
     parts = [part.strip() for part in policies.split(",")]
     return [name for part in parts for name in (POLICIES if part == "all" else (part,))]
 

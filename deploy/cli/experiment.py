@@ -9,9 +9,12 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
+import yaml
 
 from deploy.cli.administration import Note, Reply, change, format_time, print_heading, show_reply
 from deploy.cli.common import DEFAULT_URL, AsJson, ServiceUrl, print_table, wide_console
+from orchestrator.errors import ConfigError
+from orchestrator.validation import with_numbers
 
 experiment = typer.Typer(help="Compare policies in production: start, watch, read, stop.")
 
@@ -173,11 +176,6 @@ def _print_one(reply: Reply) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import yaml
-
-    from orchestrator.errors import ConfigError
-    from orchestrator.validation import with_numbers
-
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig")
         given = with_numbers(yaml.safe_load(text.removeprefix("\ufeff")))

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from deploy.cli.common import Config, bar, lossy, print_table, wide_console, write
+from deploy.evaluation.cached_worker import opened_pair
+from deploy.evaluation.gate_learning import FittedModel, GateExample, by_question, examples, fit
+from deploy.evaluation.grading import Grader
 from deploy.evaluation.json_lines import brief
+from deploy.evaluation.problems import EXTERNAL, for_figures, load_problems
+from deploy.evaluation.recording import Recording, load
+from deploy.launch.deployment_file import DEFAULT_FILE, load_args
+from deploy.service.calibration import to_be_extended
+from deploy.service.extras import want
+from deploy.service.notes import pair_of, settings_of
+from deploy.service.worker_spec import Workers
 from orchestrator.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from deploy.evaluation.gate_learning import FittedModel, GateExample
-    from deploy.evaluation.recording import Recording
-    from deploy.service.worker_spec import Workers
 
 learn = typer.Typer(help="Learn from a pair's recorded requests.")
 
@@ -60,12 +64,6 @@ def gate(
       baton calibrate --policy learned-gate --target-agreement 0.95 --problems my.jsonl \\
         --out pair.json
     """
-    from deploy.evaluation.gate_learning import fit
-    from deploy.launch.deployment_file import DEFAULT_FILE, load_args
-    from deploy.service.calibration import to_be_extended
-    from deploy.service.extras import want
-    from deploy.service.notes import pair_of, settings_of
-
     want("eval", "baton learn", "sklearn")
     args = load_args(config or DEFAULT_FILE)
     if notes := lossy(args.workers.speculation()):
@@ -116,10 +114,6 @@ def gate(
 async def _examples(
     found: Sequence[Recording], workers: Workers, log: Path, limit: int | None, concurrency: int
 ) -> tuple[list[GateExample], list[str]]:
-    from deploy.evaluation.cached_worker import opened_pair
-    from deploy.evaluation.gate_learning import by_question, examples
-    from deploy.evaluation.grading import Grader
-
     questions = (await by_question(found))[:limit]
     async with opened_pair(workers, log) as pair:
         with closing(Grader()) as grader, bar(Console(stderr=True, highlight=False)) as shown:
@@ -139,9 +133,6 @@ def _recordings(place: Path, settings: dict[str, Any]) -> list[Recording]:
         ConfigError: there are none, or one is of another pair, or of problems that figures are
             measured on.
     """
-    from deploy.evaluation.problems import EXTERNAL, for_figures, load_problems
-    from deploy.evaluation.recording import load
-
     # Rows of evaluations may be there, and answers that this command keeps.
     paths = [
         path

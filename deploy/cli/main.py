@@ -8,31 +8,29 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import metadata
+from collections.abc import Iterable
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
-from deploy.cli.ask import ask
-from deploy.cli.calibrate import calibrate
-from deploy.cli.check_config import check_config
-from deploy.cli.eval import evaluate
-from deploy.cli.experiment import experiment
-from deploy.cli.learn import learn
-from deploy.cli.policy import policy
-from deploy.cli.serve import serve
-from deploy.cli.trace import trace
 from deploy.launch.environment import prepare_torch
 from orchestrator.errors import BatonError, InvalidRequest
 
-app = typer.Typer(
-    name="baton",
-    help="Reasoning with two models: a small one thinks, a large one judges and takes over.",
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
+COMMANDS = {  # by name: its module and what it is there
+    "serve": ("deploy.cli.serve", "serve"),
+    "ask": ("deploy.cli.ask", "ask"),
+    "eval": ("deploy.cli.eval", "evaluate"),
+    "calibrate": ("deploy.cli.calibrate", "calibrate"),
+    "check-config": ("deploy.cli.check_config", "check_config"),
+    "experiment": ("deploy.cli.experiment", "experiment"),
+    "learn": ("deploy.cli.learn", "learn"),
+    "policy": ("deploy.cli.policy", "policy"),
+    "trace": ("deploy.cli.trace", "trace"),
+}
+if find_spec("deploy.lab"):  # a checkout; the wheel has no laboratory
+    COMMANDS["lab"] = ("deploy.lab.commands", "lab")
 
 
 def _version(wanted: bool) -> None:
@@ -41,7 +39,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def baton(
     version: Annotated[
         bool,
@@ -51,25 +48,32 @@ def baton(
     """Handle the options of `baton` itself."""
 
 
-app.command("serve")(serve)
-app.command("ask")(ask)
-app.command("eval")(evaluate)
-app.command("calibrate")(calibrate)
-app.command("check-config")(check_config)
-app.add_typer(experiment, name="experiment")
-app.add_typer(learn, name="learn")
-app.add_typer(policy, name="policy")
-app.add_typer(trace, name="trace")
-if find_spec("deploy.lab"):  # a checkout; the wheel has no laboratory
-    from deploy.lab.commands import lab
-
-    app.add_typer(lab, name="lab")
+def program(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """Return the program with these commands, whose modules are imported here."""
+    app = typer.Typer(
+        name="baton",
+        help="Reasoning with two models: a small one thinks, a large one judges and takes over.",
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(baton)
+    for name in names:
+        module, attribute = COMMANDS[name]
+        command = getattr(import_module(module), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    return app
 
 
 def main() -> None:
     """The console script."""
     prepare_torch()
     try:
+        called = [name for name in sys.argv[1:2] if name in COMMANDS]  # `serve` starts sooner alone
+        app = program(called or COMMANDS)
         status = app(sys.argv[1:] or ["--help"], prog_name="baton", standalone_mode=False)
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)

@@ -7,14 +7,13 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from deploy.evaluation.candidates import Candidate, policy_of
+from deploy.evaluation.clients import Client, HttpClient, LocalClient, RequestOptions
+from deploy.launch.deployment_file import DEFAULT_FILE, load_args
+from deploy.launch.workers import close, load_pair, want_engines
+from deploy.service.worker_spec import Speculation, Workers
 from orchestrator.errors import ConfigError, InvalidRequest
-
-if TYPE_CHECKING:
-    from deploy.evaluation.candidates import Candidate
-    from deploy.evaluation.clients import Client, RequestOptions
-    from deploy.service.worker_spec import Speculation, Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +42,10 @@ class Pair:
 
         `recording` and `fresh` are those of `LocalClient`; a service decides about its own caches.
         """
-        from deploy.evaluation.candidates import policy_of
-        from deploy.evaluation.clients import HttpClient, LocalClient
-
         if self.url is not None:
             async with aclosing(HttpClient(self.url, options)) as remote:
                 yield remote
             return
-        from deploy.launch.deployment_file import DEFAULT_FILE, load_args
-        from deploy.launch.workers import close, load_pair, want_engines
-
         args = load_args(self.config or DEFAULT_FILE)
         for candidate in candidates:
             policy_of(args, candidate)
@@ -86,9 +79,6 @@ def large_speculation(
     Raises:
         ConfigError, InvalidRequest: no such method or parameter, or no model that drafts.
     """
-    from deploy.evaluation.candidates import Candidate
-    from deploy.service.worker_spec import Speculation
-
     if workers.large.url is not None:
         if text is not None:
             raise ConfigError("--speculation: the large worker's server decides; leave it out")

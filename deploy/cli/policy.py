@@ -19,6 +19,8 @@ from deploy.cli.administration import (
     show_reply,
 )
 from deploy.cli.common import DEFAULT_URL, AsJson, ServiceUrl, print_table
+from deploy.evaluation.candidates import Candidate
+from deploy.service.calibration import read
 from orchestrator.errors import ConfigError
 
 policy = typer.Typer(help="Publish policies, see which is active, roll back.")
@@ -95,13 +97,9 @@ def publish(
 
       baton policy publish specreason --calibration pair.json
     """
-    from deploy.evaluation.candidates import Candidate
-
     given = Candidate.parse(what)
     measured: dict[str, Any] = {}
     if calibration is not None:
-        from deploy.service.calibration import read
-
         measured = read(calibration).params(given.policy)
         if not measured:
             raise ConfigError(f"{calibration}: {given.policy} is not calibrated in it")

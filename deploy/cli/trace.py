@@ -7,12 +7,17 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 from pydantic import TypeAdapter
 from rich.console import Console
 
 from deploy.cli.common import DEFAULT_URL, AsJson, ServiceUrl, format_step, lossy, print_json
+from deploy.evaluation.candidates import Candidate, build_policy
+from deploy.evaluation.json_lines import read_rows
+from deploy.evaluation.recording import KIND, compare, load
+from deploy.evaluation.service_client import call
 from orchestrator.types import Step, chain_steps
 
 STEPS = TypeAdapter(list[Step])
@@ -83,9 +88,6 @@ def replay(
 
       baton trace replay saved.jsonl --json
     """
-    from deploy.evaluation.candidates import Candidate, build_policy
-    from deploy.evaluation.recording import compare, load
-
     recording = load(file)
     given = Candidate.parse(recording.policy if policy is None else policy)
     parameters = recording.parameters if given.policy == recording.policy else {}
@@ -115,9 +117,6 @@ def replay(
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a trace that the service returned, or what a recording says came of its request."""
-    from deploy.evaluation.json_lines import read_rows
-    from deploy.evaluation.recording import KIND
-
     try:
         whole = json.loads(path.read_text(encoding="utf-8-sig"))
         if isinstance(whole, dict) and "steps" in whole:
@@ -128,8 +127,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _fetch(trace_id: str, url: str) -> dict[str, Any]:
-    from urllib.parse import quote
-
-    from deploy.evaluation.service_client import call
-
     return call(url, "GET", f"/v1/traces/{quote(trace_id, safe='')}")
