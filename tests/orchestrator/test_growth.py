@@ -70,7 +70,13 @@ class InstantWorker:
         self.marks: dict[int, float] = {}
 
     async def generate(
-        self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
+        self,
+        call: Call,
+        criteria: StopCriteria,
+        sampling: Sampling,
+        *,
+        stream: bool = True,
+        received: Delta | None = None,
     ) -> AsyncIterator[Delta | Generation]:
         author, begin = cast("Author", call.author), call.transcript.chain.tokens
         prompt = Usage(prompt=begin + call.transcript.answer.tokens)
