@@ -9,12 +9,14 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
+    Coroutine,
     Iterator,
 )
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import Context
 from dataclasses import replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
@@ -157,8 +159,9 @@ class Service:
             registry=self.registry,
         )
         self.spans: Spans | None = None
-        self.scrape: Callable[[], Awaitable[bytes]] | None = None
+        self.scrape: Callable[[], Coroutine[Any, Any, bytes]] | None = None
         self.hurry: Callable[[str, str | None], Awaitable[int]] = self._hurry_here
+        self._scraping: asyncio.Task[bytes] | None = None
 
     @asynccontextmanager
     async def admit(
@@ -178,8 +181,13 @@ class Service:
             yield [Choice(ask, incoming, plan, affinity, i) for i in range(ask.choices)], place
 
     async def metrics_text(self) -> bytes:
-        """Return the metrics as Prometheus text."""
-        return generate_latest(self.registry) if self.scrape is None else await self.scrape()
+        """Return the metrics as Prometheus text; concurrent requests share one scrape."""
+        if self.scrape is None:
+            return generate_latest(self.registry)
+        if self._scraping is None or self._scraping.done():
+            # Without this request's context: Ray cancels what a request started with the request.
+            self._scraping = asyncio.create_task(self.scrape(), context=Context())
+        return await asyncio.shield(self._scraping)
 
     async def _hurry_here(self, name: str, key: str | None) -> int:
         return self.live.answer_now(name, key)

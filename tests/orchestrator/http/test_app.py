@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -504,3 +505,27 @@ def test_wrong_defaults_are_refused(wrong: dict[str, Any]) -> None:
 
 
 PLAIN = "First, 2+2 is 4.\n\nSo twice that is 8."
+
+
+@pytest.mark.virtual_time
+async def test_metrics_that_are_asked_for_at_once_are_read_once() -> None:
+    made = service()
+    readings = 0
+
+    async def scrape() -> bytes:
+        nonlocal readings
+        readings += 1
+        await asyncio.sleep(0.01)
+        if readings == 2:
+            raise RuntimeError("no replica")
+        return b"reading %d" % readings
+
+    made.scrape = scrape
+    left = asyncio.create_task(made.metrics_text())
+    others = [asyncio.create_task(made.metrics_text()) for _ in range(3)]
+    await asyncio.sleep(0)
+    left.cancel()
+    assert await asyncio.gather(*others) == [b"reading 1"] * 3
+    failed = await asyncio.gather(*(made.metrics_text() for _ in range(2)), return_exceptions=True)
+    assert list(map(str, failed)) == ["no replica"] * 2
+    assert await made.metrics_text() == b"reading 3"
