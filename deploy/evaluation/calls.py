@@ -105,14 +105,15 @@ def _prefix(transcript: Transcript, constraint: Constraint | None = None) -> Has
         tuple((part.text, part.tokens, part.tokenizer) for part in phase)
         for phase in (transcript.thought, transcript.answer)
     ]
-    held = (constraint,) if constraint is not None and transcript.closed else ()
+    held = (_plain(constraint),) if constraint is not None and transcript.closed else ()
     asked = (transcript.effort,) if transcript.effort else ()
-    return (transcript.messages, *seen, transcript.thinking, transcript.closed, *held, *asked)
+    state = transcript.thinking, transcript.closed
+    return (_plain(transcript.messages), *seen, *state, *held, *asked)
 
 
-def _digest(*parts: Hashable) -> str:
+def _digest(kind: str, prefix: Hashable, *about: Hashable) -> str:
     """Return a digest, since prefixes are long."""
-    return blake2b(repr(_plain(parts)).encode(), digest_size=16).hexdigest()
+    return blake2b(repr((kind, prefix, *map(_plain, about))).encode(), digest_size=16).hexdigest()
 
 
 def _plain(value: Any) -> Any:
