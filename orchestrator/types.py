@@ -295,7 +295,7 @@ class Transcript:
     done: bool = False  # the answer has ended
     finish: Literal["stop", "length"] = "stop"  # why it ended, in OpenAI's words
     # How many ends of the thought and the turn a model wrote: one token each, in no segment.
-    # Only a count, so it is not compared: older recordings lack it.
+    # Only a count, so it is not compared.
     ends: int = field(default=0, compare=False)
     effort: str = ""  # how hard to think (`orchestrator.efforts`); empty: as the template says
 
