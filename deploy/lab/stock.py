@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from workers.engine.loading import load_model
+from workers.engine.gguf_checkpoint import GgufWeights, read_config
+from workers.model.shapes import EMBEDDING, HEAD, shapes
 from workers.text.gguf_tokenizer import is_gguf
 
 
@@ -19,9 +20,12 @@ def stock(path: str | Path, dtype: torch.dtype = torch.float32) -> Any:
             path, dtype=dtype, attn_implementation="sdpa", use_safetensors=True
         )
         return loaded.eval().requires_grad_(False)
-    network = load_model(str(path), dtype="float32")
-    config = AutoConfig.for_model(**network.config.written())
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    model.load_state_dict(network.state_dict())
-    model.generation_config.eos_token_id = network.config.eos_token_id
+    config = read_config(path)
+    weights = GgufWeights(path, config)
+    state = {name: weights.read(name) for name in shapes(config)}
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**config.written()), dtype=dtype, attn_implementation="sdpa"
+    )
+    model.load_state_dict({HEAD: state[EMBEDDING], **state})
+    model.generation_config.eos_token_id = config.eos_token_id
     return model.eval().requires_grad_(False)

@@ -87,19 +87,23 @@ class ModelSize:
 
         from workers.embedded.checkpoints import resolve
         from workers.engine.loading import load_config
-        from workers.engine.memory import empty_network, parameter_counts, token_bytes
+        from workers.engine.memory import token_bytes
+        from workers.model.shapes import EMBEDDING, HEAD, parameter_count, shapes
         from workers.text.gguf_tokenizer import is_gguf
 
         path, not_ours, bits = str(resolve(name)), "", 16.0
         try:
             config: Any = load_config(path)
-            network: Any = empty_network(config)
+            weights = shapes(config)
+            parameters = parameter_count(weights)
+            matrices = parameter_count(
+                {k: v for k, v in weights.items() if len(v) > 1 and k not in (EMBEDDING, HEAD)}
+            )
         except ConfigError as error:
             if is_gguf(path):
                 raise ConfigError(f"cannot tell the size of {name}: {error}") from error
             not_ours = str(error)
-            config, network, bits = _read_with_transformers(path, name)
-        parameters, matrices = parameter_counts(network)
+            config, parameters, matrices, bits = _read_with_transformers(path, name)
         return cls(
             name,
             parameters,
@@ -145,8 +149,9 @@ class ModelSize:
         return self.weights // gpus + ENGINE_BYTES + cache
 
 
-def _read_with_transformers(path: str, name: str) -> tuple[Any, Any, float]:
-    """Config and shapes of a model of any family, and the bits of a weight."""
+def _read_with_transformers(path: str, name: str) -> tuple[Any, int, int, float]:
+    """The config of a model of any family, its parameters, those of them that a quantized
+    checkpoint packs, and the bits of one."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
@@ -157,7 +162,12 @@ def _read_with_transformers(path: str, name: str) -> tuple[Any, Any, float]:
             network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     except Exception as error:  # whatever a config class or the hub raises
         raise ConfigError(f"cannot tell the size of {name}: {first_line(error)}") from error
-    return config, network, weight_bits(written.get("quantization_config") or {}) or 16
+    ends = [network.get_input_embeddings(), network.get_output_embeddings()]
+    outside = {id(one) for end in ends if end is not None for one in end.parameters()}
+    every = list(network.parameters())
+    matrices = sum(one.numel() for one in every if one.ndim > 1 and id(one) not in outside)
+    bits = weight_bits(written.get("quantization_config") or {}) or 16
+    return config, sum(one.numel() for one in every), matrices, bits
 
 
 def one_vocabulary(first: str, second: str) -> bool:

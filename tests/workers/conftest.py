@@ -24,11 +24,15 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from deploy.lab.pair.features import TrainableHead
 from deploy.lab.pair.kangaroo import TrainableAdapter
 from orchestrator.types import StopCriteria, Transcript
 from orchestrator.worker import Call
+from workers.model.config import ModelConfig
 from workers.model.early_exit import AdapterShape
-from workers.speculation.feature_head import FeatureHead
+from workers.model.linear import Linear
+from workers.model.network import Network
+from workers.model.packed import Packing
 from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer_files import load_tokenizer
@@ -107,6 +111,27 @@ def make_model(
     return model
 
 
+def network_of(model: Any, packing: Packing | None = None) -> Network:
+    """Transformers' model as our targets compute it."""
+    config = ModelConfig.read(model.config.to_dict())
+    return Network.build(config, model.state_dict().__getitem__, packing)
+
+
+def linears(network: Network) -> list[Linear]:
+    """All products of a network, the head last."""
+    found = []
+    for layer in network.layers:
+        attention, feed_forward = layer.attention, layer.feed_forward
+        found += [
+            attention.qkv,
+            attention.out.linear,
+            feed_forward.gate_up,
+            feed_forward.down.linear,
+        ]
+    assert isinstance(network.head, Linear)
+    return [*found, network.head]
+
+
 _FOLDERS = tempfile.TemporaryDirectory()  # gone with the process
 
 
@@ -141,7 +166,7 @@ def head_folder(**model: Any) -> str:
 
 def save_head(folder: Path, model: Any) -> None:
     torch.manual_seed(5)
-    head = FeatureHead(model)
+    head = TrainableHead(model)
     for name, parameter in head.named_parameters():
         if "norm" not in name:
             parameter.data.add_(torch.randn(parameter.shape) * 0.3)

@@ -8,7 +8,7 @@
 - `prefill`: which prompts share a pass.
 - `prefix_cache`: which slot of the cache a request gets, and how much of its prompt is there.
 - `loading`: from the name of a checkpoint to a worker.
-- `weights`: a checkpoint's tensors become a network, layer by layer.
+- `weights`: a checkpoint's tensors, checked against its config.
 - `gguf_checkpoint`: the config and weights of a GGUF file.
 - `memory`: what a checkpoint takes of a GPU, and the share that a process keeps to.
 """

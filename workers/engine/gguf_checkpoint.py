@@ -24,9 +24,9 @@ from gguf import (
 )
 
 from orchestrator.errors import ConfigError
-from workers.engine.memory import empty_network
 from workers.model.config import ModelConfig
 from workers.model.placement import frequencies
+from workers.model.shapes import shapes
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Those that are read; each is transformers' `model_type` too."""
@@ -65,10 +65,7 @@ class GgufWeights:
     def __init__(self, path: str | Path, config: ModelConfig) -> None:
         self._path, self._config = path, config
         table = get_tensor_name_map(MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
-        ours = {
-            table.get_name(name, (".weight", ".bias")): name
-            for name in empty_network(config).state_dict()
-        }
+        ours = {table.get_name(name, (".weight", ".bias")): name for name in shapes(config)}
         tensors = {one.name: one for one in _open(path).tensors if one.name != _ROPE_FACTORS}
         self._tensors = {ours.get(name, name): one for name, one in tensors.items()}
 

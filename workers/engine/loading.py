@@ -32,8 +32,8 @@ from workers.model.packed import (
     can_pack,
     computation,
     computes_in_bfloat16,
-    parameter_count,
 )
+from workers.model.shapes import parameter_count, shapes
 from workers.model.target import Target
 from workers.options import DEFAULTS, LoadOptions
 from workers.reporting import first_line
@@ -145,7 +145,7 @@ class LoadedTarget:
     @property
     def is_small(self) -> bool:
         """Whether one CPU thread serves it as fast as several."""
-        return parameter_count(self.target.model) < _SMALL_MODEL
+        return parameter_count(shapes(self.target.model.config)) < _SMALL_MODEL
 
 
 def open_target(model: str | Path, **options: Unpack[BuiltinOptions]) -> LoadedTarget:
@@ -321,7 +321,7 @@ def cache_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
 def load_model(
     path: str, *, device: str = "cpu", dtype: str | torch.dtype | None = None
 ) -> Network:
-    """The network in eval mode on its device.
+    """The network on its device.
 
     Raises:
         ConfigError: it cannot be loaded, or its weights are not those that its config describes.
@@ -330,12 +330,12 @@ def load_model(
     try:
         gguf = is_gguf(path)
         weights = gguf_checkpoint.GgufWeights(path, config) if gguf else Safetensors(path)
-        packing = packing_of(device, dtype)
-        network = fill(config, weights, dtype=chosen, device=device, packing=packing)
+        return fill(
+            config, weights, dtype=chosen, device=device, packing=packing_of(device, dtype),
+            folder=path,
+        )  # fmt: skip
     except (OSError, ValueError, RuntimeError, SafetensorError, ConfigError) as error:
         raise ConfigError(f"cannot load the model {path}: {first_line(error)}") from error
-    network.name_or_path = path
-    return network
 
 
 def stop_token_ids(path: str, config: ModelConfig, tokenizer: Tokenizer) -> set[int]:

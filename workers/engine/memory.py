@@ -15,8 +15,8 @@ import torch
 from orchestrator.errors import ConfigError
 from workers.model.config import ModelConfig
 from workers.model.families import head_size
-from workers.model.network import Network
 from workers.model.placement import CHUNK
+from workers.model.shapes import parameter_count, shapes
 from workers.model.target import SPARE
 
 
@@ -39,7 +39,7 @@ def memory_need(config: ModelConfig, *, dtype: torch.dtype, slots: int, max_len:
     A pass over `CHUNK` tokens is counted by its logits, once as they are and twice in full
     precision. The CUDA context (about half a GB) and a draft model come on top.
     """
-    weights = parameter_counts(empty_network(config))[0] * dtype.itemsize
+    weights = parameter_count(shapes(config)) * dtype.itemsize
     per_token = token_bytes(config, dtype)
     passes = CHUNK * config.vocab_size * (dtype.itemsize + 8)
     return MemoryNeed(weights, slots * (max_len + SPARE) * per_token, passes)
@@ -48,20 +48,6 @@ def memory_need(config: ModelConfig, *, dtype: torch.dtype, slots: int, max_len:
 def fitting_len(config: Any, *, dtype: torch.dtype, slots: int, size: int) -> int:
     """The longest text of which `slots` fit a cache of `size` bytes."""
     return max(0, size // (slots * token_bytes(config, dtype)) - SPARE)
-
-
-def empty_network(config: ModelConfig) -> Network:
-    """The network's shapes without memory: as quick for 70 billion parameters as for none."""
-    with torch.device("meta"):
-        return Network(config)
-
-
-def parameter_counts(network: Any) -> tuple[int, int]:
-    """How many parameters a model has, and how many of them a quantized checkpoint packs."""
-    ends = [network.get_input_embeddings(), network.get_output_embeddings()]
-    outside = {id(one) for end in ends if end is not None for one in end.parameters()}
-    sizes = [(one.numel(), one.ndim > 1 and id(one) not in outside) for one in network.parameters()]
-    return sum(size for size, _ in sizes), sum(size for size, inside in sizes if inside)
 
 
 def token_bytes(config: Any, dtype: torch.dtype) -> int:

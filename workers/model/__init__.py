@@ -8,7 +8,8 @@
 - `transfer`: host values on the device.
 - `families`: which families are computed, and what each does beyond Llama's layer.
 - `config`: what a config.json says and leaves out.
-- `network`: the weights, by transformers' names.
+- `shapes`: a checkpoint's weights: transformers' names for them, and their shapes.
+- `network`: a checkpoint as what computes: its layers, made of its weights.
 - `layer`: the decoder layer of Llama and Qwen in few operations.
 - `linear`: how a weight lies in memory and is multiplied.
 - `packed`: weights in 16, 8 or 4 bits for CPUs.

@@ -24,7 +24,8 @@ from torch.nn.functional import silu
 from workers.model.cache import KVCache
 from workers.model.families import AttentionKind, Computation, head_size
 from workers.model.layer import Attention, FeedForward, Heads, Residual, RMSNorm
-from workers.model.linear import FusedLinear
+from workers.model.linear import Linear
+from workers.model.network import Network
 from workers.model.placement import View
 
 WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
@@ -79,7 +80,7 @@ class Adapter(nn.Module):
         return self.shape == other.shape and all(torch.equal(mine[k], theirs[k]) for k in mine)
 
     @classmethod
-    def load(cls, folder: Path, model: Any, exit_layer: int | None = None) -> Self:
+    def load(cls, folder: Path, model: Network, exit_layer: int | None = None) -> Self:
         """The folder's adapter for a model, in its type and on its device.
 
         Raises:
@@ -107,8 +108,8 @@ class Adapter(nn.Module):
             adapter.load_state_dict(state)
         except RuntimeError as error:
             raise ValueError(f"cannot read {what}: {error}") from error
-        weight = model.model.embed_tokens.weight
-        return adapter.to(weight.device, weight.dtype).eval().requires_grad_(False)
+        weight = model.embedding
+        return adapter.to(weight.device, weight.dtype).requires_grad_(False)
 
 
 class EarlyExitHead:
@@ -119,8 +120,8 @@ class EarlyExitHead:
         self.adapter, self.layer = adapter, shape.exit_layer
         self.attention = Attention(
             RMSNorm(adapter.before.weight, epsilon),
-            FusedLinear(adapter.query, adapter.key, adapter.value),
-            Residual(FusedLinear(adapter.out)),
+            Linear([adapter.query.weight, adapter.key.weight, adapter.value.weight]),
+            Residual(Linear([adapter.out.weight])),
             Heads(shape.heads, shape.key_heads, shape.head_size, shape.head_size**-0.5),
             cache_layer,
         )
@@ -129,8 +130,8 @@ class EarlyExitHead:
         if shape.feed_forward:
             self.feed_forward = FeedForward(
                 RMSNorm(adapter.between.weight, epsilon),
-                FusedLinear(adapter.gate, adapter.up),
-                Residual(FusedLinear(adapter.down)),
+                Linear([adapter.gate.weight, adapter.up.weight]),
+                Residual(Linear([adapter.down.weight])),
                 silu,
             )
         self.after = RMSNorm(adapter.after.weight, epsilon)

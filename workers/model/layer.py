@@ -10,64 +10,75 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from workers.model.cache import Cached, KVCache
-from workers.model.families import AttentionKind, Computation
-from workers.model.linear import FusedLinear, full_precision_cpu
+from workers.model.config import ModelConfig
+from workers.model.families import FAMILIES, AttentionKind, Computation
+from workers.model.linear import Linear, full_precision_cpu
+from workers.model.packed import Packing
 from workers.model.placement import Rotary, View
+from workers.model.shapes import Read, layer_shapes
+
+_GELU = partial(F.gelu, approximate="tanh")
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu, "swish": F.silu, "gelu": F.gelu, "relu": F.relu,
+}  # fmt: skip
+"""By `hidden_act`; all others are names of one function."""
 
 
 class Layer:
-    """One layer; `stock` is a `DecoderLayer` or transformers'. A pass has a view for each `kind` of
-    attention.
+    """One layer, of weights that `read` gives by their names in it. A pass has a view for each
+    `kind` of attention.
 
     In half precision results differ from transformers': fused operations round less often.
     """
 
-    def __init__(self, stock: Any) -> None:
-        inner, mlp = stock.self_attn, stock.mlp
-        computation = Computation.of(inner.config)
-        family, scale = computation.family, computation.residual_scale
-        self.kind: AttentionKind = computation.attention[inner.layer_idx]
+    def __init__(
+        self, config: ModelConfig, index: int, read: Read, packing: Packing | None = None
+    ) -> None:
+        computation, known = Computation.of(config), layer_shapes(config)
+        family = computation.family
+        self.kind = computation.attention[index]
+
+        def linear(*names: str) -> Linear:
+            weights = [read(f"{name}.weight") for name in names]
+            biases = [read(f"{name}.bias") for name in names if f"{name}.bias" in known]
+            return Linear(weights, biases, packing)
 
         def norm(name: str) -> RMSNorm:
-            return RMSNorm.of(getattr(stock, name), family.norm_offset)
+            return RMSNorm.of(read(f"{name}.weight"), config)
+
+        def residual(name: str, after: str) -> Residual:
+            normed = norm(after) if family.post_norms else None
+            return Residual(linear(name), computation.residual_scale, normed)
 
         # In between, transformers names a norm for its place, which post-norms change.
         before = "pre_feedforward_layernorm" if family.post_norms else "post_attention_layernorm"
-        heads, key_heads = inner.config.num_attention_heads, inner.config.num_key_value_heads
+        heads, key_heads = config.num_attention_heads, config.num_key_value_heads
         head_norm = None
         if family.head_norms:
-            query = RMSNorm.of(inner.q_norm, family.norm_offset)
-            key = RMSNorm.of(inner.k_norm, family.norm_offset)
+            query, key = norm("self_attn.q_norm"), norm("self_attn.k_norm")
             weights = [query.weight] * heads + [key.weight] * key_heads
             head_norm = RMSNorm(torch.stack(weights)[:, None], query.epsilon)
         self.attention = Attention(
             norm("input_layernorm"),
-            FusedLinear(inner.q_proj, inner.k_proj, inner.v_proj),
-            Residual(
-                FusedLinear(inner.o_proj),
-                scale,
-                norm("post_attention_layernorm") if family.post_norms else None,
-            ),
-            Heads(heads, key_heads, inner.head_dim, inner.scaling),
-            inner.layer_idx,
+            linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            residual("self_attn.o_proj", "post_attention_layernorm"),
+            Heads(heads, key_heads, config.head_dim, config.attention_scale),
+            index,
             head_norm,
         )
         self.feed_forward = FeedForward(
             norm(before),
-            FusedLinear(mlp.gate_proj, mlp.up_proj),
-            Residual(
-                FusedLinear(mlp.down_proj),
-                scale,
-                norm("post_feedforward_layernorm") if family.post_norms else None,
-            ),
-            mlp.act_fn.forward,  # past the hooks of a module
+            linear("mlp.gate_proj", "mlp.up_proj"),
+            residual("mlp.down_proj", "post_feedforward_layernorm"),
+            _ACTIVATIONS.get(config.hidden_act, _GELU),
         )
 
     def __call__(
@@ -124,7 +135,7 @@ class Heads:
 class Residual:
     """The residual connection: `scale` times a part's last product, normed if there is a norm."""
 
-    linear: FusedLinear
+    linear: Linear
     scale: float = 1.0
     norm: RMSNorm | None = None
 
@@ -144,7 +155,7 @@ class Attention:
     def __init__(
         self,
         norm: RMSNorm,
-        qkv: FusedLinear,
+        qkv: Linear,
         out: Residual,
         heads: Heads,
         cache_layer: int,
@@ -194,7 +205,7 @@ class FeedForward:
     def __init__(
         self,
         norm: RMSNorm,
-        gate_up: FusedLinear,
+        gate_up: Linear,
         down: Residual,
         activation: Callable[[Tensor], Tensor],
     ) -> None:
@@ -224,12 +235,12 @@ class RMSNorm:
             self.floor = self.weight.new_tensor(width * epsilon).sqrt()
 
     @classmethod
-    def of(cls, stock: Any, offset: float = 0.0) -> RMSNorm:
-        """The norm of a module of transformers, whose weights lack `offset`."""
-        weight = stock.weight
-        if offset:  # in full precision, as its authors do: the sum has more bits than the weight
+    def of(cls, weight: Tensor, config: ModelConfig) -> RMSNorm:
+        """The norm with a weight as a checkpoint stores it."""
+        if offset := FAMILIES[config.model_type].norm_offset:
+            # In full precision, as its authors do: the sum has more bits than the weight.
             weight = weight.to(torch.promote_types(weight.dtype, torch.float32)) + offset
-        return cls(weight, stock.eps if hasattr(stock, "eps") else stock.variance_epsilon)
+        return cls(weight, config.rms_norm_eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dtype != self.weight.dtype:

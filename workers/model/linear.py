@@ -1,36 +1,41 @@
-"""How a weight lies in memory and is multiplied.
-
-The weights are those of transformers' modules: fused ones become one tensor, and the modules' own
-parameters views of it (strided, to be made contiguous before they are saved).
-"""
+"""How a weight lies in memory and is multiplied."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from workers.model.packed import PackedLinear, PackedPart, whole_of
+from workers.model.packed import PackedLinear, Packing
 
 
-class FusedLinear:
-    """Linear layers of transformers with the same input, as one matrix product.
+class Linear:
+    """Layers with the same input as one matrix product, their outputs concatenated.
 
-    `parts` are all layers of that input, in the order in which `pack` takes them.
+    On a CPU in full precision the weight is laid out by inputs: a product with one vector then
+    reads memory from end to end, in four fifths of the time where the weights exceed the
+    second-level cache. The kernels for half precision are slower with that layout.
     """
 
-    def __init__(self, *parts: nn.Linear | PackedLinear | PackedPart) -> None:
-        self.packed = whole_of(parts[0])
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor] = (),
+        packing: Packing | None = None,
+    ) -> None:
+        weight = torch.cat([*weights]) if len(weights) > 1 else weights[0]
+        self.bias = torch.cat([*biases]) if biases else None
+        self.packed = None if packing is None else PackedLinear(weight, self.bias, packing)
         if self.packed is None:
-            self.weight = fuse(parts, "weight").t()
-            biased = getattr(parts[0], "bias", None) is not None
-            self.bias: Tensor | None = fuse(parts, "bias") if biased else None
+            if full_precision_cpu(weight):
+                weight = weight.t().contiguous().t()
+            self.weight = weight.t()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[tokens, inputs] to [tokens, outputs], the outputs of the parts concatenated."""
+        """[tokens, inputs] to [tokens, outputs]."""
         if self.packed is not None:
-            return self.packed(x)  # type: ignore[no-any-return]
+            return self.packed(x)
         if self.bias is None:
             return torch.mm(x, self.weight)
         return torch.addmm(self.bias, x, self.weight)
@@ -43,41 +48,6 @@ class FusedLinear:
         return stream if self.bias is None else torch.add(stream, self.bias, alpha=scale)
 
 
-def fuse(parts: Sequence[nn.Module], name: str) -> Tensor:
-    """Concatenate the parts' parameters of that name; they become views of the result.
-
-    On a CPU in full precision a weight is laid out by inputs: a product with one vector then reads
-    memory from end to end, in four fifths of the time where the weights exceed the second-level
-    cache. The kernels for half precision are slower with that layout.
-    """
-    parameters = [getattr(part, name).detach() for part in parts]
-    fused = _fused_before(parameters)
-    if fused is None:
-        fused = torch.cat(parameters) if len(parameters) > 1 else parameters[0]
-        if fused.dim() == 2 and full_precision_cpu(fused):
-            fused = fused.t().contiguous().t()
-        for part, view in zip(parts, fused.split([*map(len, parameters)]), strict=True):
-            setattr(part, name, nn.Parameter(view, requires_grad=False))
-    return fused
-
-
 def full_precision_cpu(weight: Tensor) -> bool:
     """Whether it lies on a CPU in full precision, for which torch's kernels are not the fastest."""
     return weight.device.type == "cpu" and weight.dtype.itemsize >= 4
-
-
-def _fused_before(parts: Sequence[Tensor]) -> Tensor | None:
-    """The tensor that these parts are views of, if they were fused before (for another target)."""
-    first, step = parts[0], parts[0].stride(0)
-    size = sum(map(len, parts))
-    if first.dim() == 2 and full_precision_cpu(first) and first.stride() != (1, size):
-        return None
-    at = first.storage_offset()
-    for part in parts:
-        storage = part.untyped_storage().data_ptr()
-        if storage != first.untyped_storage().data_ptr() or part.stride() != first.stride():
-            return None
-        if part.storage_offset() != at:
-            return None
-        at += len(part) * step
-    return torch.as_strided(first, (size, *first.shape[1:]), first.stride())

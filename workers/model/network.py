@@ -1,116 +1,60 @@
-"""A checkpoint's weights as modules that are named as in transformers; `Target` computes with them.
-
-They hold weights and sizes and compute nothing, so reading them takes no import of transformers.
-"""
+"""A checkpoint as what computes: its layers, made of its weights. It holds no cache."""
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from workers.heap import give_back
 from workers.model.config import ModelConfig
-from workers.model.families import FAMILIES
+from workers.model.layer import Layer, RMSNorm
+from workers.model.linear import Linear
+from workers.model.packed import FOUR_BITS, Packing, computation
+from workers.model.shapes import EMBEDDING, HEAD, LAYER, NORM, Read, below
 
 
-class Linear(nn.Linear):
-    """Without random weights, whose making imports a compiler (torch 2.13)."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Network:
+    """A causal model.
 
-    def reset_parameters(self) -> None:
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-
-class Embedding(nn.Embedding):
-    """As `Linear`."""
-
-    def reset_parameters(self) -> None: ...
-
-
-class Network(nn.Module):
-    """A causal model; its head has the embedding's weights if they are tied.
-
-    `name_or_path` says where it came from; drafters may lie beside it.
+    `head` takes [tokens, width]; `folder` says where the model came from, since drafters may lie
+    there.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config, self.name_or_path = config, ""
-        self.model = Trunk(config)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
+    config: ModelConfig
+    dtype: torch.dtype  # of the computation; weights may take fewer bits
+    embedding: Tensor
+    layers: Sequence[Layer]
+    norm: RMSNorm
+    head: Callable[[Tensor], Tensor]
+    folder: str = ""
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.embed_tokens
+    @classmethod
+    def build(
+        cls, config: ModelConfig, read: Read, packing: Packing | None = None, folder: str = ""
+    ) -> Network:
+        """Read the weights layer by layer, and pack each layer before the next is read.
 
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
+        Norms and biases are of the computation's type. The embedding stays as it is; if weights
+        have 4 bits, the head has 8.
+        """
 
+        def typed(name: str) -> Tensor:
+            weight = read(name)
+            if packing is None or weight.dim() > 1:
+                return weight
+            return weight.to(computation(packing))
 
-class Trunk(nn.Module):
-    """Embedding, layers and the last norm."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, i) for i in range(config.num_hidden_layers)
-        )
-        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-
-class DecoderLayer(nn.Module):
-    """The weights of one layer."""
-
-    def __init__(self, config: ModelConfig, index: int) -> None:
-        super().__init__()
-        width, epsilon = config.hidden_size, config.rms_norm_eps
-        self.self_attn = SelfAttention(config, index)
-        self.mlp = Mlp(config)
-        self.input_layernorm = nn.RMSNorm(width, epsilon)
-        self.post_attention_layernorm = nn.RMSNorm(width, epsilon)
-        if FAMILIES[config.model_type].post_norms:
-            self.pre_feedforward_layernorm = nn.RMSNorm(width, epsilon)
-            self.post_feedforward_layernorm = nn.RMSNorm(width, epsilon)
-
-
-class SelfAttention(nn.Module):
-    """The projections and head norms of one layer."""
-
-    def __init__(self, config: ModelConfig, index: int) -> None:
-        super().__init__()
-        family = FAMILIES[config.model_type]
-        self.config, self.layer_idx = config, index
-        self.head_dim, self.scaling = config.head_dim, config.attention_scale
-        inner, outer = (
-            heads * config.head_dim
-            for heads in (config.num_attention_heads, config.num_key_value_heads)
-        )
-        bias = config.attention_bias or family.qkv_biases
-        self.q_proj = Linear(config.hidden_size, inner, bias=bias)
-        self.k_proj = Linear(config.hidden_size, outer, bias=bias)
-        self.v_proj = Linear(config.hidden_size, outer, bias=bias)
-        self.o_proj = Linear(inner, config.hidden_size, bias=config.attention_bias)
-        if family.head_norms:
-            self.q_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
-            self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
-
-
-class Mlp(nn.Module):
-    """The gated feed-forward part of one layer."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = Linear(width, inner, bias=bias)
-        self.up_proj = Linear(width, inner, bias=bias)
-        self.down_proj = Linear(inner, width, bias=bias)
-        self.act_fn = _activation(config.hidden_act)
-
-
-def _activation(name: str) -> nn.Module:
-    """Return one of `ACTIVATIONS`; three of them are names of one function."""
-    if name.startswith("gelu_"):
-        return nn.GELU("tanh")
-    if name == "gelu":
-        return nn.GELU()
-    return nn.ReLU() if name == "relu" else nn.SiLU()
+        embedding, tied = read(EMBEDDING), config.tie_word_embeddings
+        layers = []
+        for index in range(config.num_hidden_layers):
+            layers.append(Layer(config, index, below(typed, LAYER.format(index)), packing))
+            give_back()  # what the layer took before it was joined or packed
+        norm, last = typed(NORM), embedding if tied else read(HEAD)
+        head = Linear([last], packing="int8" if packing in FOUR_BITS else packing)
+        if tied and head.packed is None:
+            embedding = head.weight.t()  # one tensor, laid out for the product
+        return cls(config, norm.dtype, embedding, layers, RMSNorm.of(norm, config), head, folder)

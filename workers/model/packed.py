@@ -9,12 +9,10 @@ tokens. Activations are float32 there, because bfloat16 is slower without such i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, Final, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from workers.model import four_bits
 
@@ -28,12 +26,10 @@ _LIBRARY = "fbgemm"
 _TO_WHOLE: Final = 1.5 * 2**23
 """Added to a float32 and taken away again it leaves the nearest whole number. `Tensor.round` wakes
 another thread for more than 2,048 numbers, which takes longer than the product."""
-_SAME_INPUT: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers of a transformers model that take the same input, by name."""
 
 
-class PackedLinear(nn.Module):
-    """A packed linear layer; its input is [tokens, ...].
+class PackedLinear:
+    """A packed linear layer.
 
     Inputs and outputs are of type `computation(packing)`.
     `half`: the weight in float16, which represents a bfloat16 of a weight's size exactly.
@@ -46,18 +42,13 @@ class PackedLinear(nn.Module):
     `int4+bfloat16`: a second copy of the same weights, in 16 bits, for more than `NARROW` tokens.
     """
 
-    bias: Tensor | None
-
-    def __init__(self, linear: nn.Linear, packing: Packing) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        if packing in FOUR_BITS and not four_bits.fits(self.in_features, self.out_features):
+    def __init__(self, weight: Tensor, bias: Tensor | None, packing: Packing) -> None:
+        self.outputs, self.inputs = weight.shape
+        if packing in FOUR_BITS and not four_bits.fits(self.inputs, self.outputs):
             packing = "int8"
         self.packing = packing
-        weight = linear.weight.detach()
         dtype = computation(packing)
-        bias = None if linear.bias is None else linear.bias.detach().to(dtype)
-        self.register_buffer("bias", bias)
+        self.bias = None if bias is None else bias.to(dtype)
         self._grid = self._wide = None
         if packing in FOUR_BITS:
             whole, self._grid = four_bits.quantize(weight)
@@ -70,18 +61,17 @@ class PackedLinear(nn.Module):
         else:
             self._packed = _pack_16(weight, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs]."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tokens, inputs] to [tokens, outputs]."""
         if x.numel() == 0:  # a pass of which no logits are wanted
-            return x.new_empty(*x.shape[:-1], self.out_features)
+            return x.new_empty(0, self.outputs)
         if self.packing == "bfloat16":
             return _product_16(x, self._packed, self.bias)
         if self.packing == "half":
             product = _product_16(x, self._packed)
         else:
-            rows = x.reshape(-1, self.in_features)
-            product = self._int8(rows) if self.packing == "int8" else self._int4(rows)
-            product = product.to(x.dtype).view(*x.shape[:-1], self.out_features)
+            product = self._int8(x) if self.packing == "int8" else self._int4(x)
+            product = product.to(x.dtype)
         return product if self.bias is None else product.add_(self.bias)
 
     def _int8(self, rows: Tensor) -> Tensor:
@@ -104,71 +94,6 @@ class PackedLinear(nn.Module):
         return four_bits.multiply(rows.bfloat16(), self._packed, self._grid)
 
 
-class PackedPart(nn.Module):
-    """One of several layers of the same input that are packed as one, `whole`.
-
-    It computes all of them: `FusedLinear` takes the whole.
-    """
-
-    def __init__(self, whole: PackedLinear, start: int, out_features: int) -> None:
-        super().__init__()
-        self.whole, self.start, self.out_features = whole, start, out_features
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs]."""
-        product: Tensor = self.whole(x)
-        return product.narrow(-1, self.start, self.out_features)
-
-
-def whole_of(part: nn.Module) -> PackedLinear | None:
-    """The packed layer that a layer is or belongs to; None if it is not packed."""
-    layer = part.whole if isinstance(part, PackedPart) else part
-    return layer if isinstance(layer, PackedLinear) else None
-
-
-def pack(network: Any, packing: Packing) -> None:
-    """Pack the linear layers of a model, or of one of its layers, on the CPU, in place.
-
-    Norms are of the computation's type. The embedding stays as it is. If weights have 4 bits, the
-    head has 8. Layers of the same input are packed as one. Each weight is freed once it is packed.
-    """
-    head = getattr(network, "lm_head", None)
-    for module in [*network.modules()]:
-        linear = {
-            name: child for name, child in module.named_children() if isinstance(child, nn.Linear)
-        }
-        for names in _SAME_INPUT:
-            if linear.keys() >= {*names}:
-                _pack_as_one(module, names, packing)
-                for name in names:
-                    del linear[name]
-        for name, child in linear.items():
-            own: Packing = "int8" if child is head and packing in FOUR_BITS else packing
-            setattr(module, name, PackedLinear(child, own))
-        linear.clear()
-    for parameter in network.parameters():
-        if parameter.dim() == 1:
-            parameter.data = parameter.data.to(computation(packing))
-
-
-def _pack_as_one(module: nn.Module, names: Sequence[str], packing: Packing) -> None:
-    parts: list[nn.Linear] = [getattr(module, name) for name in names]
-    sizes = [part.out_features for part in parts]
-    joined = nn.Linear(parts[0].in_features, sum(sizes), bias=False, device="meta")
-    weights = [part.weight.data for part in parts]
-    joined.weight = nn.Parameter(torch.cat(weights), requires_grad=False)
-    if any(part.bias is not None for part in parts):
-        zeros = [part.weight.new_zeros(part.out_features) for part in parts]
-        every = [
-            zero if part.bias is None else part.bias.data
-            for part, zero in zip(parts, zeros, strict=True)
-        ]
-        joined.bias = nn.Parameter(torch.cat(every), requires_grad=False)
-    whole = PackedLinear(joined, packing)
-    for name, start, size in zip(names, accumulate(sizes, initial=0), sizes, strict=False):
-        setattr(module, name, PackedPart(whole, start, size))
-
-
 def can_pack() -> bool:
     return _LIBRARY in torch.backends.quantized.supported_engines
 
@@ -181,12 +106,6 @@ def computation(packing: Packing) -> torch.dtype:
 def computes_in_bfloat16() -> bool:
     """Whether this CPU has instructions for products in bfloat16, and torch a library for them."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def parameter_count(network: nn.Module) -> int:
-    packed = (one for one in network.modules() if isinstance(one, PackedLinear))
-    weights = sum(one.in_features * one.out_features for one in packed)
-    return weights + sum(parameter.numel() for parameter in network.parameters())
 
 
 def _pack_16(weight: Tensor, dtype: torch.dtype) -> Any:

@@ -1,8 +1,8 @@
 """A model with a tree mask and a preallocated cache.
 
-A pass runs decoder layers of our own (`layer.py`) on a checkpoint's weights: what transformers'
-modules add around the arithmetic (masks, cache wrappers, output classes, launches) costs more than
-the arithmetic of a small model.
+A pass runs decoder layers of our own (`layer.py`): what transformers' modules add around the
+arithmetic (masks, cache wrappers, output classes, launches) costs more than the arithmetic of a
+small model.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import embedding
 
 from workers.model.cache import KVCache
 from workers.model.early_exit import Adapter, EarlyExitHead
 from workers.model.families import AttentionKind, Computation, head_size
-from workers.model.layer import Layer, Ragged, RMSNorm
-from workers.model.linear import FusedLinear
-from workers.model.packed import parameter_count
+from workers.model.layer import Ragged
+from workers.model.network import Network
 from workers.model.placement import CHUNK, Placement, View
 from workers.model.sampling import is_nan
+from workers.model.shapes import layer_shapes, parameter_count
 from workers.model.transfer import on_device
 from workers.model.tree import Tree
 
@@ -57,7 +57,6 @@ class Target:
     """The model that scores drafts. A draft model is another `Target`, with another cache.
 
     Args:
-        model: a `Network`, or transformers' causal model of one of `FAMILIES`, on its device.
         max_len: longest sequence, at most `rope_limit` of the model's config.
         vocabulary: size of the tokenizer; logits of padded rows of the head are cut off.
         encode: from a text to ids, for a method that adds a prompt.
@@ -65,44 +64,40 @@ class Target:
 
     def __init__(
         self,
-        model: Any,
+        model: Network,
         *,
         slots: int,
         max_len: int,
         vocabulary: int | None = None,
         encode: Callable[[str], Sequence[int]] | None = None,
     ) -> None:
-        base, config = model.model, model.config
+        config = model.config
         computation = Computation.of(config)
-        weight = base.embed_tokens.weight
-        self.device, self.max_len = weight.device, max_len
-        self.dtype = base.norm.weight.dtype  # of the computation; weights may take fewer bits
-        self.model, self.lm_head = model, lm_head_of(model)
-        self.norm = RMSNorm.of(base.norm, computation.family.norm_offset)
-        self.embedding = base.embed_tokens.weight  # tied weights as `lm_head_of` laid them out
+        self.model, self.max_len = model, max_len
+        self.device, self.dtype = model.embedding.device, model.dtype
+        self.embedding, self.layers = model.embedding, model.layers
+        self.norm, self.lm_head = model.norm, model.head
         scale = computation.embedding_scale
         if computation.family.scaled_embedding:  # in the type of the weights, as its authors do
             scale = self.embedding.new_tensor(scale).item()
         self._embedding_scale, self._logits_divisor = scale, computation.logits_divisor
         self.vocabulary, self.encode = vocabulary or config.vocab_size, encode
         self.passes = 0  # those that reach the last layer
-        self._free_padding = max(FREE, SKIPPING // parameter_count(base.layers[0]))
+        self._free_padding = max(FREE, SKIPPING // parameter_count(layer_shapes(config)))
         self.early_exit: EarlyExitHead | None = None
-        with torch.no_grad():
-            self.layers = [Layer(layer) for layer in base.layers]
-            capacity = max_len + SPARE
-            self.cache = KVCache(
-                len(self.layers),
-                slots,
-                config.num_key_value_heads,
-                capacity,
-                head_size(config),
-                device=self.device,
-                dtype=self.dtype,
-            )
-            groups = config.num_attention_heads // config.num_key_value_heads
-            kinds = [layer.kind for layer in self.layers]
-            self.placement = Placement(config, capacity, self.device, self.dtype, groups, kinds)
+        capacity = max_len + SPARE
+        self.cache = KVCache(
+            len(self.layers),
+            slots,
+            config.num_key_value_heads,
+            capacity,
+            head_size(config),
+            device=self.device,
+            dtype=self.dtype,
+        )
+        groups = config.num_attention_heads // config.num_key_value_heads
+        kinds = [layer.kind for layer in self.layers]
+        self.placement = Placement(config, capacity, self.device, self.dtype, groups, kinds)
 
     def add_early_exit(self, adapter: Adapter) -> None:
         """Let passes end at the adapter's layer; before anything is cached.
@@ -279,15 +274,3 @@ def _last(
         for row, tokens, wanted in zip(x, fresh, num_logits, strict=True)
     ]
     return torch.cat(parts)[None]
-
-
-def lm_head_of(model: Any) -> Callable[[Tensor], Tensor]:
-    """The head as a function of [tokens, width]; tied weights stay tied."""
-    head, embedded = model.lm_head, model.model.embed_tokens
-    if not isinstance(head, nn.Linear):
-        return head  # type: ignore[no-any-return]
-    tied = embedded.weight is head.weight
-    linear = FusedLinear(head)
-    if tied:
-        embedded.weight = head.weight
-    return linear

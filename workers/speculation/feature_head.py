@@ -10,19 +10,22 @@ into the draft distribution.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import load_file
+from torch import Tensor
 from torch.nn import functional
 
+from workers.model.config import ModelConfig
 from workers.model.families import Computation
-from workers.model.linear import fuse
+from workers.model.layer import Layer, RMSNorm
+from workers.model.linear import Linear
+from workers.model.network import Network
+from workers.model.shapes import Read, Shape, below, layer_shapes
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Tree
 
@@ -30,8 +33,8 @@ SAMPLER = 2
 """Width of the feature sampler, as a multiple of the feature's."""
 
 
-class FeatureHead(nn.Module):
-    """The trained part of a feature drafter; `model` is the target's, for its layer and norm.
+class FeatureMaps:
+    """What a head computes around its layer, in service and in training; all are [..., width].
 
     EAGLE's fuses embedding and feature and runs the layer; its output is both the predicted
     feature and the input of the target's head. FSPAD's (2408.15562) differs in two places:
@@ -42,68 +45,48 @@ class FeatureHead(nn.Module):
       output, so that regressing the feature and matching the distribution share the layer but not
       the output.
 
-    The ideas are the paper's; the form of both, and the norm after the layer, are ours. An
-    untrained head equals EAGLE's.
-
-    Raises:
-        ValueError: a head cannot serve the model.
+    The ideas are the paper's; the form of both, and the norm after the layer, are ours.
     """
 
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        Computation.of(model.config).check_plain("a feature head")
-        config = model.config
-        width, layer, norm = config.hidden_size, type(model.model.layers[0]), type(model.model.norm)
-        self.width, self.vocabulary = width, config.vocab_size
-        self.fuse = nn.Linear(2 * width, width, bias=False)
-        self.layer = layer(config, 0)
-        self.norm = norm(width, eps=config.rms_norm_eps)
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=width**-0.5)
-        self.gate = nn.Linear(width, SAMPLER * width, bias=False)
-        self.up = nn.Linear(width, SAMPLER * width, bias=False)
-        self.down = nn.Linear(SAMPLER * width, width, bias=False)
-        self.guessed = nn.Linear(width, width, bias=False)
-        self.read = nn.Linear(width, width, bias=False)
-        nn.init.zeros_(self.down.weight)
-        nn.init.eye_(self.guessed.weight)
-        nn.init.eye_(self.read.weight)
+    fuse: Callable[[Tensor], Tensor]
+    gate: Callable[[Tensor], Tensor]
+    up: Callable[[Tensor], Tensor]
+    down: Callable[[Tensor], Tensor]
+    guessed: Callable[[Tensor], Tensor]
+    read: Callable[[Tensor], Tensor]
 
     def layer_input(self, embedding: Tensor, feature: Tensor) -> Tensor:
-        """Return the layer's input from x_t's embedding and f_{t-1}; all are [..., width]."""
-        gate = functional.silu(self.gate(embedding))
-        feature = feature + self.down(gate * self.up(feature))
-        fused: Tensor = self.fuse(torch.cat((embedding, feature), -1))
-        return fused
+        """Return the layer's input from x_t's embedding and f_{t-1}."""
+        feature = feature + self.down(functional.silu(self.gate(embedding)) * self.up(feature))
+        return self.fuse(torch.cat((embedding, feature), -1))
 
     def predicted_feature(self, output: Tensor) -> Tensor:
         """Return the feature f_t, from the layer's normed output."""
-        feature: Tensor = self.guessed(output)
-        return feature
+        return self.guessed(output)
 
     def lm_head_input(self, output: Tensor) -> Tensor:
         """Return the input of the target's head for the distribution after x_t."""
-        wanted: Tensor = self.read(output)
-        return wanted
+        return self.read(output)
 
-    def save(self, folder: Path) -> None:
-        """Write the weights in bfloat16, with the sizes."""
-        folder.mkdir(parents=True, exist_ok=True)
-        state = {k: v.detach().to("cpu", torch.bfloat16) for k, v in self.state_dict().items()}
-        save_file({k: v.contiguous() for k, v in state.items()}, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(self._kind(), indent=2) + "\n")
 
-    def _kind(self) -> dict[str, Any]:
-        return {"drafter": "fspad", "width": self.width, "vocabulary": self.vocabulary}
+class FeatureHead(FeatureMaps):
+    """The trained part of a feature drafter; its maps take [tokens, width]."""
+
+    def __init__(self, config: ModelConfig, weight: Read) -> None:
+        self.fuse, self.gate, self.up, self.down, self.guessed, self.read = (
+            Linear([weight(f"{name}.weight")]) for name in _maps(config)
+        )
+        self.layer = Layer(config, 0, below(weight, "layer."))
+        self.norm = RMSNorm.of(weight("norm.weight"), config)
 
     @classmethod
-    def load(cls, model: Any, folder: Path) -> FeatureHead:
-        """Load the head in a folder, on the device and in the dtype of its target `model`.
+    def load(cls, folder: Path, network: Network) -> FeatureHead:
+        """Load the head in a folder, on the device and in the dtype of the target's network.
 
         Raises:
             ValueError: there is none, or it is of another kind or for another target.
         """
+        wanted, shapes = head_kind(network.config), head_shapes(network.config)
         try:
             kind = json.loads((folder / "config.json").read_text())
             state = load_file(folder / "model.safetensors")
@@ -112,16 +95,41 @@ class FeatureHead(nn.Module):
                 f"{folder} holds no fspad head for the target (`baton lab train fspad` makes one): "
                 f"{error}"
             ) from error
-        head = cls(model)
-        if kind != head._kind():
-            raise ValueError(f"{folder} is for {kind}, and the target needs {head._kind()}")
-        try:
-            head.load_state_dict(state)
-        except RuntimeError as error:
-            what = " ".join(str(error).split())
-            raise ValueError(f"{folder} does not fit the target: {what}") from error
-        weight = model.model.norm.weight
-        return head.to(weight.device, weight.dtype).eval().requires_grad_(False)
+        if kind != wanted:
+            raise ValueError(f"{folder} is for {kind}, and the target needs {wanted}")
+        stored = {name: tuple(one.shape) for name, one in state.items()}
+        if different := sorted({name for name, _ in shapes.items() ^ stored.items()}):
+            raise ValueError(f"{folder} does not fit the target: {', '.join(different[:3])}")
+        device, dtype = network.embedding.device, network.dtype
+        return cls(network.config, lambda name: state[name].to(device, dtype))
+
+
+def head_kind(config: ModelConfig) -> dict[str, Any]:
+    """What the config.json of a head for a target with this config says.
+
+    Raises:
+        ValueError: a head cannot serve the target.
+    """
+    Computation.of(config).check_plain("a feature head")
+    return {"drafter": "fspad", "width": config.hidden_size, "vocabulary": config.vocab_size}
+
+
+def head_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """The weights of a head for a target with this config."""
+    return {
+        **{f"{name}.weight": shape for name, shape in _maps(config).items()},
+        **{f"layer.{name}": shape for name, shape in layer_shapes(config).items()},
+        "norm.weight": (config.hidden_size,),
+    }
+
+
+def _maps(config: ModelConfig) -> dict[str, Shape]:
+    """Outputs and inputs of the maps of a head, in the order in which it has them."""
+    width, wide = config.hidden_size, SAMPLER * config.hidden_size
+    return {
+        "fuse": (width, 2 * width), "gate": (wide, width), "up": (wide, width),
+        "down": (width, wide), "guessed": (width, width), "read": (width, width),
+    }  # fmt: skip
 
 
 class FeatureDrafter(Target):
@@ -134,21 +142,16 @@ class FeatureDrafter(Target):
 
     def __init__(self, head: FeatureHead, target: Target) -> None:
         target.cache.add_hidden_states(target.embedding.shape[1])
-        for part in head.children():
-            if isinstance(part, nn.Linear):
-                fuse([part], "weight")  # in the fastest layout
-        ours = SimpleNamespace(
-            embed_tokens=SimpleNamespace(weight=target.embedding),
-            norm=head.norm,
-            layers=[head.layer],
-        )
-        model = SimpleNamespace(
-            model=ours,
-            config=target.model.config,
-            lm_head=lambda output: target.lm_head(head.lm_head_input(output)),
+        network = Network(
+            target.model.config,
+            target.dtype,
+            target.embedding,
+            [head.layer],
+            head.norm,
+            lambda output: target.lm_head(head.lm_head_input(output)),
         )
         super().__init__(
-            model, slots=target.cache.slots, max_len=target.max_len, vocabulary=target.vocabulary
+            network, slots=target.cache.slots, max_len=target.max_len, vocabulary=target.vocabulary
         )
         self.feature_head, self.target_cache = head, target.cache
         self._predicted, self._skipped = torch.empty(0), [0]  # of the last pass; [rows, n, width]
@@ -167,10 +170,12 @@ class FeatureDrafter(Target):
         n = max(map(len, fresh))
         embedding = self.embed([ids + [0] * (n - len(ids)) for ids in fresh])
         feature = self._predictions(trees, done, n) if any(done) else self._features(slots, n)
-        states = self.feature_head.layer_input(embedding, feature)
+        states = self.feature_head.layer_input(embedding.flatten(0, 1), feature.flatten(0, 1))
+        states = states.view(embedding.shape)
         result = super().forward(slots, trees, skip=skip, num_logits=num_logits, states=states)
         assert result.hidden is not None
-        self._predicted = self.feature_head.predicted_feature(result.hidden)
+        predicted = self.feature_head.predicted_feature(result.hidden.flatten(0, 1))
+        self._predicted = predicted.view(result.hidden.shape)
         self._skipped = done
         return result
 

@@ -58,12 +58,12 @@ class Fspad(DrafterMethod):
         tree_size(f"nodes {nodes}", 1 + nodes)
         # The drafter runs the tokens of the last step and all levels but the deepest.
         tree_size(f"depth {depth} and width {width}", 1 + depth + width * max(0, depth - 1))
-        checkpoint = target.model.name_or_path
+        checkpoint = target.model.folder
         if head is None and not checkpoint:
             raise ValueError("head must name a folder: the target was not loaded from one")
         folder = Path(checkpoint) / FOLDER if head is None else Path(head).expanduser()
         super().__init__(
-            target, Drafter(FeatureDrafter(FeatureHead.load(target.model, folder), target))
+            target, Drafter(FeatureDrafter(FeatureHead.load(folder, target.model), target))
         )
 
     def draft(self, rows: list[Row]) -> Plan:

@@ -49,7 +49,7 @@ class Kangaroo(Method):
         self.threshold = fraction("threshold", threshold)
         if exit_layer is not None:
             at_least("exit_layer", exit_layer, 1)
-        folder = Path(adapter).expanduser() if adapter else Path(target.model.name_or_path) / FOLDER
+        folder = Path(adapter).expanduser() if adapter else Path(target.model.folder) / FOLDER
         target.add_early_exit(Adapter.load(folder, target.model, exit_layer))
         self.exit_layer = target.exit_layer
         self._hidden_states = torch.empty(0)

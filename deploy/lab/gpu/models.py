@@ -94,14 +94,17 @@ def builtin_worker(shape: str, root: Path, device: str, rows: int) -> Any:
 
     from workers.engine import loading
     from workers.model.network import Network
+    from workers.model.shapes import shapes
 
     def random_weights(path: str, **_: Any) -> Network:
-        with torch.device(device):
-            network = Network(loading.load_config(path)).to(torch.bfloat16)
-        for one in network.parameters():
-            if one.dim() > 1:
-                torch.nn.init.normal_(one, std=0.02)
-        return network.eval().requires_grad_(False)
+        config = loading.load_config(path)
+        known = shapes(config)
+
+        def read(name: str) -> torch.Tensor:
+            weight = torch.ones(known[name], dtype=torch.bfloat16, device=device)
+            return weight.normal_(std=0.02) if weight.dim() > 1 else weight
+
+        return Network.build(config, read)
 
     stock, loading.load_model = loading.load_model, random_weights
     try:

@@ -15,6 +15,7 @@ from deploy.lab.pair.generation import generate
 from deploy.lab.pair.harvest import Author
 from deploy.lab.pair.noise import disturb
 from orchestrator.types import Sampling
+from workers.engine.loading import load_model
 from workers.model.target import Target
 from workers.speculation.decode import Decoder
 from workers.speculation.vanilla import Vanilla
@@ -48,7 +49,7 @@ def write_chains(
     """
     author, source = Author(large), stream("train", seed)
     rng = random.Random(f"align/{seed}")
-    target = Target(author.model, slots=BATCH, max_len=PROMPT_TOKENS + CHAIN_TOKENS)
+    target = Target(load_model(str(large)), slots=BATCH, max_len=PROMPT_TOKENS + CHAIN_TOKENS)
     decoder = Decoder(target, {"vanilla": Vanilla(target)})
     out.parent.mkdir(parents=True, exist_ok=True)
     growing = out.with_name(out.name + ".new")

@@ -11,24 +11,63 @@ EAGLE-3, 2503.01840, where EAGLE adds noise to the features).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 from torch.nn import functional
 
 from deploy.lab.pair.batches import Batch
 from deploy.lab.pair.chains import in_turn
 from deploy.lab.pair.training import Schedule, fit
 from deploy.lab.stock import stock
-from workers.speculation.feature_head import FeatureHead
+from workers.model.config import ModelConfig
+from workers.speculation.feature_head import SAMPLER, FeatureMaps, head_kind
 
 SCHEDULE = Schedule(tokens=3_000_000, seed=1)
 STEPS = 3  # unrolled
 FADING = 0.8  # weight of a step, relative to the one before
 FEATURE_WEIGHT, DIVERGENCE_WEIGHT = 1.0, 0.1
+
+
+class TrainableHead(FeatureMaps, nn.Module):
+    """A feature head with a layer and a norm of `model`'s kind. Untrained it is EAGLE's."""
+
+    fuse: nn.Linear
+    down: nn.Linear
+    guessed: nn.Linear
+    read: nn.Linear
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        config = model.config
+        width, layer, norm = config.hidden_size, type(model.model.layers[0]), type(model.model.norm)
+        self.kind = head_kind(ModelConfig.read(config.to_dict()))
+        self.fuse = nn.Linear(2 * width, width, bias=False)
+        self.layer = layer(config, 0)
+        self.norm = norm(width, eps=config.rms_norm_eps)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=width**-0.5)
+        self.gate = nn.Linear(width, SAMPLER * width, bias=False)
+        self.up = nn.Linear(width, SAMPLER * width, bias=False)
+        self.down = nn.Linear(SAMPLER * width, width, bias=False)
+        self.guessed = nn.Linear(width, width, bias=False)
+        self.read = nn.Linear(width, width, bias=False)
+        nn.init.zeros_(self.down.weight)
+        nn.init.eye_(self.guessed.weight)
+        nn.init.eye_(self.read.weight)
+
+    def save(self, folder: Path) -> None:
+        """Write the weights in bfloat16, with the sizes."""
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {k: v.detach().to("cpu", torch.bfloat16) for k, v in self.state_dict().items()}
+        save_file({k: v.contiguous() for k, v in state.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(self.kind, indent=2) + "\n")
 
 
 def train_head(
@@ -41,7 +80,7 @@ def train_head(
     """Train a head for the model in `large` into the folder `out`."""
     model = stock(large)
     torch.manual_seed(schedule.seed)
-    head = FeatureHead(model)
+    head = TrainableHead(model)
     matrices: list[Tensor] = [one for one in head.parameters() if one.dim() == 2]
 
     def loss_of(batch: Batch) -> Tensor:
@@ -51,7 +90,7 @@ def train_head(
     head.save(out)
 
 
-def loss(head: FeatureHead, model: Any, ids: Tensor, at: Tensor, steps: int = STEPS) -> Tensor:
+def loss(head: TrainableHead, model: Any, ids: Tensor, at: Tensor, steps: int = STEPS) -> Tensor:
     """The head's loss at the flat positions `at` of ids, [rows, n]."""
     with torch.no_grad():
         features = model.model(ids).last_hidden_state
@@ -70,7 +109,7 @@ def loss(head: FeatureHead, model: Any, ids: Tensor, at: Tensor, steps: int = ST
 
 
 def unroll(
-    head: FeatureHead, model: Any, ids: Tensor, features: Tensor, steps: int
+    head: TrainableHead, model: Any, ids: Tensor, features: Tensor, steps: int
 ) -> Iterator[Tensor]:
     """Normed outputs [rows, n, width] of the head, each step on the predictions of the one before.
 

@@ -23,6 +23,7 @@ from deploy.lab.pair.batches import Batch
 from deploy.lab.pair.chains import in_turn
 from deploy.lab.pair.training import Schedule, fit
 from deploy.lab.stock import stock
+from workers.model.config import ModelConfig
 from workers.model.early_exit import CONFIG, WEIGHTS, Adapter, AdapterShape
 from workers.model.layer import attend, rotate
 from workers.model.placement import Rotary, rotary_table
@@ -70,8 +71,9 @@ class Distillation:
     def __init__(self, model: Any, exit_layer: int = EXIT_LAYER, seed: int = 0) -> None:
         torch.manual_seed(seed)
         self.model, self.exit_layer = model, exit_layer
-        shape = AdapterShape.of(model.config, exit_layer, FEED_FORWARD)
-        self.adapter = adapter = TrainableAdapter(shape, model.config.rms_norm_eps)
+        self.config = ModelConfig.read(model.config.to_dict())
+        shape = AdapterShape.of(self.config, exit_layer, FEED_FORWARD)
+        self.adapter = adapter = TrainableAdapter(shape, self.config.rms_norm_eps)
         with torch.no_grad():  # the start: the model's norm and head on the shallow layer
             adapter.out.weight.zero_()
             adapter.down.weight.zero_()
@@ -83,7 +85,7 @@ class Distillation:
             out = self.model.model(batch.tokens, output_hidden_states=True, use_cache=False)
             states = out.hidden_states[self.exit_layer]
             places = torch.arange(batch.tokens.shape[1])[None]
-            rotary = rotary_table(self.model.config, places, states.dtype)
+            rotary = rotary_table(self.config, places, states.dtype)
             target = self.model.lm_head(out.last_hidden_state.flatten(0, 1)[batch.at]).softmax(-1)
         draft = self.model.lm_head(self.adapter(states, rotary).flatten(0, 1)[batch.at])
         mean: Tensor = -(target * draft.log_softmax(-1)).sum(-1).mean()

@@ -19,9 +19,10 @@ from deploy.launch.deployment_file import load
 from deploy.launch.plan import DeploymentPlan, plan
 from deploy.launch.sizes import ENGINE_BYTES, GB, Gpu, Machine, ModelSize
 from orchestrator.errors import ConfigError
+from tests.workers.conftest import linears
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load_model
-from workers.model.packed import PackedLinear, can_pack
+from workers.model.packed import can_pack
 
 # Qwen3's, by their configs.
 TINY = ModelSize("Qwen/Qwen3-1.7B", 1_720_000_000, 114_688, 40_960, 16, 8, 1_409_000_000, tied=True)
@@ -118,13 +119,14 @@ def test_weights_on_a_cpu_are_what_they_take_once_packed(
         network.save_pretrained(tmp_path / "untied")
         model = str(tmp_path / "untied")
     size, network = ModelSize.of(model), load_model(str(resolve(model)), dtype=dtype)
-    plain = {id(one): one.numel() * one.element_size() for one in network.parameters()}
     bits = {"bfloat16": 16, "half": 16, "int8": 8, "int4": 5, "int4+bfloat16": 21}
-    packed = {id(one): one for one in network.modules() if isinstance(one, PackedLinear)}
-    held = sum(plain.values()) + sum(
-        one.in_features * one.out_features * bits[one.packing] // 8 for one in packed.values()
-    )
-    assert size.packed(dtype) == pytest.approx(held, rel=0.02)
+    held = {network.embedding.data_ptr(): network.embedding.nbytes}
+    for one in linears(network):
+        if one.packed is None:
+            held[one.weight.data_ptr()] = one.weight.nbytes
+        else:
+            held[id(one)] = one.packed.inputs * one.packed.outputs * bits[one.packed.packing] // 8
+    assert size.packed(dtype) == pytest.approx(sum(held.values()), rel=0.02)
 
 
 def test_models_the_wrong_way_round_are_refused() -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from deploy.lab.pair import chains as chains_module
 from deploy.lab.pair import recipe
 from deploy.lab.pair.batches import collate
 from deploy.lab.pair.chains import document, in_turn, write_chains
-from deploy.lab.pair.features import loss, train_head
+from deploy.lab.pair.features import TrainableHead, loss, train_head
 from deploy.lab.pair.harvest import Author
 from deploy.lab.pair.kangaroo import Distillation, belongs
 from deploy.lab.pair.training import Schedule
@@ -23,6 +24,7 @@ from deploy.lab.stock import stock
 from orchestrator.errors import ConfigError
 from tests.workers.conftest import make_model, make_tokenizer, save
 from workers.embedded.checkpoints import MODELS
+from workers.engine.loading import load_model
 from workers.model.early_exit import Adapter
 from workers.speculation.feature_head import FeatureHead
 from workers.speculation.kangaroo import FOLDER
@@ -102,18 +104,18 @@ def test_a_head_learns_and_is_saved(large: Path, chains: tuple[Path, ...], tmp_p
     model, source = stock(large), in_turn(chains, 0)
     batch = collate([next(source) for _ in range(16)], 32)
     torch.manual_seed(0)
+    untrained, trained = TrainableHead(model), TrainableHead(model)
+    trained.load_state_dict(load_file(tmp_path / "model.safetensors"))
     with torch.no_grad():
-        before, after = (
-            loss(head, model, batch.tokens, batch.at)
-            for head in (FeatureHead(model), FeatureHead.load(model, tmp_path))
-        )
+        before, after = (loss(head, model, batch.tokens, batch.at) for head in (untrained, trained))
     assert after < 0.7 * before
+    FeatureHead.load(tmp_path, load_model(str(large)))
 
 
 def test_the_loss_is_zero_for_the_features_themselves() -> None:
     """An untrained head whose output is the feature: each step is measured against it."""
     model = make_model()
-    head = FeatureHead(model)
+    head = TrainableHead(model)
     batch = collate([document([1, 2, 3], [4, 5, 6])], 8)
     truth = model.model(batch.tokens).last_hidden_state
     head.norm.forward = lambda _: truth  # type: ignore[method-assign]
@@ -142,9 +144,10 @@ def test_drafters_of_the_published_model(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setitem(recipe.SCHEDULES, stage, SHORT)
         recipe.run(stage, tmp_path, tokens=15_000, log=quiet)
     model = stock(LARGE)
-    FeatureHead.load(model, tmp_path / "fspad")
+    network = load_model(str(LARGE))
+    FeatureHead.load(tmp_path / "fspad", network)
     untrained, trained = Distillation(model), Distillation(model)
-    adapter = Adapter.load(tmp_path / "kangaroo", model, exit_layer=3)
+    adapter = Adapter.load(tmp_path / "kangaroo", network, exit_layer=3)
     trained.adapter.load_state_dict(adapter.state_dict())
     documents = [document(*chain) for chain in read(tmp_path / "chains.jsonl.gz")][:4]
     batch = collate(documents, 256)

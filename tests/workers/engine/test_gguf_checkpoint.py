@@ -17,8 +17,8 @@ from orchestrator.types import StopCriteria
 from tests.workers.conftest import TEMPLATE, make_model, make_tokenizer, save
 from tests.workers.engine.local import ask, run
 from workers.embedded.checkpoints import resolve
-from workers.engine.gguf_checkpoint import read_config
-from workers.engine.loading import load, load_model, load_tokenizer
+from workers.engine.gguf_checkpoint import GgufWeights, read_config
+from workers.engine.loading import load, load_tokenizer
 from workers.text.gguf_tokenizer import _check_vocabulary
 
 F32 = gguf.GGMLQuantizationType.F32
@@ -199,10 +199,10 @@ def test_what_a_text_begins_with_is_what_llama_cpp_puts_there(
 def test_packed_weights_are_unpacked(kind: str, tmp_path: Path) -> None:
     model, tokenizer = made("llama")
     chosen = gguf.GGMLQuantizationType[kind]
-    network = load_model(str(write(tmp_path / "m.gguf", model, tokenizer, chosen)))
+    file = write(tmp_path / "m.gguf", model, tokenizer, chosen)
     values = model.model.layers[1].mlp.up_proj.weight
     expected = gguf.dequantize(gguf.quantize(values.numpy(), chosen), chosen)
-    ours = network.model.layers[1].mlp.up_proj.weight
+    ours = GgufWeights(file, read_config(file)).read("model.layers.1.mlp.up_proj.weight")
     assert torch.equal(ours, torch.from_numpy(np.array(expected, dtype=np.float32)))
     assert not torch.equal(ours, values)
 

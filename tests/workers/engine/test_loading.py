@@ -20,12 +20,13 @@ from orchestrator.errors import (
 from orchestrator.types import (
     StopCriteria,
 )
-from tests.workers.conftest import CONTROLS, TEMPLATE, make_model, make_tokenizer, save
+from tests.workers.conftest import CONTROLS, TEMPLATE, linears, make_model, make_tokenizer, save
 from tests.workers.engine.local import ask, run
-from tests.workers.model.families import network
+from tests.workers.model.families import network, stock_logits
 from workers.engine import loading
 from workers.engine.loading import WHOLE_NUMBERS, load, load_config, load_model, load_tokenizer
-from workers.model.packed import PackedLinear, parameter_count
+from workers.model.linear import Linear
+from workers.model.network import Network
 from workers.model.target import Target
 from workers.speculation.drafter import DrafterMethod
 from workers.text import tokenizer_files
@@ -119,11 +120,14 @@ def stored(folder: Path) -> Path:
     return folder
 
 
-def logits(model: Any) -> torch.Tensor:
+IDS = [5, 9, 33, 2]
+
+
+def logits(network: Network) -> torch.Tensor:
     """Of a few tokens, as our own layers compute them."""
-    target = Target(model, slots=1, max_len=32)
+    target = Target(network, slots=1, max_len=32)
     with torch.inference_mode():
-        return target.prefill(0, [5, 9, 33, 2], num_logits=4).logits
+        return target.prefill(0, IDS, num_logits=len(IDS)).logits
 
 
 @pytest.mark.parametrize("form", ["its own head", "in parts"])
@@ -150,8 +154,10 @@ def test_a_checkpoint_is_read_in_every_form_that_transformers_reads(
         save_file(held, folder / name, metadata={"format": "pt"})
     ours = load_model(str(folder))
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    torch.testing.assert_close(logits(ours), logits(theirs))
-    assert (ours.lm_head.weight is ours.model.embed_tokens.weight) is (form != "its own head")
+    torch.testing.assert_close(logits(ours), stock_logits(theirs, IDS)[None])
+    assert isinstance(ours.head, Linear)
+    tied = ours.head.weight.data_ptr() == ours.embedding.data_ptr()
+    assert tied is (form != "its own head")
 
 
 @pytest.mark.parametrize(
@@ -292,7 +298,7 @@ async def test_the_draft_of_a_packed_target_is_packed(
         assert tokens[0] == tokens[1]
     assert isinstance(method, DrafterMethod)
     target, draft = (
-        {one.packing for one in model.model.model.modules() if isinstance(one, PackedLinear)}
+        {one.packed and one.packed.packing for one in linears(model.model)[:-1]}
         for model in (method.target, method.drafter.model)
     )
     few = "int4" if dtype.startswith("int4") else "int8"
@@ -311,12 +317,3 @@ def test_how_weights_are_packed(instructions: bool, monkeypatch: pytest.MonkeyPa
     bfloat16 = loading.packing_of("cpu", "bfloat16")
     assert bfloat16 == ("bfloat16" if instructions else "half")
     assert loading.packing_of("cuda", "bfloat16") is None
-
-
-def test_a_packed_model_is_as_large_as_it_was(checkpoint: Path) -> None:
-    """The count decides how many threads serve it."""
-    counts = {
-        parameter_count(load_model(str(checkpoint), dtype=dtype))
-        for dtype in ("float32", "bfloat16", *WHOLE_NUMBERS)
-    }
-    assert len(counts) == 1

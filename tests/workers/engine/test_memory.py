@@ -23,21 +23,23 @@ from workers.engine.memory import (
 from workers.model.config import ModelConfig
 
 
-def saved(folder: Path, family: str = "llama", **shape: Any) -> None:
+def saved(folder: Path, family: str = "llama", **shape: Any) -> Any:
     tokenizer = make_tokenizer()
-    save(folder, tokenizer, make_model(family, vocabulary=len(tokenizer), **shape))
+    model = make_model(family, vocabulary=len(tokenizer), **shape)
+    save(folder, tokenizer, model)
+    return model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("slots", "max_len"), [(1, 64), (6, 300)])
 def test_the_need_is_what_is_taken(family: str, slots: int, max_len: int, tmp_path: Path) -> None:
-    saved(tmp_path, family)
+    model = saved(tmp_path, family)
     need, half = (
         memory_need(load_config(str(tmp_path)), dtype=dtype, slots=slots, max_len=max_len)
         for dtype in (torch.float32, torch.bfloat16)
     )
     target = open_target(tmp_path, slots=slots, max_len=max_len).target
-    assert need.weights == sum(p.numel() * p.itemsize for p in target.model.parameters())
+    assert need.weights == sum(p.numel() * p.itemsize for p in model.parameters())
     assert need.cache == target.cache.data.nbytes
     assert 2 * (half.weights + half.cache) == need.weights + need.cache
     assert half.passes < need.passes

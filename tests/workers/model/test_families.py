@@ -10,11 +10,12 @@ import pytest
 import transformers
 
 from orchestrator.errors import ConfigError
+from tests.workers.conftest import network_of
 from tests.workers.model.families import CASES, network
 from workers.model import families
 from workers.model.early_exit import AdapterShape
 from workers.model.families import FAMILIES, Computation, check_family, longest_text, rope_limit
-from workers.speculation.feature_head import FeatureHead
+from workers.speculation.feature_head import head_kind
 
 CONFIGS: dict[str, Any] = {
     "llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig,
@@ -198,14 +199,14 @@ def test_parts_that_are_trained_for_plain_layers_say_so() -> None:
     plain = {case for case in CASES if case.partition(",")[0] in ("llama", "llama 3")}
     plain |= {"mistral, no window", "qwen2", "qwen3"}
     for case in CASES:
-        config = network(case).config
+        config = network_of(network(case)).config
         if case in plain:
             assert AdapterShape.of(config, 1).exit_layer == 1
             continue
         with pytest.raises(ValueError, match="an early exit needs a model whose layers all"):
             AdapterShape.of(config, 1)
         with pytest.raises(ValueError, match="a feature head needs a model whose layers all"):
-            FeatureHead(network(case))
+            head_kind(config)
 
 
 def test_texts_end_where_a_rope_would_change() -> None:

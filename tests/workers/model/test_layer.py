@@ -8,34 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.workers.model.families import network
-from workers.model.layer import Layer, RMSNorm, attend
-
-
-def test_weights_are_held_once_however_many_targets_there_are() -> None:
-    model = network("qwen2")
-    layers = [Layer(model.model.layers[0]) for _ in range(2)]
-    stock = model.model.layers[0].self_attn.k_proj
-    for layer in layers:
-        weight, bias = layer.attention.qkv.weight, layer.attention.qkv.bias
-        assert weight.untyped_storage().data_ptr() == stock.weight.untyped_storage().data_ptr()
-        assert bias is not None
-        assert bias.untyped_storage().data_ptr() == stock.bias.untyped_storage().data_ptr()
-        assert torch.equal(weight[:, 32:48], stock.weight.t())
-    stock.weight[0, 0] = 7.0
-    assert layers[1].attention.qkv.weight[0, 32] == 7.0
-
-
-def test_weights_that_lie_in_another_order_are_copied() -> None:
-    model = network("llama")
-    attention = model.model.layers[0].self_attn
-    key, query, value = (getattr(attention, f"{name}_proj") for name in "kqv")
-    wanted = torch.cat([part.weight for part in (query, key, value)])
-    whole = torch.cat([part.weight for part in (key, query, value)])
-    for part, view in zip((key, query, value), whole.split([16, 32, 16]), strict=True):
-        part.weight = torch.nn.Parameter(view, requires_grad=False)
-    layer = Layer(model.model.layers[0])
-    assert torch.equal(layer.attention.qkv.weight, wanted.t())
+from workers.model.layer import RMSNorm, attend
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

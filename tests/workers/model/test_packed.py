@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.workers.conftest import make_model
+from tests.workers.conftest import linears, make_model, network_of
 from workers.model import four_bits, packed
-from workers.model.linear import FusedLinear
+from workers.model.linear import Linear
 from workers.model.packed import (
     FOUR_BITS,
     NARROW,
@@ -19,8 +19,6 @@ from workers.model.packed import (
     Packing,
     computation,
     computes_in_bfloat16,
-    pack,
-    parameter_count,
 )
 from workers.model.target import Target
 from workers.model.tree import Tree
@@ -47,6 +45,10 @@ def layer(inputs: int = 96, outputs: int = 40, *, bias: bool = True) -> nn.Linea
     return linear.requires_grad_(False)
 
 
+def packed_of(linear: nn.Linear, packing: Packing) -> PackedLinear:
+    return PackedLinear(linear.weight, linear.bias, packing)
+
+
 @PACKINGS
 @pytest.mark.parametrize("tokens", [1, 2, 7, 33])
 @pytest.mark.parametrize("bias", [True, False])
@@ -56,7 +58,7 @@ def test_products_are_those_of_the_layer(packing: Packing, tokens: int, bias: bo
     x[:, 3] *= 20  # an outlier, as real models have them
     x = given(packing, x)
     wanted = linear(x.float())
-    found = PackedLinear(linear, packing)(x)
+    found = packed_of(linear, packing)(x)
     assert found.dtype == x.dtype
     error = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1)
     assert float(error.max()) < ERRORS[packing]
@@ -65,7 +67,7 @@ def test_products_are_those_of_the_layer(packing: Packing, tokens: int, bias: bo
 @PACKINGS
 def test_a_tokens_output_depends_on_no_neighbour(packing: Packing) -> None:
     """Also where the neighbour is a million times as large: texts stay equal at any width."""
-    packed, x = PackedLinear(layer(outputs=48), packing), given(packing, torch.randn(9, 96))
+    packed, x = packed_of(layer(outputs=48), packing), given(packing, torch.randn(9, 96))
     x[4] *= 1e6
     rounding = 1e-5 if packing in ("half", "int8") else 0.008
     together = packed(x)
@@ -81,7 +83,7 @@ def test_a_tokens_output_depends_on_no_neighbour(packing: Packing) -> None:
 @PACKINGS
 def test_zeros_give_the_bias_and_nans_stay(packing: Packing) -> None:
     linear = layer()
-    packed = PackedLinear(linear, packing)
+    packed = packed_of(linear, packing)
     bias = given(packing, linear.bias)
     assert torch.equal(packed(given(packing, torch.zeros(2, 96)))[1], bias)
     spoilt = given(packing, torch.randn(2, 96))
@@ -93,11 +95,11 @@ def test_zeros_give_the_bias_and_nans_stay(packing: Packing) -> None:
 
 @PACKINGS
 def test_a_product_is_added_to_a_stream(packing: Packing) -> None:
-    packed = PackedLinear(layer(), packing)
+    linear = layer()
+    packed = Linear([linear.weight], [linear.bias], packing)
     x, stream = given(packing, torch.randn(3, 96)), given(packing, torch.randn(3, 40))
-    fused = FusedLinear(packed)
-    assert torch.equal(fused(x), packed(x))
-    assert torch.equal(fused.add_to(stream, x), fused(x) + stream)
+    assert torch.equal(packed(x), packed_of(linear, packing)(x))
+    assert torch.equal(packed.add_to(stream, x), packed(x) + stream)
 
 
 def round_weights(model: Any, packing: Packing) -> Any:
@@ -112,11 +114,10 @@ def round_weights(model: Any, packing: Packing) -> Any:
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_packed_model_says_what_it_said(packing: Packing, family: str) -> None:
     model: Any = make_model(family).bfloat16()
-    known = Target(round_weights(copy.deepcopy(model), packing).float(), slots=1, max_len=64)
-    size = parameter_count(model)
-    pack(model, packing)
-    assert parameter_count(model) == size
-    targets = [Target(model, slots=2, max_len=64) for _ in range(2)]
+    rounded = round_weights(copy.deepcopy(model), packing).float()
+    known = Target(network_of(rounded), slots=1, max_len=64)
+    network = network_of(model, packing)
+    targets = [Target(network, slots=2, max_len=64) for _ in range(2)]
     assert {target.dtype for target in targets} == {given(packing, torch.zeros(1)).dtype}
     ids = [5, 9, 2, 7, 11, 3]
     with torch.inference_mode():
@@ -124,18 +125,16 @@ def test_a_packed_model_says_what_it_said(packing: Packing, family: str) -> None
         whole = targets[0].prefill(0, ids, num_logits=6).logits
         targets[1].prefill(1, ids[:3], num_logits=0)
         rest = targets[1].forward([1], [Tree.chain(ids[3:])]).logits
-        stock = model(torch.tensor([ids])).logits
     spread = float(wanted.std())
     limit = 1e-4 * spread if packing == "half" else 0.1 * spread
     torch.testing.assert_close(whole.float(), wanted, rtol=0, atol=limit)
     torch.testing.assert_close(rest, whole[:, 3:], rtol=0, atol=limit)
-    torch.testing.assert_close(stock.float(), wanted, rtol=0, atol=0.1 * spread)
 
 
 def test_wide_passes_take_the_copy_of_the_same_weights() -> None:
     """A copy in 16 bits differs by the rounding of bfloat16, not by what 4 bits lose."""
     linear = layer(outputs=48, bias=False)
-    narrow, both = PackedLinear(linear, "int4"), PackedLinear(linear, "int4+bfloat16")
+    narrow, both = packed_of(linear, "int4"), packed_of(linear, "int4+bfloat16")
     x = given("int4", torch.randn(2 * NARROW, 96))
     assert torch.equal(both(x[:NARROW]), narrow(x[:NARROW]))
     wide, wanted = both(x).float(), narrow(x).float()
@@ -145,12 +144,11 @@ def test_wide_passes_take_the_copy_of_the_same_weights() -> None:
 
 @pytest.mark.parametrize("packing", FOUR_BITS)
 def test_a_head_and_odd_shapes_keep_8_bits(packing: Packing) -> None:
-    model: Any = make_model("llama").bfloat16()
-    pack(model, packing)
-    assert model.lm_head.packing == "int8"
-    assert PackedLinear(layer(inputs=80), packing).packing == "int8"
-    assert PackedLinear(layer(outputs=40), packing).packing == "int8"
-    inside = {one.packing for one in model.model.modules() if isinstance(one, PackedLinear)}
+    network = network_of(make_model("llama").bfloat16(), packing)
+    *inside, head = [one.packed and one.packed.packing for one in linears(network)]
+    assert head == "int8"
+    assert packed_of(layer(inputs=80), packing).packing == "int8"
+    assert packed_of(layer(outputs=40), packing).packing == "int8"
     assert packing in inside
 
 

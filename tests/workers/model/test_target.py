@@ -7,8 +7,11 @@ import copy
 import pytest
 import torch
 
+from tests.workers.conftest import network_of
 from tests.workers.model.families import CASES, WINDOW, network, stock_logits
+from workers.model.config import ModelConfig
 from workers.model.families import FAMILIES
+from workers.model.shapes import shapes
 from workers.model.target import PromptChunk, Target
 from workers.model.tree import Tree
 
@@ -54,7 +57,7 @@ def test_chains(case: str) -> None:
     """A prompt at once and in chunks, behind a cached part, token by token, in ragged rows."""
     model = network(case)
     known, other = stock_logits(model, FIRST), stock_logits(model, SECOND)
-    target = Target(model, slots=3, max_len=32)
+    target = Target(network_of(model), slots=3, max_len=32)
     with torch.inference_mode():
         assert_close(target.prefill(0, FIRST, num_logits=len(FIRST)).logits[0], known)
         for chunk in (2, 3, 7):
@@ -84,7 +87,7 @@ def test_trees(case: str) -> None:
     """Every node of a tree sees its path, alone and beside shorter rows, and so do later passes
     behind the committed branch, in levels as drafters run them."""
     model = network(case)
-    target = Target(model, slots=3, max_len=32)
+    target = Target(network_of(model), slots=3, max_len=32)
     wanted = [
         stock_logits(model, FIRST + [TREE.tokens[i] for i in path_to(TREE, node)])[-1]
         for node in range(len(TREE))
@@ -119,17 +122,11 @@ def test_trees(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_stock_model_stays_whole(case: str) -> None:
+def test_the_names_and_shapes_of_weights_are_those_of_transformers(case: str) -> None:
     model = network(case)
-    ids, before = [4, 8, 15], copy.deepcopy(model.state_dict())
-    wanted = stock_logits(model, ids)
-    Target(model, slots=1, max_len=16)
-    torch.testing.assert_close(stock_logits(model, ids), wanted, rtol=1e-10, atol=1e-10)
-    if model.config.tie_word_embeddings:
-        assert model.lm_head.weight is model.model.embed_tokens.weight
-    after = model.state_dict()
-    assert list(after) == list(before)
-    assert all(torch.equal(after[name], before[name]) for name in before)
+    config = ModelConfig.read(model.config.to_dict())
+    stored = {name: tuple(one.shape) for name, one in model.named_parameters()}  # a tied one once
+    assert shapes(config) == stored
 
 
 @pytest.mark.parametrize("case", ["llama", "granite", "gemma 3"])
@@ -138,7 +135,7 @@ def test_half_precision_rounds_no_more_than_transformers_does(case: str) -> None
     model = network(case, torch.bfloat16)
     exact = stock_logits(copy.deepcopy(model).double(), FIRST)
     theirs = stock_logits(model, FIRST)
-    target = Target(model, slots=1, max_len=32)
+    target = Target(network_of(model), slots=1, max_len=32)
     with torch.inference_mode():
         ours = target.prefill(0, FIRST, num_logits=len(FIRST)).logits[0]
     assert (ours - exact).square().mean() < 1.5 * (theirs - exact).square().mean()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tests.workers.conftest import make_model
+from tests.workers.conftest import make_model, network_of
 from workers.model import transfer
 from workers.model.target import Target
 from workers.model.tree import Tree
@@ -57,7 +57,7 @@ def test_no_input_of_a_pass_is_waited_for(
     """Torch's device without memory stands in for a GPU; to read anything back from it fails."""
     with torch.device("meta"):
         model = make_model("qwen2")
-    target = Target(model, slots=2, max_len=64)
+    target = Target(network_of(model), slots=2, max_len=64)
     monkeypatch.setattr(transfer, "READ_PINNED", ("meta",))
     with Copies("meta") as seen, torch.inference_mode():
         logits = target.forward(range(len(trees)), trees).logits

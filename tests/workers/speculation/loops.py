@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from orchestrator.types import Sampling
-from tests.workers.conftest import head_folder, make_adapter, make_model
+from tests.workers.conftest import head_folder, make_adapter, make_model, network_of
 from workers.model.sampling import warp
 from workers.model.target import Target
 from workers.model.tree import NO_LIMIT, Row, Tree
@@ -48,7 +48,7 @@ def decoder(
     """
     vocabulary = sizes.setdefault("vocabulary", 400)
     network = tiny(**sizes) if network is None else network
-    target = Target(network, slots=slots, max_len=max_len, vocabulary=vocabulary)
+    target = Target(network_of(network), slots=slots, max_len=max_len, vocabulary=vocabulary)
     options = dict(options or {})
     drafting = {method, options.get("base")}
     if "kangaroo" in drafting:
@@ -58,9 +58,8 @@ def decoder(
         options["head"] = head_folder(**shape)
 
     def load(name: str) -> Any:
-        if draft is not None:
-            return draft
-        return tiny(**{**sizes, **DRAFTS[name], "vocabulary": vocabulary + padded})
+        own = {**sizes, **DRAFTS[name], "vocabulary": vocabulary + padded}
+        return network_of(tiny(**own) if draft is None else draft)
 
     return Decoder(target, {method: build(method, target, load, **options)})
 

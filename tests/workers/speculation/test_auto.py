@@ -14,6 +14,7 @@ import torch
 
 from deploy.lab.pair.generation import generate
 from orchestrator.types import Sampling, StopCriteria
+from tests.workers.conftest import network_of
 from tests.workers.engine.local import ask, run
 from tests.workers.speculation.exact import agrees
 from tests.workers.speculation.loops import (
@@ -249,7 +250,8 @@ def test_rows_that_join_while_others_draft_are_no_rejected_drafts() -> None:
 
 def test_without_a_draft_model_it_looks_up() -> None:
     auto = Auto(
-        Target(tiny(), slots=1, max_len=64), lambda name: pytest.fail("there is no model to load")
+        Target(network_of(tiny()), slots=1, max_len=64),
+        lambda name: pytest.fail("there is no model to load"),
     )
     assert [type(method) for method in auto.methods] == [Method, METHODS["lookup"]]
 

@@ -9,6 +9,7 @@ import torch
 
 from deploy.lab.pair.generation import generate
 from orchestrator.types import Sampling
+from tests.workers.conftest import network_of
 from tests.workers.speculation.loops import decoder, stock_tokens, tiny
 from workers.model.cache import common_prefix
 from workers.model.sampling import draw
@@ -57,7 +58,7 @@ def test_a_plain_call_resumed_half_way_draws_the_same_tokens() -> None:
 
 
 def test_a_pass_may_be_cut_between_layers() -> None:
-    target = Target(tiny("qwen3", layers=3), slots=1, max_len=64)
+    target = Target(network_of(tiny("qwen3", layers=3)), slots=1, max_len=64)
     tree = [Tree.chain([5, 6, 7])]
     with torch.inference_mode():
         whole = target.forward([0], tree)

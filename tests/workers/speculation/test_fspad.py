@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from deploy.lab.pair.features import unroll
+from deploy.lab.pair.features import TrainableHead, unroll
 from orchestrator.types import Sampling
-from tests.workers.conftest import FAMILIES, make_model, save_head
+from tests.workers.conftest import FAMILIES, make_model, network_of, save_head
 from tests.workers.speculation.loops import decoder
 from workers.model.target import Target
 from workers.model.tree import Row, Tree
@@ -80,16 +81,18 @@ def test_committed_tokens_have_the_features_of_the_target(temperature: float) ->
 @pytest.mark.parametrize("family", FAMILIES)
 def test_service_drafts_what_training_unrolls(tmp_path: Path, family: str) -> None:
     """Level k of a tree is step k of training: same inputs, same places, same keys."""
-    target = Target(make_model(family), slots=2, max_len=64)
-    save_head(tmp_path, target.model)
-    head = FeatureHead.load(target.model, tmp_path)
-    ahead = FeatureDrafter(head, target)
+    model = make_model(family)
+    target = Target(network_of(model), slots=2, max_len=64)
+    save_head(tmp_path, model)
+    ahead = FeatureDrafter(FeatureHead.load(tmp_path, target.model), target)
+    head = TrainableHead(model)
+    head.load_state_dict(load_file(tmp_path / "model.safetensors"))
     ids = [5, 9, 2, 7, 1, 3, 8]
     tensor = torch.tensor([ids])
     with torch.inference_mode():
-        features = target.model.model(tensor).last_hidden_state
-        steps = list(unroll(head, target.model, tensor, features, 3))
-        expected = [target.model.lm_head(head.lm_head_input(step)) for step in steps]
+        features = model.model(tensor).last_hidden_state
+        steps = list(unroll(head, model, tensor, features, 3))
+        expected = [model.lm_head(head.lm_head_input(step)) for step in steps]
         root = 4
         target.prefill(1, ids[:root])
         ahead.prefill(1, ids[:2])
@@ -109,7 +112,7 @@ def test_service_drafts_what_training_unrolls(tmp_path: Path, family: str) -> No
 
 
 def test_an_untrained_head_is_that_of_eagle() -> None:
-    head = FeatureHead(make_model())
+    head = TrainableHead(make_model())
     embedding, feature = torch.randn(2, 3, 32)
     fused = head.fuse(torch.cat((embedding, feature), -1))
     assert torch.equal(head.layer_input(embedding, feature), fused)
@@ -118,7 +121,7 @@ def test_an_untrained_head_is_that_of_eagle() -> None:
 
 
 def test_the_token_moves_the_feature() -> None:
-    head = FeatureHead(make_model())
+    head = TrainableHead(make_model())
     torch.nn.init.normal_(head.down.weight)
     head.fuse.weight.data[:, :32] = 0  # what is left comes through the feature
     one, other, feature = torch.randn(3, 32)
@@ -126,26 +129,14 @@ def test_the_token_moves_the_feature() -> None:
     assert torch.count_nonzero(head.layer_input(one, 0 * feature)) == 0
 
 
-def test_a_head_is_what_was_saved(tmp_path: Path) -> None:
-    model = make_model("qwen3")
-    save_head(tmp_path, model)
-    one = FeatureHead.load(model, tmp_path)
-    one.save(tmp_path / "again")
-    other = FeatureHead.load(model, tmp_path / "again")
-    assert all(
-        torch.equal(left, right)
-        for left, right in zip(one.parameters(), other.parameters(), strict=True)
-    )
-
-
 def test_what_is_no_head_for_this_target_is_refused(tmp_path: Path) -> None:
-    target = Target(make_model(), slots=1, max_len=64)
+    target = Target(network_of(make_model()), slots=1, max_len=64)
     with pytest.raises(ValueError, match="head must name a folder: the target was not"):
         Fspad(target)
     with pytest.raises(ValueError, match=r"no fspad head .*`baton lab train fspad` makes one"):
         Fspad(target, head=str(tmp_path / "none"))
-    save_head(tmp_path, target.model)
-    other = Target(make_model(width=64), slots=1, max_len=64)
+    save_head(tmp_path, make_model())
+    other = Target(network_of(make_model(width=64)), slots=1, max_len=64)
     with pytest.raises(ValueError, match=r"'width': 32.*the target needs .*'width': 64"):
         Fspad(other, head=str(tmp_path))
     config = tmp_path / "config.json"

@@ -18,7 +18,7 @@ from deploy.lab.pair.generation import generate
 from deploy.lab.pair.kangaroo import TrainableAdapter
 from orchestrator.errors import ConfigError
 from orchestrator.types import Sampling
-from tests.workers.conftest import make_adapter, make_model
+from tests.workers.conftest import make_adapter, make_model, network_of
 from tests.workers.speculation.exact import agrees, doubting, enumerate_all, random_laws
 from tests.workers.speculation.loops import begin, decoder, stock_tokens, tiny
 from workers.engine.loading import load
@@ -48,7 +48,8 @@ def obvious_model() -> Any:
 
 
 def oracle(folder: Path, model: Any) -> str:
-    adapter = TrainableAdapter(AdapterShape.of(model.config, 1), model.config.rms_norm_eps)
+    config = network_of(model).config
+    adapter = TrainableAdapter(AdapterShape.of(config, 1), config.rms_norm_eps)
     with torch.no_grad():
         adapter.out.weight.zero_()
         adapter.after.weight.copy_(model.model.norm.weight)
@@ -79,7 +80,7 @@ def test_a_draft_ends_behind_the_first_doubtful_token() -> None:
         plan = loop.method.draft(loop.rows)
     assert len({len(tree) for tree in plan.trees}) > 3
     assert loop.target.early_exit is not None
-    model, adapter = loop.target.model, loop.target.early_exit.adapter
+    model, adapter = tiny(layers=3), loop.target.early_exit.adapter
     for row, tree in zip(plan.rows, plan.trees, strict=True):
         assert len(tree) <= row.remaining_tokens  # with the token that ends the round
         for depth in range(1, len(tree)):
@@ -169,7 +170,8 @@ def test_the_adapter_reads_through_the_cache_what_it_reads_at_once(
     family: str, feed_forward: int
 ) -> None:
     adapter = make_adapter(feed_forward=feed_forward)
-    loop = kangaroo(make_model(family, layers=3), adapter=adapter, gamma=3, threshold=0)
+    model = make_model(family, layers=3)
+    loop = kangaroo(model, adapter=adapter, gamma=3, threshold=0)
     generate(loop, PROMPTS, 9, sampling=Sampling(1.0, seed=4))
     target = loop.target
     assert target.early_exit is not None
@@ -178,7 +180,7 @@ def test_the_adapter_reads_through_the_cache_what_it_reads_at_once(
         length = target.cache.lengths[slot]
         ids = target.cache.ids[slot]
         tree = loop.method.draft([Row(slot, ids[: length + 1], Sampling(1.0), 1)]).trees[0]
-        law = alone(target.model, target.early_exit.adapter, ids[: length + 1])
+        law = alone(model, target.early_exit.adapter, ids[: length + 1])
         assert torch.allclose(tree.probs[0], law, atol=1e-4)
 
 
@@ -191,7 +193,7 @@ def test_a_copied_prefix_has_the_exit_layers_too() -> None:
 
 
 def test_passes_that_end_early_are_no_passes_of_the_target() -> None:
-    target = Target(make_model(layers=3), slots=1, max_len=64)
+    target = Target(network_of(make_model(layers=3)), slots=1, max_len=64)
     assert target.exit_layer == -1
     target.add_early_exit(Adapter.load(Path(make_adapter()), target.model))
     row = Row(0, [3, 4], Sampling(), 0)
@@ -207,7 +209,7 @@ def test_passes_that_end_early_are_no_passes_of_the_target() -> None:
 
 
 def test_an_adapter_is_stored_and_loaded(tmp_path: Path) -> None:
-    model = make_model(layers=3)
+    model = network_of(make_model(layers=3))
     stored = TrainableAdapter.load(Path(make_adapter(2)), model)
     stored.save(tmp_path / "a", target="abc")
     again = Adapter.load(tmp_path / "a", model, exit_layer=2)
@@ -225,7 +227,7 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         kangaroo(make_model(layers=2), adapter=make_adapter(2))
     with pytest.raises(ValueError, match=r"width=64.*the model needs .*width=32"):
         kangaroo(adapter=make_adapter(1, width=64))
-    TrainableAdapter.load(Path(make_adapter()), make_model()).save(tmp_path)
+    TrainableAdapter.load(Path(make_adapter()), network_of(make_model())).save(tmp_path)
     told = (tmp_path / CONFIG).read_text()
     (tmp_path / CONFIG).write_text(told.replace('"feed_forward": 0', '"feed_forward": -8'))
     with pytest.raises(ValueError, match="feed_forward must be a width or 0, not -8"):
@@ -249,7 +251,7 @@ def test_a_checkpoint_without_an_adapter_says_what_to_do(checkpoint: Path) -> No
 def test_an_adapter_beside_the_weights_is_found(checkpoint: Path, tmp_path: Path) -> None:
     for path in checkpoint.iterdir():
         (tmp_path / path.name).symlink_to(path)
-    model = make_model("qwen3")
+    model = network_of(make_model("qwen3"))
     TrainableAdapter.load(Path(make_adapter()), model).save(tmp_path / "kangaroo")
     worker = load(tmp_path, speculation={"method": "kangaroo", "exit_layer": 1})
     worker.close()

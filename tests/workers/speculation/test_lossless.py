@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.workers.conftest import head_folder, make_adapter, make_model
+from tests.workers.conftest import head_folder, make_adapter, make_model, network_of
 from tests.workers.speculation.exact import (
     Judge,
     Laws,
@@ -74,14 +74,15 @@ IDS = [f"{name}-{v}^{d}" for name, _, v, d in PROOFS]
 @cache
 def method(name: str) -> Method:
     """The method as it serves; its models stay unused."""
-    target, options = Target(make_model(vocabulary=8), slots=1, max_len=8), dict[str, Any]()
+    network, options = network_of(make_model(vocabulary=8)), dict[str, Any]()
+    target = Target(network, slots=1, max_len=8)
     if "draft" in inspect.signature(METHODS[name]).parameters:
         options["draft"] = "any"
     if "adapter" in inspect.signature(METHODS[name]).parameters:
         options["adapter"] = make_adapter()
     if name == "fspad":
         options["head"] = head_folder(vocabulary=8)
-    return build(name, target, lambda _: make_model(vocabulary=8), **options)
+    return build(name, target, lambda _: network, **options)
 
 
 @pytest.fixture(autouse=True)

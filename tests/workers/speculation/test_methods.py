@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from deploy.lab.pair.generation import generate
+from deploy.lab.stock import stock
 from deploy.service.worker_spec import LOSSY
 from orchestrator.errors import WorkerError
 from orchestrator.types import Sampling, StopCriteria
-from tests.workers.conftest import head_folder, make_adapter, save_head
+from tests.workers.conftest import head_folder, make_adapter, network_of, save_head
 from tests.workers.engine.local import ask, run
 from tests.workers.speculation.exact import agrees
 from tests.workers.speculation.loops import (
@@ -31,7 +32,7 @@ from tests.workers.speculation.loops import (
     law_of_three,
     tiny,
 )
-from workers.engine.loading import load, load_model
+from workers.engine.loading import load
 from workers.model.sampling import warp
 from workers.model.target import Target
 from workers.model.tree import Row, Tree
@@ -111,11 +112,11 @@ ALSO: dict[str, dict[str, Any]] = {
 
 def beside_each_other(*, slots: int = 8, only: str | None = None) -> Decoder:
     """A decoder whose rows may have any method, or `only` one of them."""
-    target = Target(tiny(), slots=slots, max_len=64, vocabulary=400)
+    target = Target(network_of(tiny()), slots=slots, max_len=64, vocabulary=400)
     wanted = {**dict(reversed(OPTIONS)), **ALSO}
     wanted["fspad"] = {"head": head_folder(), **wanted["fspad"]}
     named = {
-        name: build(name, target, lambda draft: tiny(**DRAFTS[draft]), **options)
+        name: build(name, target, lambda draft: network_of(tiny(**DRAFTS[draft])), **options)
         for name, options in wanted.items()
         if only in (None, name)
     }
@@ -270,7 +271,7 @@ async def test_spans_end_where_they_end_without_speculation(
     if "draft" in options:  # the target itself, so that whole blocks are accepted
         options = {**options, "draft": str(checkpoint)}
     if method == "fspad":
-        save_head(tmp_path, load_model(str(checkpoint)))
+        save_head(tmp_path, stock(checkpoint))
         options = {**options, "head": str(tmp_path)}
     speculation = {"method": method, **options}
     worker = load(checkpoint, speculation=speculation, rows=2, slots=3, max_len=200)
@@ -288,7 +289,7 @@ def open_worker(
     if "draft" in options:
         options = {**options, "draft": str(draft_checkpoint)}
     if method == "fspad":
-        save_head(folder, load_model(str(checkpoint)))
+        save_head(folder, stock(checkpoint))
         options = {**options, "head": str(folder)}
     return load(checkpoint, speculation={"method": method, **options}, rows=2, max_len=200)
 

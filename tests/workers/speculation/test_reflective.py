@@ -12,6 +12,7 @@ import torch
 
 from deploy.lab.pair.generation import generate
 from orchestrator.types import Sampling, StopCriteria
+from tests.workers.conftest import network_of
 from tests.workers.engine.local import ask, run
 from tests.workers.speculation.loops import DRAFTS, begin, check_caches, decoder, finish, tiny
 from workers.embedded.checkpoints import resolve
@@ -138,7 +139,7 @@ def test_logits_are_fused_as_a_plain_reading_of_the_flat_text_says(
             made = loop.method.score(target, plan).logits
             assert made.shape[:2] == (len(chosen), max(map(len, plan.trees)))
             for logits, row, tree in zip(made, plan.rows, plan.trees, strict=True):
-                for node, law in expected(target.model, row.ids, tree, alpha).items():
+                for node, law in expected(tiny(family), row.ids, tree, alpha).items():
                     assert torch.allclose(logits[node], law, atol=2e-4), (row.slot, node)
 
 
@@ -203,7 +204,7 @@ def test_log_probabilities_are_those_of_the_fused_law() -> None:
     loop.method.draft = watched  # type: ignore[method-assign]
     accepted = loop.step(loop.rows)
     for ids, tree, (_, one) in zip(before, drafts[0].trees, accepted, strict=True):
-        laws = expected(loop.target.model, ids, tree, 0.4)
+        laws = expected(tiny(), ids, tree, 0.4)
         for node, token, logprob in zip(one.path, one.tokens, one.logprobs, strict=True):
             law = warp(laws[node][None, None], [warm])[0, 0]
             assert logprob == pytest.approx(float(law[token].log()), abs=1e-3)
@@ -248,8 +249,8 @@ def test_answers_alone_read_nothing_twice() -> None:
 def test_no_copy_is_read_beyond_the_context() -> None:
     """The model has no more positions: where a copy finds none, the first reading decides."""
     positions = 24
-    target = Target(tiny(), slots=1, max_len=positions, vocabulary=400)
-    draft = tiny(**DRAFTS["other"])
+    target = Target(network_of(tiny()), slots=1, max_len=positions, vocabulary=400)
+    draft = network_of(tiny(**DRAFTS["other"]))
     options = {"draft": "other", "gamma": 3, "alpha": 1.0, "prompt": REFLECTION}
     method = build("reflective", target, lambda _: draft, **options)
     loop = Decoder(target, {"reflective": method})
