@@ -83,11 +83,8 @@ class ModelSize:
         Raises:
             ConfigError: it has no config that transformers can read.
         """
-        import torch
-
         from workers.embedded.checkpoints import resolve
         from workers.engine.loading import load_config
-        from workers.engine.memory import token_bytes
         from workers.model.shapes import EMBEDDING, HEAD, parameter_count, shapes
         from workers.text.gguf_tokenizer import is_gguf
 
@@ -104,12 +101,14 @@ class ModelSize:
                 raise ConfigError(f"cannot tell the size of {name}: {error}") from error
             not_ours = str(error)
             config, parameters, matrices, bits = _read_with_transformers(path, name)
+        heads = config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
         return cls(
             name,
             parameters,
-            token_bytes(config, torch.bfloat16),
+            4 * config.num_hidden_layers * config.num_key_value_heads * size,
             config.max_position_embeddings,
-            config.num_attention_heads,
+            heads,
             config.num_key_value_heads,
             matrices,
             bits,

@@ -111,10 +111,14 @@ def make_model(
     return model
 
 
+def config_of(model: Any) -> ModelConfig:
+    """The config of transformers' model."""
+    return ModelConfig.read(model.config.to_dict())
+
+
 def network_of(model: Any, packing: Packing | None = None) -> Network:
     """Transformers' model as our targets compute it."""
-    config = ModelConfig.read(model.config.to_dict())
-    return Network.build(config, model.state_dict().__getitem__, packing)
+    return Network.build(config_of(model), model.state_dict().__getitem__, packing)
 
 
 def linears(network: Network) -> list[Linear]:

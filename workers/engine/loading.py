@@ -24,7 +24,7 @@ from workers.engine.memory import fitting_len, machine_memory, memory_need, rese
 from workers.engine.weights import Safetensors, fill
 from workers.heap import give_back
 from workers.model.config import ModelConfig
-from workers.model.families import Computation, check_family, longest_text
+from workers.model.families import check_family
 from workers.model.network import Network
 from workers.model.packed import (
     FOUR_BITS,
@@ -160,7 +160,7 @@ def open_target(model: str | Path, **options: Unpack[BuiltinOptions]) -> LoadedT
     path = str(resolve(model))
     tokenizer = load_tokenizer(path, chosen["thinking"])
     config, stored = load_config(path), choose_dtype(device, dtype)
-    longest = longest_text(config)
+    longest = config.longest_text
     cached = cache_dtype(device, dtype)
     length = chosen["max_len"] or _default_len(config, longest, device, cached, slots, share)
     if length > longest:
@@ -259,14 +259,9 @@ def load_config(path: str) -> ModelConfig:
         ConfigError: there is none, or it asks for a computation that is not ours (`families`).
     """
     try:
-        config = gguf_checkpoint.read_config(path) if is_gguf(path) else _read_config(path)
+        return gguf_checkpoint.read_config(path) if is_gguf(path) else _read_config(path)
     except (OSError, ValueError, ArithmeticError) as error:
         raise ConfigError(f"cannot read the config of {path}: {first_line(error)}") from error
-    try:
-        Computation.of(config)
-    except ConfigError as error:
-        raise ConfigError(f"the config of {path} contradicts itself: {error}") from error
-    return config
 
 
 def _read_config(path: str) -> ModelConfig:

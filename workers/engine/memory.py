@@ -8,13 +8,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from orchestrator.errors import ConfigError
 from workers.model.config import ModelConfig
-from workers.model.families import head_size
 from workers.model.placement import CHUNK
 from workers.model.shapes import parameter_count, shapes
 from workers.model.target import SPARE
@@ -45,15 +43,15 @@ def memory_need(config: ModelConfig, *, dtype: torch.dtype, slots: int, max_len:
     return MemoryNeed(weights, slots * (max_len + SPARE) * per_token, passes)
 
 
-def fitting_len(config: Any, *, dtype: torch.dtype, slots: int, size: int) -> int:
+def fitting_len(config: ModelConfig, *, dtype: torch.dtype, slots: int, size: int) -> int:
     """The longest text of which `slots` fit a cache of `size` bytes."""
     return max(0, size // (slots * token_bytes(config, dtype)) - SPARE)
 
 
-def token_bytes(config: Any, dtype: torch.dtype) -> int:
+def token_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of the keys and values of one token, over all layers."""
-    values = 2 * config.num_hidden_layers * config.num_key_value_heads * head_size(config)
-    return int(values * dtype.itemsize)
+    values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    return values * dtype.itemsize
 
 
 def machine_memory() -> int:

@@ -12,7 +12,15 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
-from workers.model.families import DEFAULTS, EVERYWHERE, FAMILIES, FULL, SLIDING
+from workers.model.families import (
+    DEFAULTS,
+    EVERYWHERE,
+    FAMILIES,
+    FULL,
+    SLIDING,
+    AttentionKind,
+    Family,
+)
 
 _OF_ALL = {"model_type", "eos_token_id"}  # beside what families follow
 _PRETRAINED = ("llama3", "yarn", "longrope")
@@ -82,20 +90,27 @@ class ModelConfig(BaseModel):
             raise ValueError(f"{place}: {first['msg']}, not {first['input']!r:.60}") from error
         return config.model_copy(update=config._by_layer())
 
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.model_type]
+
     def written(self) -> dict[str, Any]:
         """The config.json of it, with the keys that its family follows."""
-        family = FAMILIES[self.model_type]
-        keys = _OF_ALL | EVERYWHERE | family.follows
+        keys = _OF_ALL | EVERYWHERE | self.family.follows
         said = {key: value for key, value in self.model_dump().items() if key in keys}
-        if "hidden_activation" in family.follows:
+        if "hidden_activation" in self.family.follows:
             said["hidden_activation"] = self.hidden_act
-        return {**said, "architectures": [family.architecture]}
+        return {**said, "architectures": [self.family.architecture]}
 
     def _by_layer(self) -> dict[str, Any]:
-        """What layers differ in, as the families' authors say it in short."""
+        """What layers differ in, as the families' authors say it in short.
+
+        Raises:
+            ValueError: keys contradict each other.
+        """
         layers = range(self.num_hidden_layers)
         window, types, rotated = self.sliding_window, self.layer_types, self.no_rope_layers
-        follows = FAMILIES[self.model_type].follows
+        follows = self.family.follows
         if "no_rope_layers" in follows:
             every = self.no_rope_layer_interval
             rotated = rotated or [int((layer + 1) % every != 0) for layer in layers]
@@ -108,7 +123,42 @@ class ModelConfig(BaseModel):
         elif "sliding_window_pattern" in follows:
             every = self.sliding_window_pattern
             types = types or [SLIDING if (layer + 1) % every else FULL for layer in layers]
+        types = types or [SLIDING if window else FULL] * len(layers)
+        for name, each in (("no_rope_layers", rotated), ("layer_types", types)):
+            if each and len(each) < len(layers):
+                raise ValueError(f"{name} must have an entry for each of {len(layers)} layers")
+        if SLIDING in types and window is None:
+            raise ValueError(f"layer_types has {SLIDING}, which needs a sliding_window, not null")
         return {"sliding_window": window, "layer_types": types, "no_rope_layers": rotated}
+
+    def attention(self, layer: int) -> AttentionKind:
+        """How a layer attends."""
+        assert self.layer_types is not None
+        kind = self.layer_types[layer]
+        rotates = self.no_rope_layers is None or self.no_rope_layers[layer]
+        rope = kind if self.family.ropes_by_type else FULL
+        window = self.sliding_window if kind == SLIDING else None
+        return AttentionKind(rope if rotates else None, window)
+
+    def check_plain(self, what: str) -> None:
+        """That a part trained for the target's stream and attention fits: `what` names it.
+
+        Raises:
+            ValueError: layers differ in how they attend, or something is scaled.
+        """
+        kinds = {self.attention(layer) for layer in range(self.num_hidden_layers)}
+        scales = (self.embedding_scale, self.residual_multiplier, self.logits_scaling)
+        if kinds != {AttentionKind()} or scales != (1.0, 1.0, 1.0) or self.family.post_norms:
+            raise ValueError(
+                f"{what} needs a model whose layers all attend to the whole text, with one rope "
+                f"and without scales, and this {self.family.name} is none: use another method"
+            )
+
+    @property
+    def embedding_scale(self) -> float:
+        """What embeddings are multiplied by."""
+        width: float = self.hidden_size**0.5
+        return width if self.family.scaled_embedding else self.embedding_multiplier
 
     @property
     def attention_scale(self) -> float:
@@ -117,6 +167,28 @@ class ModelConfig(BaseModel):
             return self.attention_multiplier
         scale: float = (self.query_pre_attn_scalar or self.head_dim) ** -0.5
         return scale
+
+    @property
+    def rope_limit(self) -> int | None:
+        """How many positions the rotary tables are fixed for; None: all there are.
+
+        A dynamic table stretches with the text beyond `max_position_embeddings`, and longrope's is
+        another one beyond the length of pretraining: keys that are cached already would be wrong.
+        """
+        ropes = self.rope_parameters
+        limits = [
+            self.max_position_embeddings
+            if rope["rope_type"] == "dynamic"
+            else rope["original_max_position_embeddings"]
+            for rope in (ropes, *(ropes.get(kind) or {} for kind in (FULL, SLIDING)))
+            if rope.get("rope_type") in ("dynamic", "longrope")
+        ]
+        return min(limits, default=None)
+
+    @property
+    def longest_text(self) -> int:
+        """How many tokens the model can be given as its authors meant it."""
+        return min(self.max_position_embeddings, self.rope_limit or self.max_position_embeddings)
 
 
 def _rope(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from safetensors import SafetensorError
@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from workers.model.cache import KVCache
-from workers.model.families import AttentionKind, Computation, head_size
+from workers.model.config import ModelConfig
+from workers.model.families import AttentionKind
 from workers.model.layer import Attention, FeedForward, Heads, Residual, RMSNorm
 from workers.model.linear import Linear
 from workers.model.network import Network
@@ -43,16 +44,16 @@ class AdapterShape:
     feed_forward: int = 0
 
     @classmethod
-    def of(cls, config: Any, exit_layer: int, feed_forward: int = 0) -> AdapterShape:
+    def of(cls, config: ModelConfig, exit_layer: int, feed_forward: int = 0) -> AdapterShape:
         """The shape for a model of that config; ValueError if an adapter cannot serve it."""
-        Computation.of(config).check_plain("an early exit")
+        config.check_plain("an early exit")
         layers = config.num_hidden_layers
         if not 1 <= exit_layer < layers:
             raise ValueError(f"exit_layer must be from 1 to {layers - 1}, not {exit_layer}")
         if type(feed_forward) is not int or feed_forward < 0:
             raise ValueError(f"feed_forward must be a width or 0, not {feed_forward!r}")
         heads = config.num_attention_heads
-        key_heads, size = config.num_key_value_heads, head_size(config)
+        key_heads, size = config.num_key_value_heads, config.head_dim
         return cls(exit_layer, config.hidden_size, heads, key_heads, size, feed_forward)
 
 

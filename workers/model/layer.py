@@ -19,7 +19,7 @@ from torch import Tensor
 
 from workers.model.cache import Cached, KVCache
 from workers.model.config import ModelConfig
-from workers.model.families import FAMILIES, AttentionKind, Computation
+from workers.model.families import AttentionKind
 from workers.model.linear import Linear, full_precision_cpu
 from workers.model.packed import Packing
 from workers.model.placement import Rotary, View
@@ -42,9 +42,8 @@ class Layer:
     def __init__(
         self, config: ModelConfig, index: int, read: Read, packing: Packing | None = None
     ) -> None:
-        computation, known = Computation.of(config), layer_shapes(config)
-        family = computation.family
-        self.kind = computation.attention[index]
+        family, known = config.family, layer_shapes(config)
+        self.kind = config.attention(index)
 
         def linear(*names: str) -> Linear:
             weights = [read(f"{name}.weight") for name in names]
@@ -56,7 +55,7 @@ class Layer:
 
         def residual(name: str, after: str) -> Residual:
             normed = norm(after) if family.post_norms else None
-            return Residual(linear(name), computation.residual_scale, normed)
+            return Residual(linear(name), config.residual_multiplier, normed)
 
         # In between, transformers names a norm for its place, which post-norms change.
         before = "pre_feedforward_layernorm" if family.post_norms else "post_attention_layernorm"
@@ -237,7 +236,7 @@ class RMSNorm:
     @classmethod
     def of(cls, weight: Tensor, config: ModelConfig) -> RMSNorm:
         """The norm with a weight as a checkpoint stores it."""
-        if offset := FAMILIES[config.model_type].norm_offset:
+        if offset := config.family.norm_offset:
             # In full precision, as its authors do: the sum has more bits than the weight.
             weight = weight.to(torch.promote_types(weight.dtype, torch.float32)) + offset
         return cls(weight, config.rms_norm_eps)

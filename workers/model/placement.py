@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from workers.model.families import FAMILIES, FULL, AttentionKind, head_size, rope_limit
+from workers.model.config import ModelConfig
+from workers.model.families import FULL, AttentionKind
 from workers.model.transfer import on_device
 from workers.model.tree import Tree
 
@@ -38,7 +38,7 @@ class Placement:
 
     def __init__(
         self,
-        config: Any,
+        config: ModelConfig,
         capacity: int,
         device: torch.device,
         dtype: torch.dtype,
@@ -57,7 +57,7 @@ class Placement:
     def _prepare(self, kind: AttentionKind) -> None:
         if kind.rope is not None and kind.rope not in self._tables:
             # No text goes beyond the limit; beyond it such a table would change as a whole.
-            limit = rope_limit(self.config) or self.capacity
+            limit = self.config.rope_limit or self.capacity
             places = self._columns.clamp(max=limit - 1)[None]
             self._tables[kind.rope] = rotary_table(self.config, places, self.dtype, kind.rope)
         if kind.window not in self._causal:
@@ -169,7 +169,9 @@ def _depths_and_ancestors(
     return depths, torch.from_numpy(np.unpackbits(rows, axis=-1, bitorder="little"))
 
 
-def rotary_table(config: Any, places: Tensor, dtype: torch.dtype, rope: str = FULL) -> Rotary:
+def rotary_table(
+    config: ModelConfig, places: Tensor, dtype: torch.dtype, rope: str = FULL
+) -> Rotary:
     """The table for positions [rows, n]; `rope` names one of several."""
     steps, scale = frequencies(config, rope)
     angles = places[..., None].float() * steps.to(places.device)
@@ -179,11 +181,11 @@ def rotary_table(config: Any, places: Tensor, dtype: torch.dtype, rope: str = FU
     return torch.cat((cosines, cosines), -1), torch.cat((-sines, sines), -1)
 
 
-def frequencies(config: Any, rope: str = FULL) -> tuple[Tensor, float]:
+def frequencies(config: ModelConfig, rope: str = FULL) -> tuple[Tensor, float]:
     """Radians a position of each pair [head size / 2], and what cosines and sines are scaled by."""
-    by_type = FAMILIES[config.model_type].ropes_by_type
-    parameters = config.rope_parameters[rope] if by_type else config.rope_parameters
-    size = head_size(config)
+    parameters, size = config.rope_parameters, config.head_dim
+    if config.family.ropes_by_type:
+        parameters = parameters[rope]
     if parameters["rope_type"] == "default":
         exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
         return 1 / parameters["rope_theta"] ** exponents, 1.0

@@ -8,7 +8,6 @@ from math import prod
 from torch import Tensor
 
 from workers.model.config import ModelConfig
-from workers.model.families import FAMILIES
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 LAYER = "model.layers.{}."
@@ -41,7 +40,7 @@ def parameter_count(weights: Mapping[str, Shape]) -> int:
 
 def layer_shapes(config: ModelConfig) -> dict[str, Shape]:
     """The weights of one layer."""
-    family, width, inner = FAMILIES[config.model_type], config.hidden_size, config.intermediate_size
+    family, width, inner = config.family, config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
     biased = config.attention_bias or family.qkv_biases

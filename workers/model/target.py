@@ -18,7 +18,7 @@ from torch.nn.functional import embedding
 
 from workers.model.cache import KVCache
 from workers.model.early_exit import Adapter, EarlyExitHead
-from workers.model.families import AttentionKind, Computation, head_size
+from workers.model.families import AttentionKind
 from workers.model.layer import Ragged
 from workers.model.network import Network
 from workers.model.placement import CHUNK, Placement, View
@@ -57,7 +57,7 @@ class Target:
     """The model that scores drafts. A draft model is another `Target`, with another cache.
 
     Args:
-        max_len: longest sequence, at most `rope_limit` of the model's config.
+        max_len: longest sequence, at most the config's `rope_limit`.
         vocabulary: size of the tokenizer; logits of padded rows of the head are cut off.
         encode: from a text to ids, for a method that adds a prompt.
     """
@@ -72,15 +72,14 @@ class Target:
         encode: Callable[[str], Sequence[int]] | None = None,
     ) -> None:
         config = model.config
-        computation = Computation.of(config)
         self.model, self.max_len = model, max_len
         self.device, self.dtype = model.embedding.device, model.dtype
         self.embedding, self.layers = model.embedding, model.layers
         self.norm, self.lm_head = model.norm, model.head
-        scale = computation.embedding_scale
-        if computation.family.scaled_embedding:  # in the type of the weights, as its authors do
+        scale = config.embedding_scale
+        if config.family.scaled_embedding:  # in the type of the weights, as its authors do
             scale = self.embedding.new_tensor(scale).item()
-        self._embedding_scale, self._logits_divisor = scale, computation.logits_divisor
+        self._embedding_scale, self._logits_divisor = scale, config.logits_scaling
         self.vocabulary, self.encode = vocabulary or config.vocab_size, encode
         self.passes = 0  # those that reach the last layer
         self._free_padding = max(FREE, SKIPPING // parameter_count(layer_shapes(config)))
@@ -91,7 +90,7 @@ class Target:
             slots,
             config.num_key_value_heads,
             capacity,
-            head_size(config),
+            config.head_dim,
             device=self.device,
             dtype=self.dtype,
         )

@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from workers.model.config import ModelConfig
-from workers.model.families import Computation
 from workers.model.layer import Layer, RMSNorm
 from workers.model.linear import Linear
 from workers.model.network import Network
@@ -110,7 +109,7 @@ def head_kind(config: ModelConfig) -> dict[str, Any]:
     Raises:
         ValueError: a head cannot serve the target.
     """
-    Computation.of(config).check_plain("a feature head")
+    config.check_plain("a feature head")
     return {"drafter": "fspad", "width": config.hidden_size, "vocabulary": config.vocab_size}
 
 

@@ -10,11 +10,12 @@ import pytest
 import transformers
 
 from orchestrator.errors import ConfigError
-from tests.workers.conftest import network_of
-from tests.workers.model.families import CASES, network
+from tests.workers.conftest import config_of
+from tests.workers.model.families import CASES, SIZES, network
 from workers.model import families
+from workers.model.config import ModelConfig
 from workers.model.early_exit import AdapterShape
-from workers.model.families import FAMILIES, Computation, check_family, longest_text, rope_limit
+from workers.model.families import FAMILIES, check_family
 from workers.speculation.feature_head import head_kind
 
 CONFIGS: dict[str, Any] = {
@@ -191,15 +192,15 @@ def test_keys_that_contradict_each_other() -> None:
         ),
     }  # fmt: skip
     for reason, (family, more) in cases.items():
-        with pytest.raises(ConfigError, match=reason):
-            Computation.of(CONFIGS[family](num_hidden_layers=4, **more))
+        with pytest.raises(ValueError, match=reason):
+            ModelConfig.read({**SIZES, "model_type": family, **more})
 
 
 def test_parts_that_are_trained_for_plain_layers_say_so() -> None:
     plain = {case for case in CASES if case.partition(",")[0] in ("llama", "llama 3")}
     plain |= {"mistral, no window", "qwen2", "qwen3"}
     for case in CASES:
-        config = network_of(network(case)).config
+        config = config_of(network(case))
         if case in plain:
             assert AdapterShape.of(config, 1).exit_layer == 1
             continue
@@ -210,11 +211,12 @@ def test_parts_that_are_trained_for_plain_layers_say_so() -> None:
 
 
 def test_texts_end_where_a_rope_would_change() -> None:
-    assert longest_text(network("llama").config) == 64
-    assert longest_text(network("llama, dynamic rope").config) == 64
-    assert longest_text(network("llama, longrope").config) == 32
-    assert longest_text(network("gemma 3").config) == 64
-    limits = {case: rope_limit(network(case).config) for case in CASES}
+    configs = {case: config_of(network(case)) for case in CASES}
+    assert configs["llama"].longest_text == 64
+    assert configs["llama, dynamic rope"].longest_text == 64
+    assert configs["llama, longrope"].longest_text == 32
+    assert configs["gemma 3"].longest_text == 64
+    limits = {case: config.rope_limit for case, config in configs.items()}
     assert {case: one for case, one in limits.items() if one} == {
         "llama, dynamic rope": 64, "llama, longrope": 32,
     }  # fmt: skip

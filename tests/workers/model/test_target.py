@@ -7,9 +7,8 @@ import copy
 import pytest
 import torch
 
-from tests.workers.conftest import network_of
+from tests.workers.conftest import config_of, network_of
 from tests.workers.model.families import CASES, WINDOW, network, stock_logits
-from workers.model.config import ModelConfig
 from workers.model.families import FAMILIES
 from workers.model.shapes import shapes
 from workers.model.target import PromptChunk, Target
@@ -124,9 +123,8 @@ def test_trees(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_the_names_and_shapes_of_weights_are_those_of_transformers(case: str) -> None:
     model = network(case)
-    config = ModelConfig.read(model.config.to_dict())
     stored = {name: tuple(one.shape) for name, one in model.named_parameters()}  # a tied one once
-    assert shapes(config) == stored
+    assert shapes(config_of(model)) == stored
 
 
 @pytest.mark.parametrize("case", ["llama", "granite", "gemma 3"])

@@ -18,7 +18,7 @@ from deploy.lab.pair.generation import generate
 from deploy.lab.pair.kangaroo import TrainableAdapter
 from orchestrator.errors import ConfigError
 from orchestrator.types import Sampling
-from tests.workers.conftest import make_adapter, make_model, network_of
+from tests.workers.conftest import config_of, make_adapter, make_model, network_of
 from tests.workers.speculation.exact import agrees, doubting, enumerate_all, random_laws
 from tests.workers.speculation.loops import begin, decoder, stock_tokens, tiny
 from workers.engine.loading import load
@@ -48,7 +48,7 @@ def obvious_model() -> Any:
 
 
 def oracle(folder: Path, model: Any) -> str:
-    config = network_of(model).config
+    config = config_of(model)
     adapter = TrainableAdapter(AdapterShape.of(config, 1), config.rms_norm_eps)
     with torch.no_grad():
         adapter.out.weight.zero_()
@@ -98,7 +98,7 @@ def alone(model: Any, adapter: Any, ids: list[int]) -> Tensor:
     with torch.inference_mode():
         out = model.model(torch.tensor([ids]), output_hidden_states=True)
         states = out.hidden_states[adapter.shape.exit_layer]
-        rotary = rotary_table(model.config, torch.arange(len(ids))[None], states.dtype)
+        rotary = rotary_table(config_of(model), torch.arange(len(ids))[None], states.dtype)
         read = TrainableAdapter.forward(adapter, states, rotary)  # of what is served, too
         return model.lm_head(read)[0, -1].softmax(-1)  # type: ignore[no-any-return]
 
