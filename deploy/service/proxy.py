@@ -14,6 +14,7 @@ never ends a stream whose replica died. This middleware
 - refuses headers that Serve cannot read (400) or that are too large (431);
 - repeats a 429 for a key that just got one, and gives each refused request another Retry-After
   (`recent_refusals`);
+- retries a request that only reads (/health) a few times if Serve has no room;
 - lets a page of any origin read its refusals of requests with a key.
 
 Ray calls `middlewares` by the name in RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
@@ -47,9 +48,13 @@ from orchestrator.http.errors import EXPOSED, HttpError, http_error
 log = logging.getLogger(__name__)
 
 PAUSE_S: Final = 0.5  # seconds before a lost request is repeated
+READ_AGAIN_S: Final = (0.1, 0.2, 0.4)
+"""Seconds before each retry of a request that only reads, if there is no room."""
 OF_SERVE: Final = {404, 408, 429, 500, 503}  # in plain text these are Serve's own answers
 TURN_S: Final = 0.1  # seconds for which a large body keeps its turn, unless it is answered before
 MAX_HEAD_BYTES: Final = 64 << 10  # of a request's headers
+TO_SERVE: Final = {b"x-request-timeout-seconds", b"x-request-disconnect-disabled"}
+"""Headers that change how Serve treats a request: a client's are removed."""
 READABLE: Final = {
     "access-control-allow-origin": "*",
     "access-control-expose-headers": ", ".join(EXPOSED),
@@ -98,12 +103,17 @@ class ProxyMiddleware:
             await _refuse(http_error(error), scope, receive, send)
             return
         attempt = partial(self._try, scope, body, receive, send)
-        made = await attempt()
+        made, reads = await attempt(), scope["method"] in READ_METHODS
         # One that was perhaps carried out is repeated only if that changes nothing.
-        safe = scope["method"] in READ_METHODS or scope["path"].endswith(tuple(USER_PATHS))
-        if made.is_lost and body.is_whole and safe:
+        safe = body.is_whole and (reads or scope["path"].endswith(tuple(USER_PATHS)))
+        if safe and made.is_lost:
             log.warning("%s %r was lost: repeating", scope["method"], scope["path"])
             await asyncio.sleep(PAUSE_S)
+            made = await attempt()
+        for pause_s in READ_AGAIN_S:
+            if not (safe and reads and made.found_no_room):
+                break
+            await asyncio.sleep(pause_s)
             made = await attempt()
         await made.finish()
 
@@ -132,10 +142,11 @@ class _Attempt:
         receive: Receive,
         send: Send,
     ) -> None:
-        self._refusals, self._scope = refusals, {**scope, "headers": [*scope["headers"]]}
+        headers = [header for header in scope["headers"] if header[0] not in TO_SERVE]
+        self._refusals, self._scope = refusals, {**scope, "headers": headers}
         self._body, self._left = body, list(body.messages)
         self._receive, self._send = receive, send
-        self._gone = self._ended = self._streams = self._started = False
+        self._gone = self._ended = self._streams = self._started = self._bodiless = False
         self._refused: int | None = None  # the status of Serve's own answer
 
     async def run(self, app: ASGIApp) -> None:
@@ -148,6 +159,11 @@ class _Attempt:
     def is_lost(self) -> bool:
         """Whether it got no answer, and its client still waits."""
         return not (self._gone or self._started or self._refused)
+
+    @property
+    def found_no_room(self) -> bool:
+        """Whether Serve refused it, since too many are waiting."""
+        return self._refused == 503
 
     async def finish(self) -> None:
         """End an incomplete answer with an error."""
@@ -171,13 +187,16 @@ class _Attempt:
             if status in OF_SERVE and kind.startswith("text/plain"):
                 self._refused = status
                 return
+            if status == 408 and self._body.is_whole:  # it was lost on its way to the replica
+                self._bodiless = True
+                return
             turn_s = self._refusals.note(self._scope, self._body, status, headers)
             if turn_s is not None:
                 later = MutableHeaders(raw=list(message["headers"]))
                 later["retry-after"] = str(turn_s)
                 message = {**message, "headers": later.raw}
             self._started, self._streams = True, kind.startswith("text/event-stream")
-        elif self._refused:
+        elif self._refused or self._bodiless:
             return
         else:
             self._ended = not message.get("more_body", False)

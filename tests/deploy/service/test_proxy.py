@@ -199,6 +199,18 @@ def test_a_page_reads_a_refusal_only_of_a_request_with_a_key() -> None:
     assert "retry-after" in keyed.headers["access-control-expose-headers"]
 
 
+def test_what_only_reads_is_asked_again_where_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proxy, "READ_AGAIN_S", (0.0, 0.0))
+    app = Serve(says(503), says(503))
+    with serving(app) as url:
+        assert (httpx.get(f"{url}/health").status_code, app.calls) == (200, 3)
+    app = Serve(*[says(503)] * 9)
+    with serving(app) as url:
+        assert (httpx.get(f"{url}/health").status_code, app.calls) == (503, 3)
+
+
 def test_an_answer_of_the_application_passes_as_it_is() -> None:
     own = JSONResponse({"error": {"code": "its own"}}, 500)
     cors = PlainTextResponse("Disallowed CORS origin", 400)  # to a page's preflight
@@ -264,6 +276,15 @@ def test_trailers_are_read_past() -> None:
         told(url, head, *[b"x: " + b"y" * MAX_HEAD_BYTES + b"\r\n"] * 40)  # it is closed in the end
 
 
+def test_a_client_does_not_tell_serve_how_to_treat_it() -> None:
+    app = Serve()
+    own = {"X-Request-Timeout-Seconds": "0", "x-request-disconnect-disabled": "?1"}
+    with serving(app) as url:
+        for headers in ({}, own):
+            assert httpx.post(f"{url}{CHAT}", headers=headers).status_code == 200
+    assert app.headers[0] == app.headers[1]
+
+
 def test_headers_and_bodies_arrive_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     made, connection_made = list[BoundedProtocol](), BoundedProtocol.connection_made
 
@@ -313,6 +334,18 @@ def test_ray_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     config = uvicorn.Config(Serve())
     config.load()
     assert config.http_protocol_class is BoundedProtocol
+
+
+def test_a_body_that_did_not_reach_the_replica_is_sent_again() -> None:
+    late = JSONResponse({"error": {"code": "request_timeout"}}, 408)
+    app = Serve(late)
+    with serving(app) as url:
+        reply = httpx.post(f"{url}{CHAT}", content=b"x" * 10)
+        assert (reply.status_code, reply.json(), app.calls) == (200, {"bytes": 10}, 2)
+        app.answers = [late, late]
+        assert httpx.post(f"{url}{CHAT}", content=b"x").json()["error"]["code"] == "replica_lost"
+        app.answers = [late]  # it is the client that was late with a body that is not kept
+        assert httpx.post(f"{url}{CHAT}", content=b"x" * (3 << 20)).status_code == 408
 
 
 async def _ask(app: Any, path: str, size: int, rest: asyncio.Event | None = None) -> int | None:
