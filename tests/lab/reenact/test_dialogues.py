@@ -55,7 +55,7 @@ def test_every_call_is_on_record_and_every_step_the_recorded_one(policy: str) ->
 
 
 def test_a_call_that_is_not_on_record_is_named() -> None:
-    """Of a policy with another threshold, and of one that asks twice."""
+    """One policy has another threshold, one asks twice."""
     one = next(one for one in shipped() if one.policy == "bild")
     other = build_policy("bild", {**one.recording.parameters, "fallback": 0.95})
     with pytest.raises(CallMissing, match=r"gsm_symbolic-0: bild made a call .* small, after"):
