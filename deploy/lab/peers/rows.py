@@ -178,7 +178,7 @@ def _streams(
         spent = server.cpu_ms() + 1e3 * process_time() - before
         tokens = sum(answer.tokens for answer in answers)
         yield _figure(f"through REST, {streams} streams", who, tokens / seconds, "tokens/s")
-        yield _figure(f"CPU of a token, {streams} streams: all", who, spent / tokens, "ms")
+        yield _figure(f"CPU of a token, {streams} streams", who, spent / tokens, "ms")
         if streams == 16:
             first = 1e3 * _first_s(answers, 0.5)
             yield _figure("first text, 16 streams, p50", who, first, "ms")
