@@ -18,7 +18,7 @@ OUTCOMES: Final = "outcomes"  # the store's stream of outcomes
 OUTCOMES_OF: Final = "outcomes-of/"  # with a key's name: the stream of that key's requests
 OUTCOMES_OF_KEPT: Final = 2000  # entries of that stream
 REWARDS: Final = "rewards"  # a separate stream: many rewards of one answer displace no outcome
-QUESTION: Final = 2000  # characters kept of a question beside the messages
+QUESTION_KEPT: Final = 2000  # characters of a question beside the messages
 
 
 def record(
@@ -50,7 +50,7 @@ def record(
         "metadata": ask.labels.metadata,
         "key": choice.incoming.key,
         "messages": [] if nothing else [_message(one) for one in choice.messages],
-        "question": choice.question[:QUESTION],
+        "question": _beginning(choice.question),
         "steps": [step_json(response, index) for index in range(len(response.steps))],
         "calls": [call_json(call) for call in response.call_spans],
         "reasoning_content": response.thought,
@@ -80,6 +80,10 @@ def call_json(call: CallSpan) -> Json:
 def _message(message: Message) -> Json:
     rest = {name: value for name, value in asdict(message).items() if value or name == "content"}
     return {"role": message.role, **rest}
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= QUESTION_KEPT else f"{text[:QUESTION_KEPT]}…"
 
 
 def outcome(

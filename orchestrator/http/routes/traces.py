@@ -24,7 +24,7 @@ from orchestrator.http.routes.openapi import described
 from orchestrator.http.service import Service
 
 SEARCHED: Final = 2000  # of the latest outcomes, by a filter
-QUESTION: Final = 200  # characters of a question that the list shows
+QUESTION_LISTED: Final = 200  # characters of a question that the list shows
 _TRACE_ID: Final = r"[A-Za-z0-9._-]{1,128}"
 
 
@@ -106,7 +106,7 @@ async def _question(service: Service, trace_id: str) -> str | None:
         kept = await _kept(service, trace_id)
     except StoreError:
         return None
-    return None if kept is None else kept[1]["question"][:QUESTION]
+    return None if kept is None else kept[1]["question"][:QUESTION_LISTED]
 
 
 async def _kept(service: Service, trace_id: str) -> tuple[bytes, Json] | None:

@@ -56,7 +56,8 @@ def test_what_came_to_nothing_takes_little_room() -> None:
         failed, finished = (HTTP.get(f"{url}/v1/traces/{row['id']}").json() for row in listed(url))
     assert [one["content"] for one in finished["messages"]] == [one["content"] for one in turns]
     assert failed["messages"] == []
-    assert failed["question"] == finished["question"] == turns[-1]["content"][:2000]
+    shown = turns[-1]["content"][:2000] + "…"
+    assert failed["question"] == finished["question"] == shown
 
 
 def test_filters(url: str) -> None:
