@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from time import monotonic
@@ -119,6 +118,14 @@ Event = Exposure | Outcome | Reward
 _EVENT: Final = TypeAdapter[Event](Annotated[Event, Field(discriminator="kind")])
 
 
+def parse_event(line: bytes) -> Event | None:
+    """Return an event of the store; None if another program wrote the line."""
+    try:
+        return _EVENT.validate_json(line)
+    except ValidationError:
+        return None
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """One request under an experiment: its events so far; `rewards` by key."""
@@ -144,8 +151,7 @@ class OutcomeLog:
 
     def add(self, line: bytes, at: float) -> None:
         """Add one event from the store, which got it at the time `at` of its clock."""
-        with suppress(ValidationError):  # another program's entry is skipped
-            event = _EVENT.validate_json(line)
+        if (event := parse_event(line)) is not None:
             self.add_event(event.model_copy(update={"at": at}))
 
     def add_event(self, event: Event) -> None:

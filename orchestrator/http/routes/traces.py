@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from contextlib import suppress
 from typing import Annotated, Final
 
 from fastapi import FastAPI, Query, Request
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError
-from orchestrator.experiments.outcome_log import Outcome, Status
+from orchestrator.experiments.outcome_log import Outcome, Status, parse_event
 from orchestrator.http.body import Json
 from orchestrator.http.errors import HttpError
 from orchestrator.http.records import OUTCOMES, OUTCOMES_OF, trace_id_of, trace_name
@@ -62,9 +61,9 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
             stream = f"{OUTCOMES_OF}{request.state.caller.key}"
         found = list[Outcome]()
         for entry in await service.shared.store.newest(stream, SEARCHED):
-            with suppress(ValidationError):  # another program's entry is skipped
-                if wanted.fits(outcome := Outcome.model_validate_json(entry.event)):
-                    found.append(outcome)
+            event = parse_event(entry.event)
+            if isinstance(event, Outcome) and not event.shadow and wanted.fits(event):
+                found.append(event)
             if len(found) == wanted.count:
                 break
         questions = await asyncio.gather(*(_question(service, one.trace_id) for one in found))

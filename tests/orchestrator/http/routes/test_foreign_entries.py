@@ -19,6 +19,7 @@ from tests.orchestrator.serving import HTTP, post, service, serving, until
 
 ARMS = [{"name": "large", "policy": "large-only"}, {"name": "small", "policy": "small-only"}]
 OUTCOME = {"kind": "outcome", "trace_id": "abc", "at": 1.0, "ms": 1.0, "large_tokens": 1}
+THEIRS = {**OUTCOME, "trace_id": "foreign"}
 FOREIGN = [
     b"",
     b"\xff",
@@ -26,11 +27,11 @@ FOREIGN = [
     b"{}",
     b"[" * 20_000,
     b'{"kind": "other"}',
-    json.dumps({**OUTCOME, "ms": None}).encode(),
-    json.dumps({**OUTCOME, "large_tokens": [1]}).encode(),
-    json.dumps({**OUTCOME, "more": float("nan")}).encode(),
-    b'{"trace_id": "abc", "at": 1.0, "ms": 1e999}',
-    b'{"trace_id": "\\ud800", "at": 1.0}',
+    b'{"trace_id": "foreign", "at": 1}',
+    json.dumps({**THEIRS, "shadow": True}).encode(),
+    json.dumps({**THEIRS, "large_tokens": [1]}).encode(),
+    json.dumps({**THEIRS, "ms": float("inf"), "action": "foreign"}).encode(),
+    b'{"kind": "outcome", "trace_id": "foreign", "at": 1, "action": "foreign", "key": "\\ud800"}',
 ]
 PATHS = (
     "/v1/traces",
@@ -88,5 +89,8 @@ def test_whatever_lies_in_the_streams_what_is_ours_is_shown(
         asyncio.run(made.shared.store.append(stream, events, keep=100_000))
     trace = post(url).json()["baton"]["trace_id"]  # the page shows the newest ones
     until(lambda: trace in [row["id"] for row in shown(url)[0]["data"]])
-    history = shown(url)[2]["data"]
-    assert "experiment.start" in [entry.get("action") for entry in history]
+    traces, _, history, *_ = shown(url)
+    assert "foreign" not in [row["id"] for row in traces["data"]]
+    actions = [entry.get("action") for entry in history["data"]]
+    assert "experiment.start" in actions
+    assert "foreign" not in actions
