@@ -29,20 +29,22 @@ log = logging.getLogger(__name__)
 
 UPDATE_S: Final = 1.0  # seconds between two updates, at the least
 REST: Final = 30  # times as long as an update takes, until the next one
-REPORTS: Final = 16  # runs whose log and report are in memory
+REPORTS: Final = 16  # in memory, and logs of runs that have ended
 ITSELF: Final = AuditInfo(author="baton")
 _Input = tuple[Experiment, ExperimentState, int, str]
 """A report's document, state, and the number and position of its events."""
 
 
 class Experimenter(Background):
-    """The experiments of one replica."""
+    """The experiments of one replica. If the store has other contents, it forgets what it read."""
 
     def __init__(
         self, store: Store, runs: Runs, watcher: ConfigWatcher, registry: CollectorRegistry
     ) -> None:
         self._store, self.runs, self._watcher = store, runs, watcher
-        self._readers: LRUCache[RunKey, LogReader] = LRUCache(REPORTS)
+        self._read_from = ""  # the identity of the contents that were read
+        self._readers: dict[RunKey, LogReader] = {}  # of runs that have not ended
+        self._ended: LRUCache[RunKey, LogReader] = LRUCache(REPORTS)
         self._reports: LRUCache[RunKey, tuple[_Input, ExperimentReport]] = LRUCache(REPORTS)
         self._reporting = asyncio.Lock()
         self._stops = Counter(
@@ -59,7 +61,8 @@ class Experimenter(Background):
             UnknownPolicy: no experiment of this name. StoreError: the store is down.
         """
         run = await self.runs.find(name)
-        reader = self._readers.setdefault(run.key, LogReader(run))
+        self._forget_other_contents()
+        reader = self._readers.get(run.key) or self._ended.setdefault(run.key, LogReader(run))
         await reader.read(self._store)
         async with self._reporting:  # calls share one report until there are new events
             seen = (run.experiment, run.state, reader.events, reader.position)
@@ -71,17 +74,25 @@ class Experimenter(Background):
                 self._reports[run.key] = seen, made
         return run, made
 
+    def _forget_other_contents(self) -> None:
+        if (contents := self._watcher.current.identity) != self._read_from:
+            self._read_from = contents
+            for known in (self._readers, self._ended, self._reports):
+                known.clear()
+
     async def update(self) -> None:
         """Read new events; then stop arms and take the ramp's next step, if due.
 
         Raises:
             StoreError: the store is down.
         """
-        for run in self._watcher.current.experiments:
-            if not run.live:
-                continue
+        self._forget_other_contents()
+        running = {run.key: run for run in self._watcher.current.experiments if run.live}
+        for key in self._readers.keys() - running.keys():
+            del self._readers[key]
+        for key, run in running.items():
             self._stops.labels(run.name)  # a series that begins at 0 shows the first stop
-            reader = self._readers.setdefault(run.key, LogReader(run))
+            reader = self._readers.setdefault(key, LogReader(run))
             await reader.read(self._store)
             if run.experiment.adaptive:
                 requests = reader.outcomes.requests

@@ -230,8 +230,9 @@ class Planner:
         return RequestPlan(name, policy, GREEDY, version, overrides, speculation=wanted.speculation)
 
     async def _pinned(self, model: str) -> PublishedPolicy:
+        identity = self._watcher.current.identity
         try:
-            return await self._versions.find(model)
+            return await self._versions.find(model, identity=identity)
         except UnknownPolicy:
             raise no_model(model) from None
 

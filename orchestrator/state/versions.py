@@ -134,7 +134,7 @@ class PolicyVersions:
         defaults: Mapping[str, Mapping[str, Any]],
     ) -> None:
         self._store, self._policies, self._defaults = store, policies, defaults
-        self._cache: LRUCache[str, PublishedPolicy] = LRUCache(_CACHED)
+        self._cache: LRUCache[tuple[str, str], PublishedPolicy] = LRUCache(_CACHED)
 
     async def publish(self, given: Publication, info: AuditInfo) -> PolicyVersion:
         """Make a new version, and activate it if the publication says so.
@@ -212,19 +212,21 @@ class PolicyVersions:
         await self._store.commit(state.revision, Commit(audit, _pointers(target, earlier[known:])))
         return target
 
-    async def find(self, target: str) -> PublishedPolicy:
-        """Return a published version by `NAME@VERSION`; one that was read before, from a cache.
+    async def find(self, target: str, *, identity: str | None = None) -> PublishedPolicy:
+        """Return a published version by `NAME@VERSION`.
+
+        With the `identity` of the store's contents, a version that was read before comes from a
+        cache: it cannot have changed.
 
         Raises:
             UnknownPolicy: there is none. Unusable: it cannot be read, or is not valid.
         """
-        if (known := self._cache.get(target)) is None:
-            known = self._cache[target] = self._validated(target, await self._document(target))
-        return known
-
-    def forget(self) -> None:
-        """Empty the cache, since the store may hold other versions of the same names."""
-        self._cache.clear()
+        if identity is not None and (known := self._cache.get((identity, target))) is not None:
+            return known
+        published = self._validated(target, await self._document(target))
+        if identity is not None:
+            self._cache[identity, target] = published
+        return published
 
     async def look_up(self, target: str) -> ListedVersion:
         """Return a published version by `NAME@VERSION`, whether or not it can be used.

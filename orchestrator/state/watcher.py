@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ POLL_S: Final = 0.5
 FIRST_REFRESH_S: Final = 2 * TIMEOUT_S
 """Seconds that a starting replica waits for its first refresh."""
 
+_REVISION: Final = re.compile(r"([0-9a-f]+):([0-9]{1,18})")  # the identity, and a count of commits
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
@@ -44,6 +47,7 @@ class Configuration:
     `active` None: the deployment file's default. `latest` has the number of each policy's newest
     version, `experiments` the newest run of each. `set_aside` has, by name, the reason why an entry
     is not in effect; if it is the active version, `active` is the last one that could be used.
+    `identity` names the store's contents: a wiped or restored store has another one.
     """
 
     revision: str = ""
@@ -51,6 +55,7 @@ class Configuration:
     latest: Mapping[str, int] = field(default_factory=dict)
     experiments: tuple[Run, ...] = ()
     set_aside: Mapping[str, str] = field(default_factory=dict)
+    identity: str = ""
 
 
 class ConfigWatcher(Background):
@@ -62,7 +67,7 @@ class ConfigWatcher(Background):
         self._store, self._versions, self._runs = store, versions, runs
         self.current = Configuration()
         self.error: str | None = "the store has not been read yet"
-        self._confirmed = monotonic()
+        self._confirmed, self._restored = monotonic(), 0
         self._refreshing = asyncio.Lock()
         self._changes = Counter(
             "baton_config_changes",
@@ -112,7 +117,8 @@ class ConfigWatcher(Background):
     async def _read(self, state: StoreState) -> Configuration:
         if not state.revision:
             raise StoreError("the store is empty: it has been wiped")
-        self._versions.forget()  # an older backup may have been restored
+        if _went_back(self.current.revision, state.revision):  # an older backup was restored
+            self._restored += 1
         numbers, set_aside = newest_numbers(state)
         try:
             target = active(state)
@@ -121,7 +127,8 @@ class ConfigWatcher(Background):
             set_aside[ACTIVE], published = str(error), self.current.active
         found = await self._runs.read(state)
         set_aside |= {POINTER + name: why for name, why in found.set_aside.items()}
-        return Configuration(state.revision, published, numbers, found.runs, set_aside)
+        identity = f"{state.revision.partition(':')[0]}/{self._restored}"
+        return Configuration(state.revision, published, numbers, found.runs, set_aside, identity)
 
     async def _work(self) -> None:
         while True:
@@ -138,3 +145,11 @@ class ConfigWatcher(Background):
         if reason != self.error:
             log.warning("the last good configuration stays: %s", reason)
         self.error = reason
+
+
+def _went_back(before: str, now: str) -> bool:
+    """Return whether a revision is an earlier one of the same contents."""
+    former, latter = _REVISION.fullmatch(before), _REVISION.fullmatch(now)
+    if former is None or latter is None or former[1] != latter[1]:
+        return False
+    return int(latter[2]) < int(former[2])

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -126,6 +127,54 @@ def test_those_who_read_a_report_at_once_are_given_one(monkeypatch: pytest.Monke
         until(lambda: len(recorded(made)) == 4)
         assert show(url, "trial/report")["sample_ratio"] != shown[0]["sample_ratio"]
         assert computed == [1, 2]
+
+
+def test_events_that_a_restored_store_lacks_are_forgotten() -> None:
+    made = service()
+    with serving(made) as url:
+        start(url)
+        ask(url)
+        until(lambda: len(recorded(made)) == 2)
+        assert sum(show(url, "trial/report")["sample_ratio"]["counts"].values()) == 1
+        asyncio.run(made.shared.store.drop("outcomes/trial/1"))  # an older backup lacks them
+        watcher = made.shared.watcher
+        watcher.current = replace(watcher.current, identity="of the backup")
+        assert not any(show(url, "trial/report")["sample_ratio"]["counts"].values())
+
+
+async def test_the_log_of_a_run_is_read_once_however_many_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(experimenter, "REPORTS", 2)
+    made = service()
+    shared, reading, begun = made.shared, made.shared.store.read, list[str]()
+
+    async def read(stream: str, *, after: str = "", count: int = 1000) -> Any:
+        if not after:
+            begun.append(stream)
+        return await reading(stream, after=after, count=count)
+
+    monkeypatch.setattr(shared.store, "read", read)
+    names = [f"trial-{n}" for n in range(4)]
+    for n, name in enumerate(names):
+        group = {"name": "trials", "start": n / 4, "end": (n + 1) / 4}
+        trial = Experiment.parse({"name": name, "arms": ARMS, "group": group})
+        run = await shared.experimenter.runs.start(trial, AuditInfo())
+        await shared.store.append(run.stream, lines(0, 1), keep=9)
+    await shared.watcher.refresh()
+    for _ in range(3):
+        await shared.experimenter.update()
+    assert begun == [f"outcomes/{name}/1" for name in names]
+    await shared.experimenter.report("trial-0")
+    assert len(begun) == 4
+    await shared.experimenter.runs.stop("trial-0", AuditInfo())
+    await shared.watcher.refresh()
+    for _ in range(3):
+        await shared.experimenter.update()
+    assert len(begun) == 4
+    for _ in range(3):
+        await shared.experimenter.report("trial-0")  # whose log is kept no longer
+    assert begun[4:] == ["outcomes/trial-0/1"]
 
 
 def test_a_session_stays_with_its_arm() -> None:

@@ -11,7 +11,13 @@ import pytest
 import redis as plain
 import trustme
 
-from orchestrator.errors import ConfigError, StoreError, StoreUnavailable
+from orchestrator.errors import (
+    ConfigError,
+    InvalidRequest,
+    StoreError,
+    StoreUnavailable,
+    UnknownPolicy,
+)
 from orchestrator.experiments.documents import Experiment
 from orchestrator.http.records import OUTCOMES, REWARDS
 from orchestrator.http.service import Service
@@ -86,12 +92,18 @@ async def test_away_in_the_middle_and_wiped(redis: RedisServer) -> None:
     async with replica(redis) as made:
         await publish(made, 3)
         await until(lambda: version(made) == 1)
+        other = Publication(policy="bild", activate=False)
+        await made.shared.versions.publish(other, WHO)
         await planned(made, "specreason@1")
+        await planned(made, "bild@1")
+        await made.shared.versions.publish(other, WHO)
+        await until(lambda: made.shared.watcher.current.latest.get("bild") == 2)
         redis.stop()
         await until(lambda: made.shared.degraded is not None)
         made.shared.outbox.event(OUTCOMES, {"n": 1})
         assert await threshold(made) == 3
-        assert (await planned(made, "specreason@1")).version == 1  # has been read before
+        for pin in ("specreason@1", "bild@1"):
+            assert (await planned(made, pin)).version == 1  # has been read before
         with pytest.raises(StoreUnavailable):
             await planned(made, "specreason@2")
         redis.start()  # with nothing of what it held
@@ -103,6 +115,25 @@ async def test_away_in_the_middle_and_wiped(redis: RedisServer) -> None:
         await until(lambda: made.shared.degraded is None)
         assert await threshold(made) == 4
         assert (await planned(made, "specreason@1")).policy == (await planned(made, "baton")).policy
+
+
+async def test_what_a_wiped_store_lacks_comes_into_no_effect(redis: RedisServer) -> None:
+    async with replica(redis) as made:
+        await publish(made, 3)
+        await until(lambda: version(made) == 1)
+        await planned(made, "specreason@1")  # is remembered
+        redis.admin.flushall()
+        await until(lambda: made.shared.watcher.error == "the store is empty: it has been wiped")
+        for change in (made.shared.versions.activate("specreason@1", WHO),
+                       made.shared.versions.rollback(WHO, "specreason@1")):  # fmt: skip
+            with pytest.raises(UnknownPolicy):
+                await change
+        arms = [{"name": name, "policy": "specreason@1"} for name in ("one", "two")]
+        with pytest.raises(InvalidRequest, match="specreason@1"):
+            await made.shared.experimenter.runs.start(
+                Experiment.parse({"name": "trial", "arms": arms}), WHO
+            )
+        assert await made.shared.store.state() == StoreState()
 
 
 @pytest.mark.parametrize("renamed", [False, True])

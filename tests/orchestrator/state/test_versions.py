@@ -215,7 +215,7 @@ async def test_what_is_no_reference(what: str) -> None:
         await versions(MemoryStore()).find(what)
 
 
-async def test_a_version_is_read_once_until_it_is_forgotten() -> None:
+async def test_pins_are_remembered_for_as_long_as_the_contents_are_the_same() -> None:
     store = MemoryStore()
     one = versions(store)
     await one.publish(publication(threshold=1), ANNA)
@@ -226,9 +226,6 @@ async def test_a_version_is_read_once_until_it_is_forgotten() -> None:
         return await MemoryStore.documents(store, names)
 
     store.documents = documents  # type: ignore[method-assign]
-    for _ in range(3):
-        await one.find("specreason@1")
-    assert len(asked) == 1
-    one.forget()
-    await one.find("specreason@1")
-    assert len(asked) == 2
+    for identity in ("a", "a", "b", "a", None):
+        await one.find("specreason@1", identity=identity)
+    assert len(asked) == 3
