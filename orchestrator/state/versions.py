@@ -24,7 +24,7 @@ from cachetools import LRUCache
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import from_json
 
-from orchestrator.errors import InvalidRequest, UnknownPolicy, Unusable
+from orchestrator.errors import Conflict, InvalidRequest, UnknownPolicy, Unusable
 from orchestrator.loop.policy import Policy
 from orchestrator.state.store import AUDIT, Commit, Store, StoreState, change
 from orchestrator.validation import invalid_request
@@ -195,10 +195,10 @@ class PolicyVersions:
         Raises:
             InvalidRequest: there is nothing to roll back. UnknownPolicy: no such version.
             Unusable: it cannot be used any more; `to` may name another.
-            Conflict: the configuration changed in the same moment.
+            Conflict: another version became active in the same moment.
         """
-        state = await self._store.state()
-        earlier = active_before(state)
+        seen = await self._store.state()
+        earlier = active_before(seen)
         if to is not None:
             target = None if to == FILE else to
             known = earlier.index(target) + 1 if target in earlier else 0
@@ -208,9 +208,14 @@ class PolicyVersions:
             raise InvalidRequest("nothing was active before: there is nothing to roll back")
         if target is not None:
             await self.find(target)
-        audit = _audit("rollback", info, target or FILE, state, moved=True)
-        await self._store.commit(state.revision, Commit(audit, _pointers(target, earlier[known:])))
-        return target
+
+        async def plan(state: StoreState) -> tuple[Commit, str | None]:
+            if any(state.pointers.get(it) != seen.pointers.get(it) for it in (ACTIVE, PREVIOUS)):
+                raise Conflict("another client changed the active version; try again")
+            audit = _audit("rollback", info, target or FILE, state, moved=True)
+            return Commit(audit, _pointers(target, earlier[known:])), target
+
+        return await change(self._store, plan)
 
     async def find(self, target: str, *, identity: str | None = None) -> PublishedPolicy:
         """Return a published version by `NAME@VERSION`.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from orchestrator.errors import InvalidRequest, StoreError, UnknownPolicy
+from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
 from orchestrator.state.memory import MemoryStore
-from orchestrator.state.store import Store, StoreState
+from orchestrator.state.store import Commit, Store, StoreState
 from orchestrator.state.versions import (
     ACTIVE,
     LATEST,
@@ -123,6 +124,33 @@ async def test_a_rollback_by_name_forgets_what_it_leaves(store: Store) -> None:
     await one.rollback(ANNA)
     with pytest.raises(InvalidRequest, match="nothing to roll back"):
         await one.rollback(ANNA)
+
+
+async def test_a_rollback_waits_for_no_other_change_but_one_of_what_is_active(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryStore()
+    one, other = versions(store), versions(store)
+    for threshold in (1, 2, 3):
+        await one.publish(publication(threshold=threshold), ANNA)
+    committing = store.commit
+
+    async def first(change: Callable[[], Awaitable[object]]) -> str | None:
+        """Roll back; another replica's change comes first."""
+
+        async def commit_after(known: str, commit: Commit) -> str:
+            monkeypatch.setattr(store, "commit", committing)
+            await change()
+            return await committing(known, commit)
+
+        monkeypatch.setattr(store, "commit", commit_after)
+        return await one.rollback(ANNA)
+
+    unrelated = publication("bild", activate=False)
+    assert await first(lambda: other.publish(unrelated, ANNA)) == "specreason@2"
+    with pytest.raises(Conflict, match="changed the active version"):
+        await first(lambda: other.rollback(ANNA))
+    assert active(await store.state()) == "specreason@1"
 
 
 async def test_every_change_is_on_record(store: Store) -> None:
