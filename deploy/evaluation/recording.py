@@ -17,7 +17,7 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -41,6 +41,7 @@ from orchestrator.loop.events import Event, Metrics, RequestCompleted, StepCompl
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
+from orchestrator.state.versions import without_former
 from orchestrator.types import (
     Classification,
     Generation,
@@ -137,9 +138,10 @@ def parse(path: Path, head: dict[str, Any], rows: Iterable[Any]) -> Recording:
         ConfigError: they are none.
     """
     try:
-        return _HEAD.validate_python({**head, "calls": tuple(map(AnsweredCall.of, rows))})
+        read = _HEAD.validate_python({**head, "calls": tuple(map(AnsweredCall.of, rows))})
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not a recording of this version: {error}") from None
+    return replace(read, parameters=without_former(read.parameters))
 
 
 class RecordedWorker:

@@ -38,7 +38,7 @@ from orchestrator.experiments.documents import (
 )
 from orchestrator.loop.policy import Policy
 from orchestrator.state.store import Commit, Store, StoreState, change
-from orchestrator.state.versions import AuditInfo, PolicyVersions, build
+from orchestrator.state.versions import AuditInfo, PolicyVersions, build, without_former
 from orchestrator.validation import invalid_request
 from orchestrator.worker import check_method
 
@@ -271,6 +271,10 @@ class Runs:
         return replace(known, state=pointer.state)
 
     async def _loaded(self, number: int, experiment: Experiment) -> Run:
+        known = (
+            arm.model_copy(update={"params": without_former(arm.params)}) for arm in experiment.arms
+        )
+        experiment = experiment.model_copy(update={"arms": tuple(known)})
         run = Run(number, experiment, initial_state(0.0), {})
         try:
             run = replace(run, arms=await self._build(experiment))

@@ -37,7 +37,7 @@ FILE: Final = "default"
 
 _REFERENCE: Final = re.compile(r"([A-Za-z0-9._-]{1,64})@([1-9][0-9]{0,8})")
 _FORMER: Final = {"sure": None, "sure_at": 0.9, "probe": "", "probe_tokens": 16}
-"""Removed parameters of every policy, at their defaults: versions that were published have them."""
+"""Removed parameters of every policy, at their defaults: stored documents may have them."""
 _CACHED: Final = 256  # versions, those that requests pinned last
 _REMEMBERED: Final = 32  # formerly active versions, for rollbacks
 
@@ -119,8 +119,12 @@ def build(policies: Mapping[str, type[Policy]], name: str, params: Mapping[str, 
     """
     # Through JSON, since strict validation then accepts 1 as a float, but not "1". A type that only
     # YAML has (a date) becomes text, which no parameter accepts in its place.
-    known = dict(item for item in params.items() if item not in _FORMER.items())
-    return policies[name].model_validate_json(json.dumps(known, default=str), strict=True)
+    return policies[name].model_validate_json(json.dumps(params, default=str), strict=True)
+
+
+def without_former(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a stored document without removed ones that have no effect."""
+    return dict(item for item in params.items() if item not in _FORMER.items())
 
 
 class PolicyVersions:
@@ -297,6 +301,7 @@ class PolicyVersions:
             raise Unusable(f"{target}: the store holds {document.reference[:80]} in its place")
         if document.policy not in self._policies:
             raise Unusable(f"{target}: there is no such policy any more")
+        document = document.model_copy(update={"params": without_former(document.params)})
         try:
             policy = build(self._policies, document.policy, document.params)
         except ValidationError as error:

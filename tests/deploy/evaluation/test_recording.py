@@ -106,6 +106,12 @@ async def test_steps_that_are_no_longer_made_are_a_difference() -> None:
     assert "now nothing" in str(difference)
 
 
+async def test_a_recording_with_parameters_that_no_longer_exist_is_replayed() -> None:
+    recording, _, _ = await record(SpecReason())
+    former = replace(recording, parameters={**recording.parameters, "probe": ""})
+    assert read_again(former) == recording
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [

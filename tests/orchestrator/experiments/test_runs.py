@@ -24,6 +24,7 @@ from orchestrator.state.store import AUDIT, Store
 from orchestrator.state.versions import AuditInfo, PolicyVersions, Publication
 from orchestrator.state.watcher import ConfigWatcher
 from policies import POLICIES
+from tests.orchestrator.commits import commit
 
 ME = AuditInfo(author="ada", key="12345678", note="try it")
 
@@ -297,6 +298,20 @@ async def test_a_pinned_version_that_cannot_be_built_any_more_takes_nothing_else
     assert "no such policy any more" in (run.error or "")
     with pytest.raises(InvalidRequest, match="no such policy any more"):
         await new.start(document(name="other", arms=arms), ME)
+
+
+async def test_arms_with_parameters_that_no_longer_exist_are_read_and_not_started() -> None:
+    store, params = MemoryStore(), {"threshold": 7.0, "probe": ""}
+    arms = [{"name": name, "policy": "specreason", "params": params} for name in ("a", "b")]
+    trial = document(arms=arms)
+    with pytest.raises(InvalidRequest, match="probe"):
+        await runs_of(store).start(trial, ME)
+    pointer = json.dumps({"run": 1, "state": initial_state(1.0).model_dump()}).encode()
+    written = {"experiment/trial/1": trial.model_dump_json().encode()}
+    await commit(store, {"experiment/trial": pointer}, written)
+    run = await runs_of(store).find("trial")
+    assert run.error is None
+    assert run.arms["a"].policy == POLICIES["specreason"](threshold=7)
 
 
 async def test_a_store_that_is_away_breaks_no_experiment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from orchestrator.state.versions import (
     Publication,
     active,
     active_before,
+    build,
     newest_numbers,
 )
 from policies import POLICIES
@@ -216,7 +217,13 @@ async def test_a_version_with_parameters_that_no_longer_exist_is_read(store: Sto
         document = json.dumps({**GOOD, "version": number, "params": params}).encode()
         await commit(store, {}, {f"policy/specreason/{number}": document})
     one = versions(store)
-    assert (await one.find("specreason@1")).policy == POLICIES["specreason"](threshold=7)
+    found = await one.find("specreason@1")
+    assert found.policy == POLICIES["specreason"](threshold=7)
+    assert build(POLICIES, "specreason", {**found.document.params, "first_n": 1})
+    for name, value in former.items():
+        if name != "threshold":  # no client may give them
+            with pytest.raises(InvalidRequest, match=name):
+                await one.publish(publication(**{name: value}), ANNA)
     with pytest.raises(StoreError, match="sure"):  # it did something
         await one.find("specreason@2")
 
