@@ -43,16 +43,18 @@ def fill(
     Raises:
         ConfigError: the weights are not those that the config describes.
     """
-    stored = {name for name in weights.names if not name.endswith(_COMPUTED)}
-    if config.tie_word_embeddings and stored >= {EMBEDDING, HEAD}:
-        if torch.equal(weights.read(HEAD), weights.read(EMBEDDING)):
-            stored.remove(HEAD)
+    stored = _stored_names(weights.names, tied=config.tie_word_embeddings)
+    if config.tie_word_embeddings and HEAD in stored:
+        if torch.equal(weights.read(stored[HEAD]), weights.read(stored[EMBEDDING])):
+            del stored[HEAD]
         else:  # as in transformers, what is stored counts
             config = config.model_copy(update={"tie_word_embeddings": False})
     expected = shapes(config)
+    lacking = expected.keys() - stored.keys()
+    unknown = {stored[name] for name in stored.keys() - expected.keys()}
     for different, problem in (
-        (expected.keys() - stored, "lacks weights that its config describes; fetch it again"),
-        (stored - expected.keys(), "has weights that its config does not describe; correct one"),
+        (lacking, "lacks weights that its config describes; fetch it again"),
+        (unknown, "has weights that its config does not describe; correct one of them"),
     ):
         if different:
             first = sorted(different)[:3]
@@ -61,12 +63,28 @@ def fill(
             raise ConfigError(f"the checkpoint {problem}: {shown}")
 
     def read(name: str) -> Tensor:
-        weight, shape = weights.read(name), expected[name]
+        weight, shape = weights.read(stored[name]), expected[name]
         if weight.shape != shape:
             raise ConfigError(f"{name} is {tuple(weight.shape)}, expected {shape}")
         return weight.to(device, dtype)
 
     return Network.build(config, read, packing, folder)
+
+
+def _stored_names(names: Set[str], *, tied: bool) -> dict[str, str]:
+    """The names that a checkpoint's tensors have there, by ours.
+
+    A base model is saved without the first part of its names; of tied weights either may be saved.
+    """
+    first = "" if any(name.startswith("model.") for name in names) else "model."
+    stored = {
+        name if name == HEAD else first + name: name
+        for name in names
+        if not name.endswith(_COMPUTED)
+    }
+    if tied and EMBEDDING not in stored and HEAD in stored:
+        stored[EMBEDDING] = stored[HEAD]
+    return stored
 
 
 class Safetensors:

@@ -130,15 +130,20 @@ def logits(network: Network) -> torch.Tensor:
         return target.prefill(0, IDS, num_logits=len(IDS)).logits
 
 
-@pytest.mark.parametrize("form", ["its own head", "in parts"])
+@pytest.mark.parametrize("form", ["its own head", "the head alone", "no first part", "in parts"])
 def test_a_checkpoint_is_read_in_every_form_that_transformers_reads(
     form: str, tmp_path: Path
 ) -> None:
     folder = stored(tmp_path)
     file = folder / "model.safetensors"
     tensors = load_file(file)
+    embedding = tensors["model.embed_tokens.weight"]
     if form == "its own head":  # of a tied model; what is stored counts
-        tensors["lm_head.weight"] = 2 * tensors["model.embed_tokens.weight"] + 1
+        tensors["lm_head.weight"] = 2 * embedding + 1
+    elif form == "the head alone":
+        tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    elif form == "no first part":
+        tensors = {name.removeprefix("model."): one for name, one in tensors.items()}
     parts = {"model.safetensors": tensors}
     if form == "in parts":
         file.unlink()
