@@ -90,6 +90,10 @@ class Backend(Protocol):
         """
         ...
 
+    async def end_ahead(self) -> None:
+        """End what still runs for texts whose calls have ended."""
+        ...
+
 
 class LocalBackend(Backend, Protocol):
     """A backend whose engine this process runs."""

@@ -158,6 +158,10 @@ class ModelWorker(Generic[AnyBackend]):
             scores.give(tokens[0])
         return verification(scores, call, segment, self.prompts, self.backend.ends, ms_since(began))
 
+    async def end_ahead(self) -> None:
+        """End what still runs for texts whose calls have ended, since it takes time from others."""
+        await self.backend.end_ahead()
+
     async def _read(self, call: Call) -> list[int]:
         """Return the ids of the call's transcript, once the backend is ready."""
         await self.backend.ready()

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import httpx
 from httpx_sse import aconnect_sse
@@ -49,11 +49,18 @@ Item = TextDelta | StepCompleted | EvaluatedAnswer
 METRICS, STEPS = TypeAdapter(Metrics), TypeAdapter(tuple[Step, ...])
 
 
+@runtime_checkable
+class RunsBetweenCalls(Protocol):
+    """A worker that may run ahead of the next call."""
+
+    async def end_ahead(self) -> None: ...
+
+
 class LocalClient:
     """Both workers in this process, without a server.
 
     `recording`: keep each answer's recording, unless a worker failed. `fresh`: no answer finds
-    another's prefix cached.
+    another's prefix cached, nor shares the machine with what runs ahead of another.
     """
 
     def __init__(
@@ -70,6 +77,9 @@ class LocalClient:
 
     async def stream(self, question: str, candidate: Candidate) -> AsyncGenerator[Item, None]:
         """Yield text and steps as they come, and the answer at the end."""
+        for worker in self._workers.values() if self._fresh else ():
+            if isinstance(worker, RunsBetweenCalls):
+                await worker.end_ahead()
         options, args, record = self._options, self._args, self._recording
         policy = policy_of(args, candidate)
         limits = Limits(

@@ -103,6 +103,9 @@ class BuiltinBackend:
             return None
         return MinTokens(wanted.text.criteria.min_tokens, wanted.text.late_ends, self._vocabulary)
 
+    async def end_ahead(self) -> None:
+        self.engine.end_ahead()
+
     @property
     def alive(self) -> bool:
         return self.engine.alive

@@ -63,7 +63,7 @@ class Engine:
         decoder.pause_with(self._serve_between_drafts)
         kinds = ("prompt", "cached", "generated", "emitted", "ahead", "adopted")
         self._counts = dict.fromkeys(("rounds", *(f"{kind}_tokens" for kind in kinds)), 0)
-        self._closing = False
+        self._closing = self._ending_ahead = False
         self._work = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -110,6 +110,11 @@ class Engine:
             "lossy": int(not self.decoder.lossless),
         }
         return self._counts | self.decoder.stats() | gauges
+
+    def end_ahead(self) -> None:
+        """Let no row run ahead any more that does now, after the step that is being made."""
+        self._ending_ahead = True
+        self._work.set()
 
     def close(self) -> None:
         """Stop the thread; requests in progress fail with `WorkerUnavailable`."""
@@ -173,6 +178,9 @@ class Engine:
 
     def _admit(self) -> None:
         """Give waiting requests their slots while rows are free."""
+        if self._ending_ahead:
+            self._ending_ahead = False
+            self._drop_ahead(self._ahead.rows)
         while self._waiting and len(self._prefilling) + len(self._decoding) < self.rows:
             if self._prefixes.copied - self._copied_before > COPIED:
                 break

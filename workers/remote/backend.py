@@ -287,6 +287,9 @@ class RemoteBackend:
             raise self._lacks("answers that are held to a form (structured_outputs, json_schema)")
         return body | fields | self._call_fields(call, able)
 
+    async def end_ahead(self) -> None:
+        await self._ahead.end()
+
     async def score(self, prompt: Prompt, wanted: Scoring) -> Scores:
         """Score by one request, and one for each id that its answer does not show."""
         ids, part, able = prompt.ids, wanted.part, await self.capabilities()

@@ -278,6 +278,9 @@ class VllmBackend:
         scores.usage = cost.usage()
         return scores
 
+    async def end_ahead(self) -> None:
+        await self._ahead.end()
+
     def _held(self, call: Call) -> dict[str, Any]:
         """Return the field for the call's grammar, which vLLM reads from the beginning of what it
         writes: an answer that has begun may continue only in free text before calls of tools."""

@@ -8,13 +8,14 @@ import httpx
 import pytest
 
 from deploy.evaluation.candidates import Candidate
-from deploy.evaluation.clients import HttpClient, LocalClient, ask
+from deploy.evaluation.clients import HttpClient, LocalClient, RunsBetweenCalls, ask
 from deploy.evaluation.service_client import error_of
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from orchestrator.errors import ConfigError, WorkerUnavailable
 from orchestrator.http.settings import ServiceLimits
 from tests.deploy.conftest import free_port
 from tests.workers.scripted import Scripted
+from workers.worker import ModelWorker
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -29,6 +30,26 @@ async def test_answers_that_are_timed_share_no_cached_prefix(fresh: bool) -> Non
     (first,), (second,) = owners
     assert (first != second) == fresh
     assert fresh or not first
+
+
+class Ahead(Scripted):
+    """Notes how many calls it had when it was to end what runs ahead."""
+
+    async def end_ahead(self) -> None:
+        self.__dict__.setdefault("ended", []).append(len(self.calls))
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+async def test_nothing_runs_ahead_of_one_answer_while_another_is_timed(fresh: bool) -> None:
+    assert issubclass(ModelWorker, RunsBetweenCalls)  # by the method's name
+    story = ("2+2 is 4.", "It is four.")
+    small, large = Ahead(story=story), Ahead(story=story)
+    client = LocalClient(load(DEFAULT_FILE).args, {"small": small, "large": large}, fresh=fresh)
+    await ask(client, "2+2?", Candidate.parse("small-only"))
+    made = len(small.calls)
+    await ask(client, "2+2?", Candidate.parse("large-only"))
+    assert vars(small).get("ended", []) == ([0, made] if fresh else [])
+    assert len(vars(large).get("ended", [])) == 2 * fresh
 
 
 async def test_the_deadline_of_a_service_does_not_end_answers_of_an_evaluation() -> None:

@@ -200,6 +200,21 @@ async def test_a_call_is_served_while_rows_wait_to_run_ahead(ahead: EngineWorker
     assert ahead.stats()["ahead_tokens"] - before <= AHEAD  # those after its end
 
 
+async def test_what_runs_ahead_can_be_ended(ahead: EngineWorker) -> None:
+    """By no call: it ends at once, and the next call writes what it would have written."""
+    call, engine = ask(), ahead.backend.engine
+    first = await run(ahead, call, StopCriteria(4))
+    await ahead.end_ahead()
+    async with asyncio.timeout(10):
+        while engine._ahead.rows:
+            await asyncio.sleep(0)
+    assert not engine.decoder.rows
+    answer = await run(ahead, behind(call, first.segment), StopCriteria(4))
+    whole = await run(ahead, replace(call, request="other"), StopCriteria(8))
+    assert answer.usage.adopted == 0
+    assert first.segment.tokens + answer.segment.tokens == whole.segment.tokens
+
+
 async def test_a_failure_while_running_ahead_harms_no_call(ahead: EngineWorker) -> None:
     call = ask()
     whole = await run(ahead, replace(call, request="other"), StopCriteria(8))

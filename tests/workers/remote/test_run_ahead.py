@@ -188,6 +188,15 @@ async def test_nothing_runs_ahead_beside_another_call(ahead: Any) -> None:
     assert len(app.requests) == 3
 
 
+async def test_what_runs_ahead_can_be_ended(ahead: Any) -> None:
+    worker, _ = ahead
+    await run(worker, QUESTION, StopCriteria(6))
+    ((stream,),) = worker.backend._ahead._running.values()
+    await worker.end_ahead()
+    assert not worker.backend._ahead
+    assert stream.is_closed
+
+
 async def test_a_stream_that_no_call_continues_ends(
     ahead: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

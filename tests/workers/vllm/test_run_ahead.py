@@ -72,6 +72,14 @@ async def test_texts_are_those_without(ahead: Any, builtin_small: Any) -> None:
     assert chains[0] == chains[1]
 
 
+async def test_what_runs_ahead_can_be_ended(ahead: Any) -> None:
+    await run(ahead, QUESTION, StopCriteria(6))
+    assert len(ahead.backend._ahead) == 1
+    await ahead.end_ahead()
+    assert not ahead.backend._ahead
+    assert ahead.stats()["live_rows"] == 0
+
+
 async def test_a_step_that_goes_on_makes_no_request(ahead: Any, requests: list[Any]) -> None:
     before = ahead.stats()["adopted_tokens"]
     first = await run(ahead, QUESTION, StopCriteria(6))
