@@ -46,13 +46,14 @@ _ABSENT = object()
 def check(document: Document) -> tuple[list[Finding], Deployment | None]:
     """Return the findings, and the deployment if its types are right."""
     faults, deployment = parse(document.data)
+    builder = (*APPLICATION, "import_path")
+    if document.at(builder, BUILDER) != BUILDER:  # then the args are another application's
+        faults = [one for one in faults if one[0][: len(ARGS)] != ARGS]
+        faults, deployment = [*faults, (builder, f"must be {BUILDER}")], None
     findings = [_finding(document, path, message) for path, message in faults]
     if deployment is None:
         return findings, None
     serve, args = deployment.serve, deployment.args
-    if serve.applications[0].import_path != BUILDER:
-        wrong = document.finding((*APPLICATION, "import_path"), f"must be {BUILDER}")
-        return [*findings, wrong], None
     findings += _serve_options(document, serve, args)
     findings += _overrides(document, serve, args)
     for name, spec in args.workers.by_name().items():

@@ -203,6 +203,14 @@ def found_in(large: str) -> tuple[bool, str]:
     return report.ok, "\n".join(map(str, report.findings))
 
 
+@pytest.mark.parametrize("args", ["{}", "{colour: red, workers: 2}"])
+def test_the_args_of_another_application_are_not_checked(args: str) -> None:
+    report = check("own.yaml", text=f"applications: [{{import_path: my.app:app, args: {args}}}]\n")
+    (found,) = report.findings
+    assert (found.field, found.level) == ("applications.0.import_path", "error")
+    assert found.message == "must be deploy.app:build"
+
+
 @pytest.mark.parametrize("name", [*FILES, *(f"kubernetes/overlays/{name}" for name in OVERLAYS)])
 def test_what_is_shipped_is_right(name: str, copied: Path) -> None:
     report = check(name)
