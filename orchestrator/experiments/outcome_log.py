@@ -23,7 +23,8 @@ from orchestrator.state.outbox import EVENTS_KEPT
 from orchestrator.state.store import Store
 
 Text = Annotated[str, Field(max_length=256)]
-Tokens = Annotated[int, Field(ge=0, lt=2**53)]
+MOST_TOKENS: Final = 2**53 - 1
+Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 Status = Literal["finished", "failed", "cancelled"]
 TimeName = Literal["ms", "first_step_ms"]
 TIMES: Final[tuple[TimeName, ...]] = ("ms", "first_step_ms")

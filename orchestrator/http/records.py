@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict, replace
 from typing import Final
 
-from orchestrator.experiments.outcome_log import Outcome, Status
+from orchestrator.experiments.outcome_log import MOST_TOKENS, Outcome, Status
 from orchestrator.http.api import APIS
 from orchestrator.http.ask import Choice
 from orchestrator.http.body import Json
@@ -105,13 +105,18 @@ def outcome(
         refused=error is not None and error["type"] == "invalid_request_error",
         ms=response.ms,
         first_step_ms=response.first_step_ms,
-        small_tokens=metrics.small_tokens,
-        large_tokens=metrics.large_tokens,
-        discarded_tokens=metrics.discarded_tokens,
-        prompt_tokens=max(0, metrics.prefill_tokens),
+        small_tokens=_count(metrics.small_tokens),
+        large_tokens=_count(metrics.large_tokens),
+        discarded_tokens=_count(metrics.discarded_tokens),
+        prompt_tokens=_count(metrics.prefill_tokens),
         accepted=metrics.acceptance_rate,
         key=choice.incoming.key,
     )
+
+
+def _count(tokens: int) -> int:
+    """Return a sum of what workers counted within an outcome's bounds."""
+    return min(max(0, tokens), MOST_TOKENS)
 
 
 def trace_id_of(answer: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from math import exp, inf
+from math import exp
 from typing import Any, NamedTuple
 
 from orchestrator.errors import Contradiction, WorkerUnavailable
@@ -186,9 +186,9 @@ def usage(answer: Mapping[str, Any], prompt: int, generated: int, *, shared: boo
 
 
 def _count(value: Any) -> int:
-    """Check a number of tokens; None is 0."""
+    """Check a number of tokens, which is below 2^53; None is 0."""
     if value is None:
         return 0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
         raise TypeError(f"a number of tokens is {str(value)[:40]!r}")
     return int(value)

@@ -542,6 +542,7 @@ WRONG: dict[str, tuple[ServerCapabilities | None, Reply]] = {
     "a reason that is a number": (TEXT_ONLY, stream(said("a"), {**said("b"), "finish_reason": 1})),
     "usage that is a list": (TEXT_ONLY, stream(said("a", "stop"), usage=[1, 2])),
     "usage in words": (TEXT_ONLY, stream(said("a", "stop"), usage={"prompt_tokens": "many"})),
+    "usage beyond any": (TEXT_ONLY, stream(said("a", "stop"), usage={"prompt_tokens": 2**53})),
     "endless usage": (TEXT_ONLY, data({"choices": [said("a", "stop")]}, ENDLESS)),
     "two choices of one number": (TEXT_ONLY, data({"choices": [said("a"), said("b", "stop")]})),
     "another choice alone": (TEXT_ONLY, stream({**said("a", "stop"), "index": 1})),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ from orchestrator.http.auth import Access, Keys
 from orchestrator.http.records import OUTCOMES_OF, REWARDS
 from orchestrator.http.routes import traces
 from orchestrator.state.memory import MemoryStore
-from tests.orchestrator.serving import HTTP, post, scripted, service, serving, until
+from orchestrator.types import Generation
+from orchestrator.worker import Delta
+from tests.orchestrator.serving import HTTP, STORY, post, scripted, service, serving, until
+from tests.workers.scripted import Scripted
 
 
 def listed(url: str, key: str = "", **params: Any) -> list[dict[str, Any]]:
@@ -58,6 +62,26 @@ def test_what_came_to_nothing_takes_little_room() -> None:
     assert failed["messages"] == []
     shown = turns[-1]["content"][:2000] + "…"
     assert failed["question"] == finished["question"] == shown
+
+
+class Costly(Scripted):
+    """Each call costs as much as a count may say."""
+
+    async def generate(self, *args: Any, **more: Any) -> AsyncIterator[Delta | Generation]:
+        async for item in super().generate(*args, **more):
+            if isinstance(item, Generation):
+                most = 2**53 - 1
+                item = replace(item, usage=replace(item.usage, prompt=most, generated=most))
+            yield item
+
+
+def test_whatever_a_request_cost_it_is_answered_and_listed() -> None:
+    with serving(service(large=Costly(story=STORY))) as url:
+        replies = [post(url, {"model": "large-only", "stream": on}) for on in (False, True)]
+        assert [reply.status_code for reply in replies] == [200, 200]
+        assert replies[1].text.endswith("data: [DONE]\n\n")
+        until(lambda: len(listed(url)) == 2)
+        assert [row["large_tokens"] for row in listed(url)] == [2**53 - 1] * 2
 
 
 def test_filters(url: str) -> None:
