@@ -145,7 +145,8 @@ class Server:
                     async for data in datas:
                         if data == "[DONE]":  # read on, so that the connection can be reused
                             with suppress(TimeoutError, httpx.HTTPError, BatonError, ValueError):
-                                await asyncio.wait_for(anext(datas, None), END_TIMEOUT_S)
+                                async with asyncio.timeout(END_TIMEOUT_S):
+                                    await anext(datas, None)
                             return
                         answer = self._answer(_parsed(data))
                         model = self._same_model(answer, model)

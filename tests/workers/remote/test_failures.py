@@ -37,7 +37,7 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Delta
 from workers.embedded.checkpoints import resolve
-from workers.remote import backend
+from workers.remote import backend, server
 from workers.remote.backend import RemoteBackend
 from workers.remote.capabilities import ServerCapabilities
 from workers.remote.dialects.llama_cpp import LLAMA_CPP
@@ -574,6 +574,24 @@ async def test_a_wrong_answer_is_an_error_that_names_the_server_or_is_asked_for_
                 with pytest.raises(WorkerError):
                     await write(worker, stream=streamed)
             assert len(behind.bodies) == 1 + isinstance(caught.value, WorkerUnavailable)
+
+
+async def test_a_cancellation_just_as_a_stream_ends_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ends(*_: Any) -> AsyncIterator[str]:
+        yield "[DONE]"
+        reading.cancel()
+
+    async def read(remote: Server) -> None:
+        assert [chunk async for chunk in remote.events("/completions", {})] == []
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(server, "events", ends)
+    async with odd(data("[DONE]")) as (_, worker):
+        reading = asyncio.create_task(read(worker.backend.server))
+        await asyncio.wait({reading}, timeout=10)
+        assert reading.cancelled()
 
 
 @pytest.mark.parametrize("off", [-3, 2])
