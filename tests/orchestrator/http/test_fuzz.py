@@ -45,6 +45,20 @@ KINDS = [(operation, GenerationMode.POSITIVE) for operation in OPERATIONS] + [
 ]
 CASES = int(os.environ.get("FUZZ_CASES", "300")) // len(KINDS)
 CHECKS = (not_a_server_error, content_type_conformance, response_schema_conformance)
+OPEN = {"GET /health", "GET /ready"}
+USERS = {  # what an API key may do
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "POST /v1/responses",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
+    "POST /v1/feedback",
+    "POST /v1/requests/{request_id}/answer",
+    "GET /v1/models",
+    "GET /v1/models/{model}",
+    "GET /v1/traces",
+    "GET /v1/traces/{trace_id}",
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +76,18 @@ def closed() -> Iterator[str]:
         yield url
 
 
-def send(operation: Any, mode: GenerationMode, cases: int, url: str, key: str = "") -> None:
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+def send(operation: Any, mode: GenerationMode, cases: int, url: str, key: str = "") -> list[int]:
+    """Send requests; return the statuses of the answers."""
+    headers, statuses = {"authorization": f"Bearer {key}"} if key else {}, list[int]()
 
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(max_examples=cases, suppress_health_check=list(HealthCheck))
     def validate(case: Any) -> None:
-        case.call_and_validate(base_url=url, headers=headers, checks=CHECKS, timeout=120)
+        reply = case.call_and_validate(base_url=url, headers=headers, checks=CHECKS, timeout=120)
+        statuses.append(reply.status_code)
 
     validate()
+    return statuses
 
 
 @pytest.mark.timeout(3600)
@@ -81,8 +98,20 @@ def test_every_answer_has_the_form_that_is_described(
     send(operation, mode, CASES, url)
 
 
-@pytest.mark.parametrize("key", ["sk-user", "sk-eye", "sk-none"])
+def refusal(label: str, key: str) -> int | None:
+    """The status with which a key is refused; None: it may do that."""
+    if label in OPEN or key == "sk-admin":
+        return None
+    if key == "sk-none":
+        return 401
+    may = label in USERS if key == "sk-user" else label.startswith("GET ")
+    return None if may else 403
+
+
+@pytest.mark.parametrize("key", ["sk-user", "sk-eye", "sk-admin", "sk-none"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.label)
-def test_so_is_every_answer_where_there_are_keys(closed: str, operation: Any, key: str) -> None:
+def test_a_key_does_what_its_kind_may(closed: str, operation: Any, key: str) -> None:
     """Whose key it is counts before anything else, so one case tells."""
-    send(operation, GenerationMode.POSITIVE, 1, closed, key)
+    statuses = send(operation, GenerationMode.POSITIVE, 1, closed, key)
+    refused = {status if status in (401, 403) else None for status in statuses}
+    assert refused == {refusal(operation.label, key)}
