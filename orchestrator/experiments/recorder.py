@@ -54,6 +54,7 @@ class EventRecorder:
 
     def reward(self, record: Mapping[str, Any], reward: Reward) -> None:
         """Record a reward for the answer whose trace is `record`."""
-        name, number = record.get("experiment"), record.get("run")
-        if isinstance(name, str) and isinstance(number, int):
-            self._outbox.event(outcome_stream(name, number), reward.model_dump())
+        number = record.get("run")
+        if reward.experiment is not None and isinstance(number, int):
+            stream = outcome_stream(reward.experiment, number)
+            self._outbox.event(stream, reward.model_dump())

@@ -92,8 +92,8 @@ def create_app(service: Service) -> FastAPI:
         # Without the store, the answer's key and arm are unknown: 503.
         _, record = await read_record(service, request, body.trace_id)
         key, ttl_s = request.state.caller.key, service.settings.trace_ttl_s
+        event = reward(body, record, key)
         if await record_if_first(service.shared.outbox, body, key, ttl_s):
-            event = reward(body, record, key)
             service.shared.outbox.event(REWARDS, event.model_dump())
             service.shared.recorder.reward(record, event)
         return JSONResponse({"object": "baton.feedback", **body.model_dump()})

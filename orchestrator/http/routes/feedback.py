@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from orchestrator.errors import Conflict, StoreError
 from orchestrator.experiments.outcome_log import Reward
@@ -43,7 +43,7 @@ async def record_if_first(
         before = None
     # Another request may have rated it meanwhile.
     before = outbox.waiting(name) or before
-    if before is None:
+    if before is None or not _is_reward(before):
         outbox.put(name, value, ttl_s=ttl_s)
         return True
     if before != value:
@@ -51,16 +51,27 @@ async def record_if_first(
     return False
 
 
+def _is_reward(value: bytes) -> bool:
+    """Return whether a stored value is a rating: a store may hold anything."""
+    try:
+        return 0 <= float(value) <= 1
+    except ValueError:
+        return False
+
+
 def reward(feedback: Feedback, record: Mapping[str, Any], key: str | None) -> Reward:
     """Return the event of a rating by `key` (8 hex digits of its digest); `record` is the answer's
-    trace."""
-    about: dict[str, Any] = {
-        name: record.get(name) for name in ("policy", "version", "experiment", "arm")
+    trace, whose invalid fields are left out."""
+    fields = {name: record.get(name) for name in ("policy", "version", "experiment", "arm")}
+    fields |= {
+        "trace_id": trace_id_of(feedback.trace_id),
+        "at": time.time(),
+        "key": key,
+        "reward": feedback.reward,
     }
-    return Reward(
-        trace_id=trace_id_of(feedback.trace_id),
-        at=time.time(),
-        key=key,
-        reward=feedback.reward,
-        **about,
-    )
+    try:
+        return Reward.model_validate(fields)
+    except ValidationError as error:  # another program may have written the record
+        for wrong in error.errors():
+            del fields[str(wrong["loc"][0])]
+        return Reward.model_validate(fields)

@@ -1,4 +1,4 @@
-"""Foreign entries in the store's streams: every page skips them and shows what is ours."""
+"""Foreign entries in the store: every page skips them and shows what is ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.http.records import OUTCOMES, trace_name
+from orchestrator.http.records import OUTCOMES, REWARDS, trace_name
 from orchestrator.http.service import Service
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.store import AUDIT
@@ -58,6 +58,35 @@ def shown(url: str) -> list[Any]:
     replies = [HTTP.get(f"{url}{path}") for path in PATHS]
     assert [reply.status_code for reply in replies] == [200] * len(PATHS)
     return [reply.json() for reply in replies]
+
+
+@pytest.mark.parametrize(
+    ("other", "rating"),
+    [({}, b"\xff"), ({"policy": [], "version": "x", "arm": "a b"}, None)],
+    ids=["rating", "record"],
+)
+def test_a_rating_among_foreign_values_counts(
+    held: tuple[Service, str], other: dict[str, Any], rating: bytes | None
+) -> None:
+    made, url = held
+    store = made.shared.store
+    trace = post(url).json()["baton"]["trace_id"]
+    until(lambda: asyncio.run(store.get(trace_name(trace))))
+    record = {**HTTP.get(f"{url}/v1/traces/{trace}").json(), **other}
+    asyncio.run(store.put(trace_name(trace), json.dumps(record).encode(), ttl_s=600))
+    if rating is not None:
+        asyncio.run(store.put(f"feedback/{trace}/anybody", rating, ttl_s=600))
+    given = {"trace_id": trace, "reward": 1}
+    for _ in range(2):
+        assert HTTP.post(f"{url}/v1/feedback", json=given).status_code == 200
+    until(lambda: asyncio.run(store.newest(REWARDS, 1)))
+    (entry,) = asyncio.run(store.newest(REWARDS, 1))
+    event = json.loads(entry.event)
+    assert (event["trace_id"], event["reward"]) == (trace, 1)
+    assert event["experiment"] == "trial"
+    assert event["version"] == (None if other else 0)
+    refused = HTTP.post(f"{url}/v1/feedback", json={**given, "reward": 0})
+    assert refused.status_code == 409
 
 
 VALUES: Any = st.recursive(
