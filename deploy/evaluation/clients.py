@@ -82,11 +82,7 @@ class LocalClient:
                 await worker.end_ahead()
         options, args, record = self._options, self._args, self._recording
         policy = policy_of(args, candidate)
-        limits = Limits(
-            options.max_tokens or args.limits.max_tokens,
-            deadline_s=None,  # among many at once, an answer may take long
-            prices=args.prices,
-        )
+        limits = Limits(options.max_tokens or args.limits.max_tokens, prices=args.prices)
         name = secrets.token_hex(8)
         request = Request(
             name,

@@ -165,7 +165,7 @@ async def drafts(recording: Recording) -> list[RecordedDraft]:
                             transcript,
                             segment,
                             replace(criteria, min_confidence=0.0),
-                            replace(recording.limits, deadline_s=None),
+                            recording.limits,
                         )
                         found.append(draft)
     return found

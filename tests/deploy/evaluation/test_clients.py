@@ -12,7 +12,6 @@ from deploy.evaluation.clients import HttpClient, LocalClient, RunsBetweenCalls,
 from deploy.evaluation.service_client import error_of
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from orchestrator.errors import ConfigError, WorkerUnavailable
-from orchestrator.http.settings import ServiceLimits
 from tests.deploy.conftest import free_port
 from tests.workers.scripted import Scripted
 from workers.worker import ModelWorker
@@ -50,15 +49,6 @@ async def test_nothing_runs_ahead_of_one_answer_while_another_is_timed(fresh: bo
     await ask(client, "2+2?", Candidate.parse("large-only"))
     assert vars(small).get("ended", []) == ([0, made] if fresh else [])
     assert len(vars(large).get("ended", [])) == 2 * fresh
-
-
-async def test_the_deadline_of_a_service_does_not_end_answers_of_an_evaluation() -> None:
-    large = Scripted(story=("2+2 is 4.", "It is four."), delay=0.02)
-    limits = ServiceLimits(deadline_s=0.001)
-    args = load(DEFAULT_FILE).args.model_copy(update={"limits": limits})
-    client = LocalClient(args, {"large": large})
-    answer = await ask(client, "2+2?", Candidate.parse("large-only"))
-    assert answer.text == "It is four."
 
 
 async def test_a_stream_may_hold_what_unicode_calls_an_end_of_a_line() -> None:
