@@ -51,7 +51,7 @@ class Stepwise(Policy):
         yield from self.answer(transcript)
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
-        """Add one more step, or several."""
+        """Add one more step."""
         raise NotImplementedError
 
     def answer(self, transcript: Transcript) -> Script[Transcript]:

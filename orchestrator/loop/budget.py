@@ -27,7 +27,7 @@ AUTO = "auto"
 NUDGE = Segment("policy", "Answer: ")
 """The beginning of an answer if a model ends its turn with a thought and no answer."""
 LEAST_CALL = 16
-"""The fewest tokens of a call that a soft budget ends: they hold at least one whole character."""
+"""The fewest tokens of a call that a soft budget ends: a shorter one is hardly worth a call."""
 
 
 class Budget:
