@@ -111,7 +111,7 @@ class Executor:
                 async for item in items:
                     yield item
                 return
-            # Items are read at once, since a worker drops a call that is not read.
+            # A task reads the items, so that the action runs beside the prefills.
             early: asyncio.Queue[TextDelta | ActionCompleted | None] = asyncio.Queue()
             reading = asyncio.create_task(_read(items, early))
             try:
