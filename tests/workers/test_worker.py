@@ -66,8 +66,15 @@ async def written(
     ],
 )
 async def test_a_text_goes_on_wherever_it_broke_off(
-    prompts: PromptRenderer, text: str, criteria: StopCriteria, finish: str
+    prompts: PromptRenderer,
+    text: str,
+    criteria: StopCriteria,
+    finish: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    form = object()
+    monkeypatch.setattr(PromptRenderer, "thinks", lambda *_: False)
+    monkeypatch.setattr(PromptRenderer, "calls_of", lambda *_: form)
     backend = Writing(prompts, text)
     deltas, whole = await written(backend, criteria, merge_deltas([]))
     assert whole.segment.finish == finish
@@ -80,14 +87,21 @@ async def test_a_text_goes_on_wherever_it_broke_off(
         assert merge_deltas([received, *rest]) == merge_deltas(deltas)
         assert again.usage.prompt == whole.usage.prompt
         assert again.usage.generated == len(whole.segment.tokens)
+        assert again.ms > 0
+        assert not again.thinks
+        assert again.calls is form
         if count == len(deltas) and finish in ("until", "length"):  # only its end was lost
             assert backend.asked == []
             continue
         (prompt,) = backend.asked
         assert prompt.ids == [*asked.ids, *received.tokens]
         assert prompt.call.transcript.text == received.text
-        assert again.usage.cached <= again.usage.prompt
+        read = len(prompt.ids) - 1  # with the text so far, which is none of the caller's prompt
+        assert again.usage.cached == min(read, again.usage.prompt)
         assert again.provenance is not None
+        n = len(received.tokens)
+        assert again.provenance.origins[:n] == "?" * n
+        assert len(again.provenance.origins) == len(whole.segment.tokens)
         assert sum(again.provenance.lengths) == len(whole.segment.text)
         assert again.provenance.drafted_at == (1,)
 
