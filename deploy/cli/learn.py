@@ -16,9 +16,9 @@ from deploy.cli.common import Config, bar, lossy, print_table, wide_console, wri
 from deploy.evaluation.cached_worker import opened_pair
 from deploy.evaluation.gate_learning import FittedModel, GateExample, by_question, examples, fit
 from deploy.evaluation.grading import Grader
-from deploy.evaluation.json_lines import brief
+from deploy.evaluation.json_lines import brief, is_of
 from deploy.evaluation.problems import EXTERNAL, for_figures, load_problems
-from deploy.evaluation.recording import Recording, load
+from deploy.evaluation.recording import KIND, Recording, load
 from deploy.launch.deployment_file import DEFAULT_FILE, load_args
 from deploy.service.calibration import to_be_extended
 from deploy.service.extras import want
@@ -127,18 +127,13 @@ async def _examples(
 
 
 def _recordings(place: Path, settings: dict[str, Any]) -> list[Recording]:
-    """The recordings of a folder and those in it.
+    """The recordings of a folder and those in it, among other files.
 
     Raises:
         ConfigError: there are none, or one is of another pair, or of problems that figures are
             measured on.
     """
-    # Rows of evaluations may be there, and answers that this command keeps.
-    paths = [
-        path
-        for path in sorted(place.glob("**/*.jsonl"))
-        if path.name != "rows.jsonl" and not path.name.endswith(".calls.jsonl")
-    ]
+    paths = [path for path in sorted(place.glob("**/*.jsonl")) if is_of(path, KIND)]
     if not paths:
         raise ConfigError(f"{place}: expected recordings, found none (baton eval --recordings)")
     external = {one.question for one in load_problems(str(EXTERNAL), None, 0)}
@@ -146,7 +141,8 @@ def _recordings(place: Path, settings: dict[str, Any]) -> list[Recording]:
     for path in paths:
         recording = load(path)
         about = recording.about
-        if for_figures(about.get("problems", "")) or recording.question in external:
+        asked = {recording.question, *(message.content for message in recording.messages)}
+        if for_figures(about.get("problems", "")) or not external.isdisjoint(asked):
             raise ConfigError(
                 f"{path}: expected recordings to learn from, found a question of "
                 f"{about.get('problems', 'builtin:strangers')}, on which figures are measured: "

@@ -29,6 +29,20 @@ def read_rows(path: Path, kind: str) -> tuple[dict[str, Any], list[Any]]:
     return settings, rows
 
 
+def is_of(path: Path, kind: str) -> bool:
+    """Return whether the first line of a file has the key that marks files of a kind.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    with _named(path), path.open(encoding="utf-8-sig", errors="replace") as file:
+        try:
+            head = json.loads(file.readline())
+        except ValueError:
+            return False
+    return isinstance(head, dict) and kind in head
+
+
 def _parsed(path: Path, kind: str, text: str) -> tuple[dict[str, Any], list[Any], str]:
     """Return the settings, the rows, and the text up to the end of the last whole row."""
     head, *lines = text.split("\n")

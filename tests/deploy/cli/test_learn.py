@@ -16,6 +16,7 @@ from deploy.evaluation.recording import Recording, dumps
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.calibration import read
 from deploy.service.notes import settings_of
+from orchestrator.types import Message
 from policies.gate import Gate
 from policies.learned_gate import LearnedGate
 from policies.specreason import SpecReason
@@ -76,8 +77,20 @@ def leave(folder: Path, recording: Recording, **about: Any) -> None:
 
 def test_a_folder_without_recordings_is_refused(baton: Any, tmp_path: Path) -> None:
     assert "expected recordings, found none" in refused(baton, tmp_path)
-    (tmp_path / "o.calls.jsonl").write_text("{}\n")
+    texts = {"o.calls": "{}\n", "rows": "no JSON", "mine": '[{"a": 1}]', "empty": ""}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\n")
     assert "expected recordings, found none" in refused(baton, tmp_path)
+
+
+async def test_other_files_beside_recordings_are_passed_over(baton: Any, tmp_path: Path) -> None:
+    recording, *_ = await record(SpecReason())
+    (tmp_path / "a.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    leave(tmp_path, recording, problems="builtin:heldout")
+    assert "one.jsonl: expected recordings to learn from" in refused(baton, tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"baton_recording": 99}\n')
+    assert "a.jsonl: expected rows" in refused(baton, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +109,11 @@ async def test_nothing_is_learned_from_problems_of_figures(
 async def test_no_question_of_figures_is_learned_from(baton: Any, tmp_path: Path) -> None:
     recording, *_ = await record(SpecReason())
     question = load_problems("builtin:strangers", 1, 0)[0].question
-    leave(tmp_path, replace(recording, question=question))
+    turns = (Message("user", question), Message("assistant", "4"), *recording.messages)
     said = "one.jsonl: expected recordings to learn from, found a question of builtin:str"
-    assert said in refused(baton, tmp_path)
+    for one in (replace(recording, question=question), replace(recording, messages=turns)):
+        leave(tmp_path, one)
+        assert said in refused(baton, tmp_path)
 
 
 def test_a_lossy_pair_teaches_nothing(baton: Any, tmp_path: Path) -> None:
