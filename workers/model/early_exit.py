@@ -121,8 +121,8 @@ class EarlyExitHead:
         self.adapter, self.layer = adapter, shape.exit_layer
         self.attention = Attention(
             RMSNorm(adapter.before.weight, epsilon),
-            Linear([adapter.query.weight, adapter.key.weight, adapter.value.weight]),
-            Residual(Linear([adapter.out.weight])),
+            _product(adapter.query, adapter.key, adapter.value),
+            Residual(_product(adapter.out)),
             Heads(shape.heads, shape.key_heads, shape.head_size, shape.head_size**-0.5),
             cache_layer,
         )
@@ -131,8 +131,8 @@ class EarlyExitHead:
         if shape.feed_forward:
             self.feed_forward = FeedForward(
                 RMSNorm(adapter.between.weight, epsilon),
-                Linear([adapter.gate.weight, adapter.up.weight]),
-                Residual(Linear([adapter.down.weight])),
+                _product(adapter.gate, adapter.up),
+                Residual(_product(adapter.down)),
                 silu,
             )
         self.after = RMSNorm(adapter.after.weight, epsilon)
@@ -147,3 +147,12 @@ class EarlyExitHead:
     def update_cache(self, x: Tensor, views: Mapping[AttentionKind, View], cache: KVCache) -> None:
         """Cache the keys and values of x [rows, n, width] alone."""
         self.attention.update_cache(x, views[self.kind], cache)
+
+
+def _product(*layers: nn.Linear) -> Linear:
+    """Return the layers as one matrix product; their weights become views of its weight."""
+    product = Linear([layer.weight for layer in layers])
+    parts = product.weight.t().split([layer.out_features for layer in layers])
+    for layer, part in zip(layers, parts, strict=True):
+        layer.weight = nn.Parameter(part, requires_grad=False)
+    return product

@@ -264,6 +264,10 @@ def test_methods_share_the_one_early_exit_of_a_model() -> None:
     layers = len(target.cache.data)
     again = Kangaroo(target, adapter=make_adapter())
     assert len(target.cache.data) == layers
+    head = target.early_exit
+    assert head is not None
+    held = head.attention.qkv.weight.untyped_storage().data_ptr()
+    assert head.adapter.query.weight.untyped_storage().data_ptr() == held  # weights are held once
     both = Decoder(target, {"kangaroo": loop.method, "again": again})
     made = generate(both, [[5, 9, 2, 7]] * 2, 12, methods=[None, "again"])
     assert made == [generate(kangaroo(), [[5, 9, 2, 7]], 12)[0]] * 2
