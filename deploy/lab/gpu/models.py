@@ -101,7 +101,9 @@ def builtin_worker(shape: str, root: Path, device: str, rows: int) -> Any:
         known = shapes(config)
 
         def read(name: str) -> torch.Tensor:
-            weight = torch.ones(known[name], dtype=torch.bfloat16, device=device)
+            size = known[name]
+            norm = len(size) == 1 and not name.endswith(".bias")
+            weight = torch.full(size, float(norm), dtype=torch.bfloat16, device=device)
             return weight.normal_(std=0.02) if weight.dim() > 1 else weight
 
         return Network.build(config, read)
