@@ -98,7 +98,11 @@ class FeatureHead(FeatureMaps):
             raise ValueError(f"{folder} is for {kind}, and the target needs {wanted}")
         stored = {name: tuple(one.shape) for name, one in state.items()}
         if different := sorted({name for name, _ in shapes.items() ^ stored.items()}):
-            raise ValueError(f"{folder} does not fit the target: {', '.join(different[:3])}")
+            name = different[0]
+            raise ValueError(
+                f"{folder} does not fit the target: {name} is {stored.get(name)}, "
+                f"expected {shapes.get(name)}"
+            )
         device, dtype = network.embedding.device, network.dtype
         return cls(network.config, lambda name: state[name].to(device, dtype))
 
