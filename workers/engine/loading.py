@@ -98,7 +98,7 @@ def load(model: str | Path, **options: Unpack[BuiltinOptions]) -> EngineWorker[B
     loaded = open_target(model, **chosen)
     methods = _build_methods(loaded, chosen["speculation"] or {}, *chosen["also"])
     decoder = Decoder(loaded.target, methods)
-    give_back()  # what the weights took before they were fused or packed
+    give_back()  # what the head, the drafters and the vocabulary took while they were read
     if threads is None and chosen["device"] == "cpu" and loaded.is_small:
         threads = 1
     engine = Engine(
@@ -186,7 +186,7 @@ def open_target(model: str | Path, **options: Unpack[BuiltinOptions]) -> LoadedT
         raise ConfigError(f"{model} does not fit with its cache: {first_line(error)}") from error
 
     @cache
-    def load_draft(name: str) -> Any:
+    def load_draft(name: str) -> Network:
         folder = str(resolve(name))
         if load_tokenizer(folder).hash != tokenizer.hash:
             raise ConfigError(

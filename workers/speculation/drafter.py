@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from orchestrator.types import Sampling
+from workers.model.network import Network
 from workers.model.sampling import draw, gumbels, is_nan, nan_logits, warp
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.rng import DRAFT, key, uniform
 from workers.speculation.method import Method
 
-LoadModel = Callable[[str], Any]
+LoadModel = Callable[[str], Network]
 """Loads a checkpoint with the target's tokenizer, by name, on its device; caches models."""
 Child = tuple[int, int]
 """(index of the parent in its level, token)."""
@@ -287,13 +287,13 @@ class DraftModelMethod(DrafterMethod):
     """A method with a draft model; `draft` names its checkpoint."""
 
     def __init__(self, target: Target, load_model: LoadModel, draft: str) -> None:
-        model, vocabulary = load_model(draft), target.vocabulary
-        if model.config.vocab_size < vocabulary:
+        network, vocabulary = load_model(draft), target.vocabulary
+        if network.config.vocab_size < vocabulary:
             raise ValueError(
-                f"the draft model knows {model.config.vocab_size} tokens, the target {vocabulary}"
+                f"the draft model knows {network.config.vocab_size} tokens, the target {vocabulary}"
             )
         slots, max_len = target.cache.slots, target.max_len
-        model = Target(model, slots=slots, max_len=max_len, vocabulary=vocabulary)
+        model = Target(network, slots=slots, max_len=max_len, vocabulary=vocabulary)
         super().__init__(target, Drafter(model))
 
     def pause_with(self, serve: Callable[[], None]) -> None:
