@@ -4,9 +4,8 @@ A random number is a function of (seed, absolute position, purpose), not of a ge
 So a request draws the same numbers alone and in any batch, and so does plain decoding that resumes
 half-way. A remote server's generator does have a state; see `reseeded`.
 
-Drafts, and acceptance tests that look beyond the token they decide, are keyed by the position at
-which their *step* begins: the next step covers the positions of rejected drafts again, and needs
-independent numbers.
+Drafts are keyed by the position at which their *step* begins: the next step covers the positions of
+rejected drafts again, and needs independent numbers.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class ModelConfig(BaseModel):
         """Complete the content of a config.json that passed `check_family`.
 
         Raises:
-            ValueError: a value is missing or of another type.
+            ValueError: a value is missing or of another type, or keys contradict each other.
         """
         family = FAMILIES[written["model_type"]]
         defaults = DEFAULTS[family.kind]

@@ -14,7 +14,7 @@ class Linear:
     """Layers with the same input as one matrix product, their outputs concatenated.
 
     On a CPU in full precision the weight is laid out by inputs: a product with one vector then
-    reads memory from end to end, in four fifths of the time where the weights exceed the
+    reads memory from end to end, in four fifths of the time if the weights exceed the
     second-level cache. The kernels for half precision are slower with that layout.
     """
 

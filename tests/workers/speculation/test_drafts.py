@@ -205,8 +205,8 @@ def test_gumbel_numbers_are_independent_standard_ones() -> None:
 
 @pytest.mark.parametrize(("spread", "reference", "depth"), SPREADS)
 def test_a_round_drafts_with_numbers_of_its_own(spread: Any, reference: Any, depth: int) -> None:
-    """Two rounds cover the same positions. With the numbers of the position, what is drafted
-    second would be known to have been rejected, if a decision looked ahead."""
+    """Two rounds cover the same positions. With the numbers of the position, the second would be
+    drawn with the numbers of what was rejected."""
     count, vocabulary = 400, 64
     same = 0
     flat = torch.zeros(count, 1, vocabulary)
