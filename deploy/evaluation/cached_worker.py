@@ -64,10 +64,11 @@ class CachedWorker:
         """Continue the transcript; a cached generation comes in one piece."""
         key, cap = generation_key(call, criteria, sampling), criteria.max_tokens
         known: Delta | Generation | None = self._answered(key, cap)
-        if known is not None:
+        while known is not None:
             yield known
-            if isinstance(known, Generation):  # else a recorded reader stopped here
+            if isinstance(known, Generation):
                 return
+            known = self._find(key, cap)  # a recorded reader stopped here, and this one reads on
         made = self._model.generate(call, criteria, sampling, stream=stream)
         async with aclosing(made) as items:
             async for item in items:
@@ -95,7 +96,14 @@ class CachedWorker:
         return answer
 
     def _find(self, key: str | None, cap: int) -> Any:
-        return next((one.answer for one in self._known.get(key, ()) if one.serves(cap)), None)
+        """Return the first answer that serves; a text that a reader broke off does so once."""
+        known = self._known.get(key, [])
+        found = next((one for one in known if one.serves(cap)), None)
+        if found is None:
+            return None
+        if isinstance(found.answer, Delta):
+            known.remove(found)
+        return found.answer
 
     def _learn(self, key: str | None, cap: int, answer: AnyAnswer) -> AnyAnswer:
         if key is not None and self._find(key, cap) is None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from deploy.evaluation.cached_worker import CachedWorker
+from deploy.evaluation.calls import AnsweredCall, generation_key
+from deploy.evaluation.recording import CallMissing, NoModel
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
@@ -23,7 +25,7 @@ from orchestrator.types import (
     StopCriteria,
     Transcript,
 )
-from orchestrator.worker import Call, Worker
+from orchestrator.worker import Call, Delta, Worker
 from policies.specreason import SpecReason
 from tests.workers.scripted import Scripted
 
@@ -120,6 +122,27 @@ async def test_a_generation_that_ended_by_itself_serves_every_cap_that_holds_it(
     for _ in range(2):
         assert (await generated(cache, Sampling(), 1)).segment.finish == "length"
     assert (cache.live, cache.replayed) == (2, 2)
+
+
+async def test_a_text_that_a_reader_broke_off_is_given_once() -> None:
+    """If its reader reads on, the whole answer to the same call follows."""
+    call, criteria = Call("r", Transcript(ASKED)), StopCriteria(50, ("\n\n",))
+    whole = await generated(CachedWorker(Scripted(story=STORY)), Sampling())
+    part = Delta("First, ", (1,))
+    key = generation_key(call, criteria, Sampling())
+    assert key is not None
+    for answers, read in (((part, whole), [part, whole]), ((whole, part), [whole])):
+        known = [AnsweredCall("small", key, 50, answer) for answer in answers]
+        cache = CachedWorker(NoModel("small"), "small", known)
+        assert [item async for item in cache.generate(call, criteria, Sampling())] == read
+        assert await generated(cache, Sampling()) == whole
+        assert (cache.live, cache.replayed) == (0, 2)
+
+    cache = CachedWorker(NoModel("small"), "small", [AnsweredCall("small", key, 50, part)])
+    items = cache.generate(call, criteria, Sampling())
+    assert await anext(items) == part
+    with pytest.raises(CallMissing):
+        await anext(items)
 
 
 async def test_an_answer_that_had_to_match_a_form_serves_no_other_call() -> None:
