@@ -12,10 +12,12 @@ from typing import Any, Final
 
 from deploy.evaluation.candidates import build_policy
 from deploy.evaluation.recording import CallMissing, Recording, parse
+from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
 from orchestrator.types import Transcript
+from orchestrator.worker import Delta
 
 SHIPPED: Final = Path(__file__).parent / "dialogues.jsonl.xz"
 
@@ -73,12 +75,22 @@ def token_ids(transcript: Transcript) -> tuple[int, ...]:
 
 @cache
 def shipped() -> tuple[Dialogue, ...]:
-    """48 questions under five policies, as the pretrained pair answered them."""
+    """48 questions under five policies, as the pretrained pair answered them.
+
+    Raises:
+        ConfigError: one has an answer that is not whole.
+    """
     lines = map(json.loads, lzma.decompress(SHIPPED.read_bytes()).decode().splitlines())
     each: list[list[Any]] = []
     for line in lines:
         if isinstance(line, dict):
             each.append([])
         each[-1].append(line)
-    found = (parse(SHIPPED, head, rows) for head, *rows in each)
+    found = [parse(SHIPPED, head, rows) for head, *rows in each]
+    for one in found:
+        if any(isinstance(call.answer, Delta) for call in one.calls):
+            raise ConfigError(
+                f"{SHIPPED}: {one.about['id']} under {one.policy} has a text that was broken off, "
+                "and only whole answers can be played; leave it out"
+            )
     return tuple(Dialogue(one.policy, one.about["id"], one) for one in found)

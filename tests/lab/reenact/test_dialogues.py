@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import lzma
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from deploy.evaluation.candidates import build_policy
-from deploy.evaluation.recording import CallMissing
+from deploy.evaluation.recording import CallMissing, dumps
 from deploy.lab.call_costs import load_costs
-from deploy.lab.reenact import clock, rows
+from deploy.lab.reenact import clock, dialogues, rows
 from deploy.lab.reenact.dialogues import (
     SHIPPED,
     Answers,
     Dialogue,
     shipped,
 )
+from orchestrator.errors import ConfigError
 from orchestrator.loop.events import RequestCompleted
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
 from orchestrator.types import Step
+from orchestrator.worker import Delta
 
 POLICIES = ("large-only", "small-only", "specreason", "learned-gate", "bild")
 
@@ -52,6 +56,22 @@ def test_every_call_is_on_record_and_every_step_the_recorded_one(policy: str) ->
             assert not any(answers._known.values())
 
     clock.run(main())
+
+
+def test_a_text_that_was_broken_off_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = next(one for one in shipped() if one.policy == "bild").recording
+    broken = replace(one.calls[-1], answer=Delta("So ", (1,), (-0.1,)))
+    file = tmp_path / "dialogues.jsonl.xz"
+    monkeypatch.setattr(dialogues, "SHIPPED", file)
+    for calls, whole in ((one.calls, True), ((*one.calls, broken), False)):
+        file.write_bytes(lzma.compress(dumps(replace(one, calls=calls)).encode()))
+        if whole:
+            assert len(shipped.__wrapped__()) == 1
+        else:
+            with pytest.raises(ConfigError, match="under bild has a text that was broken off"):
+                shipped.__wrapped__()
 
 
 def test_a_call_that_is_not_on_record_is_named() -> None:
