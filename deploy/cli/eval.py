@@ -29,7 +29,7 @@ from deploy.cli.pair import Pair, large_speculation
 from deploy.evaluation.candidates import Candidate, lineup, policy_of
 from deploy.evaluation.clients import Client, HttpClient, RequestOptions, ask
 from deploy.evaluation.evaluate import Question, RunOptions, Turn, run
-from deploy.evaluation.evaluation_log import EvaluationLog
+from deploy.evaluation.evaluation_log import EvaluationLog, read
 from deploy.evaluation.grading import Grader
 from deploy.evaluation.plots import draw
 from deploy.evaluation.problems import load_problems
@@ -154,6 +154,11 @@ def evaluate(
     show(table, MAIN, console)
     show(table, WORK, console)
     console.print(notes(concurrency, method), style="dim")
+    if recordings is not None:
+        _, answers = read(path)
+        if lacking := sum("recording" not in row for row in answers):
+            said = f"{lacking} of {len(answers)} answers are not recorded"
+            console.print(f"{said}, since they or a worker failed", style="dim")
     if as_json is not None:
         write(as_json, json.dumps({"rows": table, **about}, indent=2) + "\n")
     if plot is not None:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from deploy.evaluation.call_log import CallLog
 from deploy.evaluation.calls import (
     AnsweredCall,
+    Refusal,
     classification_key,
     generation_key,
     verification_key,
@@ -68,7 +69,8 @@ class CachedWorker:
             yield known
             if isinstance(known, Generation):
                 return
-            known = self._find(key, cap)  # a recorded reader stopped here, and this one reads on
+            # A recorded reader stopped here, and this one reads on.
+            known = _unless_refused(self._find(key, cap))
         made = self._model.generate(call, criteria, sampling, stream=stream)
         async with aclosing(made) as items:
             async for item in items:
@@ -89,11 +91,15 @@ class CachedWorker:
         return known or self._learn(key, 0, await self._model.verify(call, segment, sampling, top))
 
     def _answered(self, key: str | None, cap: int = 0) -> Any:
-        """Count a call; return its cached answer, or None."""
+        """Count a call; return its cached answer, or None.
+
+        Raises:
+            ContextLengthExceeded, Unsupported: that was the answer.
+        """
         answer = self._find(key, cap)
         self.replayed += answer is not None
         self.live += answer is None
-        return answer
+        return _unless_refused(answer)
 
     def _find(self, key: str | None, cap: int) -> Any:
         """Return the first answer that serves; a text that a reader broke off does so once."""
@@ -111,6 +117,12 @@ class CachedWorker:
             self._known.setdefault(key, []).append(answered)
             self._keep(answered)
         return answer
+
+
+def _unless_refused(answer: Any) -> Any:
+    if isinstance(answer, Refusal):
+        raise answer.error()
+    return answer
 
 
 @asynccontextmanager

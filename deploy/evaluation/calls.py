@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter
 
+from orchestrator.errors import BatonError, ContextLengthExceeded, Unsupported
 from orchestrator.types import (
     ENDED,
     Classification,
@@ -28,10 +29,32 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Delta
 
-Answer = Generation | Classification | Verification | Delta
+REFUSALS: Final = (ContextLengthExceeded, Unsupported)
+"""The errors that are the answer to a call: its worker would give it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The error that a worker gave as its answer, one of `REFUSALS`."""
+
+    name: Literal["ContextLengthExceeded", "Unsupported"]
+    message: str
+
+    @classmethod
+    def of(cls, error: ContextLengthExceeded | Unsupported) -> Refusal:
+        full = isinstance(error, ContextLengthExceeded)
+        return cls("ContextLengthExceeded" if full else "Unsupported", str(error))
+
+    def error(self) -> BatonError:
+        kinds = {kind.__name__: kind for kind in REFUSALS}
+        return kinds[self.name](self.message)
+
+
+Answer = Generation | Classification | Verification | Delta | Refusal
 """A Delta is the text so far of a generation that its reader broke off."""
 KINDS: dict[str, TypeAdapter[Any]] = {
-    kind.__name__: TypeAdapter(kind) for kind in (Generation, Classification, Verification, Delta)
+    kind.__name__: TypeAdapter(kind)
+    for kind in (Generation, Classification, Verification, Delta, Refusal)
 }
 
 

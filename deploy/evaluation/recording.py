@@ -28,8 +28,10 @@ from pydantic import TypeAdapter
 
 from deploy.evaluation.cached_worker import CachedWorker
 from deploy.evaluation.calls import (
+    REFUSALS,
     Answer,
     AnsweredCall,
+    Refusal,
     classification_key,
     generation_key,
     verification_key,
@@ -145,7 +147,7 @@ def parse(path: Path, head: dict[str, Any], rows: Iterable[Any]) -> Recording:
 
 
 class RecordedWorker:
-    """A `Worker` that notes the answers of another; `failed`: whether one of its calls did."""
+    """A `Worker` that notes the answers of another; `failed`: whether a call had none."""
 
     def __init__(self, name: WorkerName, worker: Worker) -> None:
         self._name, self._worker, self.failed = name, worker, False
@@ -163,19 +165,24 @@ class RecordedWorker:
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncGenerator[Delta | Generation, None]:
-        answer: Delta | Generation = Delta("", ())
+        key_of, cap = partial(generation_key, call, criteria, sampling), criteria.max_tokens
+        heard: Delta | Generation = Delta("", ())
+        refused: Refusal | None = None
         items = self._worker.generate(call, criteria, sampling, stream=stream)
         try:
             async with aclosing(items):
                 async for item in items:
-                    answer = _joined(answer, item)
+                    heard = _joined(heard, item)
                     yield item
+        except REFUSALS as error:
+            refused = Refusal.of(error)
+            raise
         except BatonError:
             self.failed = True
             raise
         finally:
-            key_of = partial(generation_key, call, criteria, sampling)
-            self._answers.append((key_of, criteria.max_tokens, answer))
+            answers = (heard,) if refused is None else (heard, refused)
+            self._answers.extend((key_of, cap, answer) for answer in answers)
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
         key_of = partial(classification_key, call, query)
@@ -192,6 +199,9 @@ class RecordedWorker:
     ) -> AnyAnswer:
         try:
             answer = await answering
+        except REFUSALS as error:
+            self._answers.append((key_of, 0, Refusal.of(error)))
+            raise
         except BatonError:
             self.failed = True
             raise

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from deploy.evaluation.calls import Refusal
 from deploy.evaluation.candidates import build_policy
 from deploy.evaluation.recording import CallMissing, Recording, parse
 from orchestrator.errors import ConfigError
@@ -88,9 +89,9 @@ def shipped() -> tuple[Dialogue, ...]:
         each[-1].append(line)
     found = [parse(SHIPPED, head, rows) for head, *rows in each]
     for one in found:
-        if any(isinstance(call.answer, Delta) for call in one.calls):
+        if any(isinstance(call.answer, Delta | Refusal) for call in one.calls):
             raise ConfigError(
                 f"{SHIPPED}: {one.about['id']} under {one.policy} has a text that was broken off, "
-                "and only whole answers can be played; leave it out"
+                "or a refusal, and only whole answers can be played; leave it out"
             )
     return tuple(Dialogue(one.policy, one.about["id"], one) for one in found)

@@ -249,6 +249,12 @@ def test_an_evaluation_is_continued(baton: Any, tiny_file: Path, tmp_path: Path)
     second = baton(*asked, "--json", str(out))
     assert second.status == 0
     assert len((recordings / "rows.jsonl").read_text().splitlines()) == 1 + 2 * 3
+    assert "not recorded" not in second.out
+    rows = recordings / "rows.jsonl"
+    *others, last = rows.read_text().splitlines()
+    unrecorded = {key: one for key, one in json.loads(last).items() if key != "recording"}
+    rows.write_text("\n".join((*others, json.dumps(unrecorded))) + "\n")
+    assert "1 of 6 answers are not recorded, since they or a worker failed" in baton(*asked).out
     refused = baton(*asked, "--concurrency", "2")
     assert refused.status == 1
     assert "its concurrency is 1, now 2" in refused.err

@@ -31,6 +31,7 @@ async def recorded(
     events = [event async for event in solve(policy, request, noting)]
     ended = events[-1]
     assert isinstance(ended, RequestCompleted)
+    assert not any(worker.failed for worker in noting.values())
     (name,) = (name for name, kind in POLICIES.items() if type(policy) is kind)
     return read_again(Recording.of(request, name, policy, ended, noting.values())), events, ended
 

@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deploy.evaluation.recording import CallMissing, RecordedWorker, compare, dumps, load, replayed
-from orchestrator.errors import ConfigError, WorkerUnavailable
+from deploy.evaluation.calls import Refusal
+from deploy.evaluation.recording import (
+    CallMissing,
+    RecordedWorker,
+    Recording,
+    compare,
+    dumps,
+    load,
+    replayed,
+)
+from orchestrator.errors import (
+    BatonError,
+    ConfigError,
+    ContextLengthExceeded,
+    Unsupported,
+    WorkerUnavailable,
+)
 from orchestrator.loop.events import Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
 from orchestrator.loop.solve import solve
-from orchestrator.types import Limits
+from orchestrator.types import (
+    Generation,
+    Limits,
+    Sampling,
+    StopCriteria,
+)
+from orchestrator.worker import Call, Delta
 from policies.coin import Coin
 from policies.single import LargeOnly
 from policies.specreason import SpecReason
 from tests.deploy.evaluation.recorded_runs import (
+    LARGE,
     QUESTION,
     RUNS,
+    SMALL,
     first_good,
     read_again,
     record,
@@ -56,6 +80,56 @@ async def test_a_thought_that_the_loop_broke_off_is_replayed() -> None:
     *_, again = [event async for event in replayed(recording, policy)]
     assert isinstance(again, RequestCompleted)
     assert again.transcript == ended.transcript
+
+
+async def test_who_answers_where_a_context_is_full_is_replayed() -> None:
+    policy = Coin(large_probability=0)
+    recording, _, ended = await record(policy, context=16)
+    assert [part.author for part in ended.transcript.answer] == ["small"]  # not the large model
+    await replays(recording, policy, ended)
+    full = [one for one in recording.calls if isinstance(one.answer, Refusal)]
+    assert {one.worker for one in full} == {"large"}
+
+
+class Refusing(Scripted):
+    """Refuses to answer, if it `shows` after some text."""
+
+    error: BatonError = ContextLengthExceeded("full")
+    shows: bool = False
+
+    async def generate(
+        self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
+    ) -> AsyncIterator[Delta | Generation]:
+        if not call.transcript.closed or not criteria.max_tokens:
+            async for item in super().generate(call, criteria, sampling, stream=stream):
+                yield item
+            return
+        if self.shows and not call.transcript.reply:
+            yield Delta("It is ", (1, 2), (-0.1, -0.1))
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ContextLengthExceeded("full"), Unsupported("no grammar")])
+@pytest.mark.parametrize("shows", [False, True])
+async def test_a_request_that_a_worker_refused_to_serve_is_replayed(
+    error: BatonError, shows: bool
+) -> None:
+    """The large one a judgement, the small one to answer."""
+    large = Scripted(story=LARGE, failures={0: ContextLengthExceeded("full")})
+    small = Refusing(story=SMALL)
+    small.error, small.shows = error, shows
+    policy, workers = SpecReason(answer_by="small"), {"small": small, "large": large}
+    recording, _, ended = await recorded(policy, Request("r", QUESTION), workers)
+    assert [one.operation for one in large.calls][:2] == ["classify", "generate"]
+    assert [part.author for part in ended.transcript.answer] == ["small"] * shows + ["large"]
+    await replays(recording, policy, ended)
+
+
+async def replays(recording: Recording, policy: Policy, ended: RequestCompleted) -> None:
+    *_, again = [event async for event in replayed(recording, policy)]
+    assert isinstance(again, RequestCompleted)
+    assert again.transcript == ended.transcript
+    assert (await compare(recording, policy))[1:] == (None, True)
 
 
 async def test_a_worker_that_failed_has_said_so() -> None:
