@@ -29,6 +29,12 @@ class Pair:
     speculation: str | None = None
     default_speculation: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.url is not None and self.config is not None:
+            raise InvalidRequest(
+                "--url (or $BATON_URL) names a service, --config models to run here: leave one out"
+            )
+
     @asynccontextmanager
     async def client(
         self,

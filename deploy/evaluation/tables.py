@@ -73,6 +73,8 @@ def notes(concurrency: int, speculation: str) -> str:
     )
     if concurrency > 1:
         text += f" Measured at concurrency {concurrency}; compare speedups only at 1."
+    if speculation == "vanilla":
+        text += " The large model decoded plainly; --speculation names another method."
     if "lossy" in speculation:
         text += f" The large worker speculates: {speculation}. So its text is not its model's own."
     return text

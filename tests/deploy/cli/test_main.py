@@ -146,6 +146,8 @@ def test_the_service_of_the_environment_is_asked(
     monkeypatch.setenv("BATON_URL", DEAD)
     ran = baton(*command)
     assert (ran.status, DEAD in ran.err) == (1, True)
+    refused = baton(*command, "--config", "my.yaml")  # else it would measure another pair
+    assert (refused.status, "leave one out" in refused.err) == (2, True)
 
 
 def test_ask_in_process(baton: Any, tiny_file: Path) -> None:

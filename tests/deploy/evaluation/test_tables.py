@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from deploy.evaluation.summary import Row
-from deploy.evaluation.tables import Column, show
+from deploy.evaluation.tables import Column, notes, show
 
 ROWS: list[Row] = [
     {"policy": "specreason:threshold=5", "figure": "95.1 [94, 96]"},
@@ -31,3 +31,8 @@ def test_nothing_is_cut_however_narrow_the_terminal_is() -> None:
     wide = shown(160)
     assert wide.count("95.1 [94, 96]") == 4
     assert wide.count("the title") == wide.count("specreason:threshold=8") == 1
+
+
+def test_the_notes_say_how_the_large_model_decoded() -> None:
+    assert "decoded plainly; --speculation" in notes(1, "vanilla")
+    assert "plainly" not in notes(1, "chain") + notes(1, "service")
