@@ -38,6 +38,7 @@ from deploy.evaluation.calls import (
 )
 from deploy.evaluation.json_lines import VERSION, read_rows
 from orchestrator.errors import BatonError, ConfigError
+from orchestrator.loop.accumulator import WORKERS
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event, Metrics, RequestCompleted, StepCompleted
 from orchestrator.loop.policy import Policy
@@ -60,7 +61,6 @@ from orchestrator.worker import Call, Delta, Worker
 
 AnyAnswer = TypeVar("AnyAnswer", Classification, Verification)
 KIND: Final = "baton_recording"
-PAIR: Final[tuple[WorkerName, ...]] = ("small", "large")
 
 
 class CallMissing(BatonError):
@@ -137,7 +137,7 @@ def parse(path: Path, head: dict[str, Any], rows: Iterable[Any]) -> Recording:
     """Return the recording of the lines of a file.
 
     Raises:
-        ConfigError: they are none.
+        ConfigError: they are no recording of this version.
     """
     try:
         read = _HEAD.validate_python({**head, "calls": tuple(map(AnsweredCall.of, rows))})
@@ -245,7 +245,7 @@ def replayed(recording: Recording, policy: Policy) -> AsyncGenerator[Event, None
     Raises:
         CallMissing: it makes a call that has no answer.
     """
-    workers = {name: CachedWorker(NoModel(name), name, recording.calls) for name in PAIR}
+    workers = {name: CachedWorker(NoModel(name), name, recording.calls) for name in WORKERS}
     request = Request("replay", recording.messages, recording.sampling, recording.limits)
     return solve(policy, request, workers)
 

@@ -39,6 +39,7 @@ from orchestrator.http.routes.policies import add_policy_routes
 from orchestrator.http.routes.traces import add_trace_routes, read_record
 from orchestrator.http.service import Service
 from orchestrator.http.settings import HttpSettings
+from orchestrator.loop.accumulator import WORKERS
 from orchestrator.validation import body_path, each_error
 
 log = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
     }
 
     async def cards(*names: str) -> list[dict[str, Any]]:
-        facts = await service.pools.facts(("small", "large"))
+        facts = await service.pools.facts(WORKERS)
         return [
             {
                 "id": name,
