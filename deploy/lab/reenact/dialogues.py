@@ -27,9 +27,15 @@ SHIPPED: Final = Path(__file__).parent / "dialogues.jsonl.xz"
 class Dialogue:
     """A recorded request under a policy; `question` is the same under each."""
 
-    policy: str
-    question: str
     recording: Recording
+
+    @property
+    def policy(self) -> str:
+        return self.recording.policy
+
+    @property
+    def question(self) -> str:
+        return str(self.recording.about["id"])
 
     def request(self) -> Request:
         asked = self.recording
@@ -94,4 +100,4 @@ def shipped() -> tuple[Dialogue, ...]:
                 f"{SHIPPED}: {one.about['id']} under {one.policy} has a text that was broken off, "
                 "or a refusal, and only whole answers can be played; leave it out"
             )
-    return tuple(Dialogue(one.policy, one.about["id"], one) for one in found)
+    return tuple(map(Dialogue, found))
