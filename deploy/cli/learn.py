@@ -130,8 +130,8 @@ def _recordings(place: Path, settings: dict[str, Any]) -> list[Recording]:
     """The recordings of a folder and those in it, among other files.
 
     Raises:
-        ConfigError: there are none, or one is of another pair, or of problems that figures are
-            measured on.
+        ConfigError: no recording was found, or one is of another pair, or figures are measured on
+            its problems.
     """
     paths = [path for path in sorted(place.glob("**/*.jsonl")) if is_of(path, KIND)]
     if not paths:

@@ -85,7 +85,7 @@ class AnsweredCall:
         """Read a row.
 
         Raises:
-            ValueError, KeyError, TypeError: it is none.
+            ValueError, KeyError, TypeError: the row holds no answered call.
         """
         worker, key, cap, kind, plain = row
         return cls(worker, key, cap, KINDS[kind].validate_python(plain))

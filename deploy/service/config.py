@@ -121,7 +121,7 @@ class OrchestratorSpec(StrictModel):
 
 
 class Tracing(StrictModel):
-    """Spans of every request; without this section there are none.
+    """Spans of every request; without this section no spans are made.
 
     OpenTelemetry's variables of the environment set the rest: headers, sampling, the service's
     name.

@@ -109,7 +109,7 @@ async def _question(service: Service, trace_id: str) -> str | None:
 
 
 async def _kept(service: Service, trace_id: str) -> tuple[bytes, Json] | None:
-    """Return a record; None if there is none, or another program wrote it."""
+    """Return a record; None if it is not kept, or another program wrote it."""
     found = await service.shared.outbox.get(trace_name(trace_id))
     if found is None:
         return None

@@ -448,7 +448,7 @@ def test_rows_are_of_one_deployment_file(tmp_path: Path) -> None:
     args["limits"] = {"max_tokens": 50}
     args["policy"]["default"] = "small-only"
     args["workers"]["small"]["speculation"] = {"method": "lookup", "params": {"gamma": 3}}
-    del args["workers"]["large"]["speculation"]  # vLLM has methods of its own
+    del args["workers"]["large"]["speculation"]  # vLLM has other methods
     args["workers"]["large"]["engine"] = "vllm"
     other = tmp_path / "other.yaml"
     other.write_text(yaml.safe_dump(data))
