@@ -6,6 +6,7 @@ import ctypes
 import io
 import logging
 import os
+import signal
 import stat
 import threading
 import time
@@ -46,7 +47,8 @@ def own_ray(processes: int = PROCESSES) -> Iterator[Any]:
     node = None
     try:
         start_at_once(processes)
-        node = _node(folder / "ray", processes)
+        with _spared_sigterm():
+            node = _node(folder / "ray", processes)
         ray.init(
             address=node.address,
             log_to_driver=False,
@@ -56,6 +58,20 @@ def own_ray(processes: int = PROCESSES) -> Iterator[Any]:
         yield node
     finally:
         _stop(before, node)
+
+
+@contextmanager
+def _spared_sigterm() -> Iterator[None]:
+    """Have the processes that start in the block, and theirs, ignore SIGTERM.
+
+    `timeout` and systemd send it to every process of a group. Ray's would end at once, and with
+    them the answers under way, which this process lets finish.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _adopt_orphans() -> None:
@@ -166,8 +182,8 @@ def _stop(before: set[psutil.Process], node: Any) -> None:
             ours |= _started() - before
             _quietly(ray.shutdown)
         if node is not None:
-            _quietly(partial(node.kill_all_processes, check_alive=False, allow_graceful=True))
-    _reap(ours)
+            _quietly(partial(node.kill_all_processes, check_alive=False, allow_graceful=False))
+    _kill(ours)
 
 
 def _quietly(step: Callable[[], object]) -> None:
@@ -180,18 +196,9 @@ def _started() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
-def _reap(processes: set[psutil.Process]) -> None:
-    """Wait until these processes are gone, and kill those that remain."""
-    until = time.monotonic() + SHUTDOWN_S
-    while (left := [one for one in processes if _runs(one)]) and time.monotonic() < until:
-        time.sleep(0.05)
-    for one in left:
+def _kill(processes: set[psutil.Process]) -> None:
+    """Kill what is left of these processes, and wait until it is gone."""
+    for one in processes:
         with suppress(psutil.Error):
             one.kill()
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    psutil.wait_procs(processes, timeout=SHUTDOWN_S)

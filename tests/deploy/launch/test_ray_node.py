@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -63,17 +64,22 @@ def test_a_node_that_dies_as_it_starts_is_started_again(
         ray_node._node(tmp_path, 5)
 
 
-def test_processes_that_stay_are_killed_and_zombies_are_not_awaited(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_left_is_killed() -> None:
     stays = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     zombie = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # it has ended; no one waits for it
-    both = {psutil.Process(stays.pid), psutil.Process(zombie.pid)}
+    gone = psutil.Process(zombie.pid)
+    both = {psutil.Process(stays.pid), gone}
     assert both <= ray_node._started()
-    assert [one.pid for one in both if ray_node._runs(one)] == [stays.pid]
-    monkeypatch.setattr(ray_node, "SHUTDOWN_S", 0.0)
-    ray_node._reap(both)
-    assert stays.wait(60) == -9
-    assert zombie.wait() == 0
-    assert not any(map(ray_node._runs, both))
+    ray_node._kill(both)
+    assert not any(one.is_running() for one in both)
+
+
+def test_started_processes_ignore_sigterm_and_this_one_does_not() -> None:
+    code = "import signal, os; os.kill(0, signal.SIGTERM); print('lives')"
+    with ray_node._spared_sigterm():
+        kept = subprocess.run(
+            [sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True
+        )
+    ended = subprocess.run([sys.executable, "-c", code], start_new_session=True)
+    assert (kept.stdout, ended.returncode) == ("lives\n", -signal.SIGTERM)
