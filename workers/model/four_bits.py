@@ -7,6 +7,7 @@ sums in float32, one input after the other, so a token's output depends on no ot
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -16,7 +17,7 @@ GROUP: Final = 32
 _STEPS: Final = (15, 14, 13, 16)
 """Into how many steps a group's range is divided; what leaves the smallest squared error counts.
 Fewer than 15 find the grid of a weight that had 4 bits before; more cut off both ends."""
-_BLOCK: Final = 1 << 18  # weights that are quantized at a time, so that they stay in the cache
+_BLOCK: Final = 1 << 18  # weights that are converted at a time, so that they stay in the cache
 
 
 def fits(inputs: int, outputs: int) -> bool:
@@ -29,9 +30,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     groups = weight.reshape(-1, GROUP)
     whole = torch.empty(groups.shape, dtype=torch.int32)
     grid = torch.empty(len(groups), 2, dtype=torch.bfloat16)
-    size = _BLOCK // GROUP
-    for start in range(0, len(groups), size):
-        block = slice(start, start + size)
+    for block in blocks(groups):
         whole[block], grid[block] = _quantize_groups(groups[block].float())
     grid = grid.view(len(weight), -1, 2).transpose(0, 1)
     return whole.view(weight.shape), grid.contiguous()
@@ -56,8 +55,19 @@ def _quantize_groups(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 def expand(whole: Tensor, grid: Tensor) -> Tensor:
     """The weights that these stand for, in bfloat16."""
-    step, middle = grid.float().repeat_interleave(GROUP, 0).unbind(-1)
-    return (step.t() * (whole - 8) + middle.t()).bfloat16()
+    groups = whole.view(-1, GROUP)
+    step, middle = grid.transpose(0, 1).reshape(-1, 2, 1).float().unbind(1)
+    weights = torch.empty(groups.shape, dtype=torch.bfloat16)
+    for block in blocks(groups):
+        weights[block] = (groups[block] - 8).mul(step[block]).add_(middle[block])
+    return weights.view(whole.shape)
+
+
+def blocks(rows: Tensor) -> Iterator[slice]:
+    """Rows that are converted together."""
+    size = max(1, _BLOCK // rows.shape[1])
+    for start in range(0, len(rows), size):
+        yield slice(start, start + size)
 
 
 def pack(whole: Tensor) -> Tensor:

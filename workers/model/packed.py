@@ -127,10 +127,13 @@ def _product_16(x: Tensor, packed: Any, bias: Tensor | None = None) -> Tensor:
 def _pack_8(weight: Tensor) -> Any:
     scales = (weight.abs().amax(1).double() / WEIGHT_STEPS).clamp(min=1e-30)
     zeros = torch.zeros(len(weight), dtype=torch.long)
-    # As `torch.quantize_per_channel` rounds, in half its time.
-    steps = torch.mul(weight.float(), scales.float().reciprocal()[:, None]).round_()
+    per_step = scales.float().reciprocal()[:, None]
+    steps = torch.empty(weight.shape, dtype=torch.int8)
+    for block in four_bits.blocks(weight):
+        # As `torch.quantize_per_channel` rounds, in a sixth of its time.
+        steps[block] = weight[block].float().mul(per_step[block]).round_()
     with warnings.catch_warnings(action="ignore"):  # later versions of torch drop these tensors
-        whole = torch._make_per_channel_quantized_tensor(steps.to(torch.int8), scales, zeros, 0)
+        whole = torch._make_per_channel_quantized_tensor(steps, scales, zeros, 0)
     return _prepack("linear_prepack", whole)
 
 
