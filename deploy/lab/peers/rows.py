@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -116,10 +117,13 @@ def baton(run: BenchRun) -> Iterator[Figure]:
 
 def chain(run: BenchRun) -> Iterator[Figure]:
     """The same with drafts in the large worker; the embedded pair as it is served."""
-    drafts = {"method": "chain", "params": {"draft": run.pair.small, "gamma": 4}}
-    chain = drafts if run.real else None
-    with _running(run, "chain", servers.baton_over(run.pair, run.folder, chain)) as server:
+    with _running(run, "chain", _baton_with_drafts(run)) as server:
         yield from _streams(run, "Baton, chain", server)
+
+
+def _baton_with_drafts(run: BenchRun) -> ServerCommand:
+    drafts = {"method": "chain", "params": {"draft": run.pair.small, "gamma": 4}}
+    return servers.baton_over(run.pair, run.folder, drafts if run.real else None)
 
 
 PEERS: Final[Mapping[str, tuple[str, Callable[[servers.PeerPair, Path], ServerCommand]]]] = {
@@ -137,6 +141,35 @@ def _peer(row: str, run: BenchRun) -> Iterator[Figure]:
     levels = STREAMS[:3] if run.real and row == "transformers" else STREAMS
     with _running(run, row, how(run.pair, run.folder)) as server:
         yield from _streams(run, who, server, levels)
+
+
+def turns(run: BenchRun) -> Iterator[Figure]:
+    """Baton and llama.cpp, one stream, in turns: a slow spell of the machine slows both."""
+    yield from _in_turns(
+        run, "1 stream",
+        {"Baton": servers.baton_over(run.pair, run.folder),
+         "llama.cpp": servers.llama_cpp(run.pair, run.folder)},
+    )  # fmt: skip
+    if run.real:
+        yield from _in_turns(
+            run, "1 stream with drafts",
+            {"Baton, chain": _baton_with_drafts(run),
+             "llama.cpp, drafts": servers.llama_cpp(run.pair, run.folder, drafts=True)},
+        )  # fmt: skip
+
+
+def _in_turns(run: BenchRun, what: str, commands: Mapping[str, ServerCommand]) -> Iterator[Figure]:
+    rates: dict[str, list[float]] = {who: [] for who in commands}
+    with ExitStack() as stack:
+        up = {who: stack.enter_context(_running(run, who, how)) for who, how in commands.items()}
+        for server in up.values():
+            run.ask(server, server.model, 1, 1)  # the first answer warms up
+        for _ in range(run.of(1, 5)):
+            for who, server in up.items():
+                answers, seconds = run.ask(server, server.model, 1, 3)
+                rates[who].append(sum(answer.tokens for answer in answers) / seconds)
+    for who, values in rates.items():
+        yield _figure(f"in turns, {what}", who, median(values), "tokens/s")
 
 
 def call(run: BenchRun) -> Iterator[Figure]:
@@ -157,6 +190,7 @@ ROWS: Final[Mapping[str, Callable[[BenchRun], Iterator[Figure]]]] = {
     "baton": baton,
     "chain": chain,
     **{row: partial(_peer, row) for row in PEERS},
+    "turns": turns,
     "call": call,
 }
 
