@@ -402,7 +402,9 @@ class Engine:
         """Let the row of a request that has its answer run ahead, or free its slot."""
         (row,) = [row for row in self.decoder.rows if row.slot == request.slot]
         alike = self.decoder.begins_alike(request.method, request.sampling)
-        if alike and self._ahead.keep(row, request, finish, rounds):
+        # No drafter has read the prompt for one token alone (`_is_ready`).
+        read = request.max_tokens > 1 or not self.decoder.method_of(request.method).drafts
+        if alike and read and self._ahead.keep(row, request, finish, rounds):
             del self._decoding[request.slot]
         else:
             self._leave(request)

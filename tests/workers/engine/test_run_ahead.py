@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orchestrator.types import Generation, Sampling, Segment, StopCriteria
 from orchestrator.worker import Call
-from tests.workers.engine.local import ask, force, run
+from tests.workers.engine.local import ask, force, held, run, until
 from workers.engine.loading import load
 from workers.worker import EngineWorker
 
@@ -131,6 +131,24 @@ async def test_a_row_goes_on_to_its_budget_and_the_rest_is_adopted_later(
         if not adopted:
             assert ahead.stats()["ahead_tokens"] == AHEAD
             assert ahead.stats()["generated_tokens"] == 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_one_token_alone_is_continued_as_without(ahead: EngineWorker, method: str) -> None:
+    """No drafter has read that prompt, and the slot may hold a longer text for it."""
+    call = replace(ask(), speculation=method)
+    whole = (await run(ahead, replace(call, request="other"), StopCriteria(9))).segment.tokens
+    await ahead.end_ahead()
+    with held(ahead):  # so that the next call comes before the row decodes on
+        first = (await run(ahead, call, StopCriteria(1))).segment
+        next_call = asyncio.create_task(run(ahead, behind(call, first), StopCriteria(8)))
+        await until(ahead, live_rows=1)
+    assert first.tokens + (await next_call).segment.tokens == whole
+    first = (await run(ahead, call, StopCriteria(1))).segment
+    await idle(ahead)
+    later = await run(ahead, behind(call, first), StopCriteria(8))
+    assert first.tokens + later.segment.tokens == whole
+    assert later.usage.cached >= later.usage.prompt - 1
 
 
 async def test_the_models_own_choice_is_adopted_where_another_made_it(ahead: EngineWorker) -> None:
