@@ -353,7 +353,7 @@ class Engine:
             try:
                 emitted = self.decoder.step(rows, late)
             except Exception as error:
-                for row in (*rows, *late):
+                for row in self.decoder.method_groups([*rows, *late])[0]:
                     self._fail(self._decoding[row.slot], error)
                 continue
             finally:

@@ -286,6 +286,27 @@ async def test_a_call_that_comes_while_a_draft_is_made_joins_its_round() -> None
         large.close()
 
 
+async def test_a_method_that_fails_fails_no_row_of_another_that_joined_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = drafting("chain", also=[{"method": "vanilla"}])
+    plain = replace(ask("What is 3 * 21?"), speculation="vanilla")
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no verdict today")
+
+    try:
+        expected = await run(large, plain, StopCriteria(20))
+        monkeypatch.setattr(large.backend.engine.decoder.methods["chain"], "verify", broken)
+        joined = served_in_a_draft(large, (plain, 20))
+        with pytest.raises(WorkerError, match="no verdict today"):
+            await run(large, ask(), StopCriteria(20))
+        answer = await asyncio.wrap_future(joined[0])
+        assert answer.segment.tokens == expected.segment.tokens
+    finally:
+        large.close()
+
+
 async def test_a_failure_between_the_passes_of_a_draft_answers_all_callers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
