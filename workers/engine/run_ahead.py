@@ -96,5 +96,6 @@ class RunAhead:
 
     @property
     def running(self) -> list[Row]:
-        """Those that may decode on."""
-        return [row for row in self.rows if row.remaining_tokens > 0]
+        """Those that may decode on, by slot, so that neighbours in the cache are one view."""
+        rows = [row for row in self.rows if row.remaining_tokens > 0]
+        return sorted(rows, key=lambda row: row.slot)

@@ -203,6 +203,27 @@ async def test_rows_that_ran_ahead_give_their_slots_to_calls(ahead: EngineWorker
     assert len(ahead.backend.engine._ahead.rows) == 3
 
 
+async def test_rows_that_run_ahead_share_passes_in_the_order_of_their_slots(
+    ahead: EngineWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [replace(ask(40 * f"{name} "), request=name) for name in "ab"]
+    for call in calls:
+        await run(ahead, call, StopCriteria(0))
+    target = ahead.backend.engine.decoder.target
+    forward, passes = target.forward, list[list[int]]()
+
+    def noting(slots: Any, trees: Any, **options: Any) -> Any:
+        passes.append(list(slots))
+        return forward(slots, trees, **options)
+
+    with held(ahead):
+        for call in reversed(calls):
+            await run(ahead, call, StopCriteria(1))
+        monkeypatch.setattr(target, "forward", noting)
+    await idle(ahead)
+    assert {tuple(slots) for slots in passes} == {(0, 1)}
+
+
 async def test_a_call_is_served_while_rows_wait_to_run_ahead(ahead: EngineWorker) -> None:
     """No pass is made for them while a call is live."""
     await run(ahead, ask(), StopCriteria(4))
