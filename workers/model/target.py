@@ -226,12 +226,10 @@ class Target:
             outputs[chunk.slot] = ModelOutput(own)
         return [outputs[chunk.slot] for chunk in chunks]
 
-    def next_chunk(
-        self, slot: int, ids: Sequence[int], *, num_logits: int = 1, most: int = CHUNK
-    ) -> PromptChunk:
+    def next_chunk(self, slot: int, ids: Sequence[int], *, num_logits: int = 1) -> PromptChunk:
         """The next chunk of `ids` that the slot lacks; wanted: logits of the last `num_logits`."""
         start = self.cache.lengths[slot]
-        end = min(start + most, len(ids))
+        end = min(start + CHUNK, len(ids))
         wanted = max(0, end - max(start, len(ids) - num_logits))
         return PromptChunk(slot, list(ids[start:end]), wanted, final=end == len(ids))
 
@@ -241,16 +239,14 @@ class Target:
         end, last = self.cache.lengths[slot], 2 * len(self.layers)
         return is_nan(self.cache.data[last - 2 : last, slot, :, end - count : end])
 
-    def prefill(
-        self, slot: int, ids: Sequence[int], *, num_logits: int = 1, most: int = CHUNK
-    ) -> ModelOutput:
+    def prefill(self, slot: int, ids: Sequence[int], *, num_logits: int = 1) -> ModelOutput:
         """Cache all of `ids` that the slot lacks, which is at least one token, chunk by chunk.
 
         Returns the logits of the last `num_logits` tokens (which must not be cached before).
         """
         logits: list[Tensor] = []
         while True:
-            chunk = self.next_chunk(slot, ids, num_logits=num_logits, most=most)
+            chunk = self.next_chunk(slot, ids, num_logits=num_logits)
             [output] = self.extend_all([chunk])
             if chunk.num_logits:
                 logits.append(output.logits)

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -87,8 +86,7 @@ async def test_a_prompt_longer_than_a_chunk(
     whole = await run(worker, call, StopCriteria(6))
     for slot in range(3):
         worker.backend.engine.cache.reset(slot)
-    target = worker.backend.engine.decoder.target
-    monkeypatch.setattr(target, "next_chunk", partial(target.next_chunk, most=16))
+    monkeypatch.setattr("workers.model.target.CHUNK", 16)
     pieces = await run(worker, call, StopCriteria(6))
     assert pieces.segment.tokens == whole.segment.tokens
     assert pieces.usage.passes > whole.usage.passes
@@ -340,7 +338,7 @@ async def test_prompts_are_read_between_the_passes_of_a_draft(
     large = drafting("chain")
     target = large.backend.engine.decoder.target
     monkeypatch.setattr(engine, "CHUNK", 32)
-    monkeypatch.setattr(target, "next_chunk", partial(target.next_chunk, most=32))
+    monkeypatch.setattr("workers.model.target.CHUNK", 32)
     extend_all, sizes, rounds = target.extend_all, list[int](), list[int]()
 
     def reading(chunks: Any) -> Any:

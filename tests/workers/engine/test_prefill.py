@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +115,7 @@ async def test_calls_of_each_kind_share_one_pass(wide: EngineWorker) -> None:
 async def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(
     wide: EngineWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = wide.backend.engine.decoder.target
-    monkeypatch.setattr(target, "next_chunk", partial(target.next_chunk, most=50))
+    monkeypatch.setattr("workers.model.target.CHUNK", 50)
     long, short = ask("A long story. " * 15), ask("Short.")
     known = await run(wide, long, StopCriteria(3)), await run(wide, short, StopCriteria(3))
     again = [replace(one, owner="another") for one in (long, short)]

@@ -198,10 +198,11 @@ async def test_what_is_scored_in_chunks_is_scored_alike(
     next_chunk, widths = target.next_chunk, list[int]()
 
     def in_chunks(slot: int, ids: Any, **options: Any) -> Any:
-        chunk = next_chunk(slot, ids, **options, most=size)
+        chunk = next_chunk(slot, ids, **options)
         widths.append(chunk.num_logits)
         return chunk
 
+    monkeypatch.setattr("workers.model.target.CHUNK", size)
     monkeypatch.setattr(target, "next_chunk", in_chunks)
     parts, regraded = await scores("another")
     assert max(widths) <= size

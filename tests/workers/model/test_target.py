@@ -52,7 +52,7 @@ def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize("case", CASES)
-def test_chains(case: str) -> None:
+def test_chains(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt at once and in chunks, behind a cached part, token by token, in ragged rows."""
     model = network(case)
     known, other = stock_logits(model, FIRST), stock_logits(model, SECOND)
@@ -61,7 +61,8 @@ def test_chains(case: str) -> None:
         assert_close(target.prefill(0, FIRST, num_logits=len(FIRST)).logits[0], known)
         for chunk in (2, 3, 7):
             target.cache.evict(1)
-            output = target.prefill(1, FIRST[:-1], num_logits=2, most=chunk)
+            monkeypatch.setattr("workers.model.target.CHUNK", chunk)
+            output = target.prefill(1, FIRST[:-1], num_logits=2)
             assert_close(output.logits[0], known[-3:-1])
         one = target.forward([1], [Tree(FIRST[-1:], [-1])]).logits[0]
         assert_close(one, known[-1:])

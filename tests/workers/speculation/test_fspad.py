@@ -29,7 +29,7 @@ def start(loop: Decoder, slot: int, prompt: list[int], temperature: float) -> Ro
     """Make a prompt a row, from what its slot holds of it on."""
     row = Row(slot, list(prompt), Sampling(temperature), slot)
     loop.target.cache.truncate(slot, row.ids, len(row.ids) - 1)
-    loop.join(row, loop.target.prefill(slot, row.ids, most=5))
+    loop.join(row, loop.target.prefill(slot, row.ids))
     return row
 
 
@@ -54,8 +54,11 @@ def in_line(loop: Decoder) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_committed_tokens_have_the_features_of_the_target(temperature: float) -> None:
+def test_committed_tokens_have_the_features_of_the_target(
+    monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
     """In rows of unequal length, also after others joined, left, and took over their slot."""
+    monkeypatch.setattr("workers.model.target.CHUNK", 5)
     loop = decoder("fspad", {"depth": 4, "width": 3, "nodes": 7}, slots=6)
     first = start(loop, 0, PROMPTS[0], temperature)
     loop.step(loop.rows)
