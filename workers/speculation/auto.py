@@ -154,7 +154,6 @@ class Auto(Method):
         draft: str | None = None,
         candidates: Sequence[str | Mapping[str, Any]] | None = None,
         lengths: Sequence[int] = (1, 2, 3, 4, 6, 8),
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(target)
         if not isinstance(lengths, list | tuple) or not lengths:
@@ -168,7 +167,7 @@ class Auto(Method):
         self.methods = [Method(target), *built]
         choices = [lengths if hasattr(method, "gamma") else [0] for method in self.methods]
         self.choosers = defaultdict[int, Chooser](lambda: Chooser(choices))  # by batch size
-        self.clock = clock
+        self.clock: Callable[[], float] = time.perf_counter
         self.choice: Choice = (0, 0)
         self._with: dict[int, int] = {}  # candidate that each live row has joined, by slot
         self._begun = self._paused = 0.0

@@ -171,10 +171,11 @@ def automatic(
     **options: Any,
 ) -> Decoder:
     """A loop with `auto`, which may choose any candidate at any time instead of trials first."""
-    given = {"draft": "other", "candidates": CANDIDATES, "clock": ticking(seed), **options}
+    given = {"draft": "other", "candidates": CANDIDATES, **options}
     loop = decoder("auto", given, slots=slots, vocabulary=vocabulary)
     method = loop.method
     assert isinstance(method, Auto)
+    method.clock = ticking(seed)
     rng = random.Random(seed)
 
     class Random(Chooser):
