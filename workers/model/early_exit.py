@@ -109,8 +109,7 @@ class Adapter(nn.Module):
             adapter.load_state_dict(state)
         except RuntimeError as error:
             raise ValueError(f"cannot read {what}: {error}") from error
-        weight = model.embedding
-        return adapter.to(weight.device, weight.dtype).requires_grad_(False)
+        return adapter.to(model.embedding.device, model.dtype).requires_grad_(False)
 
 
 class EarlyExitHead:

@@ -105,7 +105,7 @@ class Target:
         the cache too. Methods may share an adapter; another than the first is a ValueError.
         """
         if self.early_exit is None:
-            self.early_exit = EarlyExitHead(adapter.to(self.dtype), self.cache.add_layer())
+            self.early_exit = EarlyExitHead(adapter, self.cache.add_layer())
         elif not self.early_exit.adapter.equals(adapter):
             raise ValueError(
                 f"a model has one early exit, and another method has it at {self.exit_layer}"
