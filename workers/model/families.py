@@ -99,11 +99,11 @@ def problems(config: Mapping[str, Any]) -> Iterator[str]:
     kind = config.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
-        yield f"model_type must be one of {', '.join(FAMILIES)}, not {_shown(kind)}"
+        yield f"model_type must be one of {', '.join(FAMILIES)}, not {kind!r:.60}"
         return
     names = config.get("architectures")
     if names != [family.architecture]:
-        yield f"architectures must be [{family.architecture}] with {kind}, not {_shown(names)}"
+        yield f"architectures must be [{family.architecture}] with {kind}, not {names!r:.60}"
     for key, value in config.items():
         problem = _problem(family, key, value)
         if problem is not None:
@@ -114,30 +114,30 @@ def problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _problem(family: Family, key: str, value: Any) -> str | None:
     if key == "is_causal":
-        return None if value in (None, True) else f"must be true, not {_shown(value)}"
+        return None if value in (None, True) else f"must be true, not {value!r:.60}"
     if key == "partial_rotary_factor":
-        return None if value in (None, 1) else f"must be 1, not {_shown(value)}"
+        return None if value in (None, 1) else f"must be 1, not {value!r:.60}"
     if key == "quantization_config":
         return "must be absent: quantized weights are not read" if value else None
     if key in ("hidden_act", "hidden_activation") and key in family.follows:
         known = value is None or value in ACTIVATIONS
-        return None if known else f"must be one of {', '.join(ACTIVATIONS)}, not {_shown(value)}"
+        return None if known else f"must be one of {', '.join(ACTIVATIONS)}, not {value!r:.60}"
     if key == "auto_map":
         code = value.get("AutoModelForCausalLM") if isinstance(value, dict) else value
-        return f"names code of the checkpoint's own ({_shown(code)}), never run" if code else None
+        return f"names code of the checkpoint's own ({code!r:.60}), never run" if code else None
     if key == "sliding_window" and key in family.follows:
         fits = value is None or (type(value) is int and value > 0)
-        return None if fits else f"must be a number of tokens or null, not {_shown(value)}"
+        return None if fits else f"must be a number of tokens or null, not {value!r:.60}"
     if key == "layer_types" and value:
         allowed = {FULL, SLIDING} if key in family.follows else {FULL}
         other = [one for one in value if one not in allowed]
         wanted = " or ".join(sorted(allowed))
-        return f"must be {wanted} each, not {_shown(other[0])}" if other else None
+        return f"must be {wanted} each, not {other[0]!r:.60}" if other else None
     if key in EVERYWHERE | family.follows | WITHOUT_EFFECT or key.startswith("_"):
         return None
     if value in (None, False, 0, "", [], {}):  # switched off
         return None
-    return f"is unknown to {family.name} and must be absent or off, not {_shown(value)}"
+    return f"is unknown to {family.name} and must be absent or off, not {value!r:.60}"
 
 
 def _rope_problems(name: str, ropes: Any, *, by_type: bool = False) -> Iterator[str]:
@@ -145,24 +145,19 @@ def _rope_problems(name: str, ropes: Any, *, by_type: bool = False) -> Iterator[
     if ropes is None:
         return
     if not isinstance(ropes, Mapping):
-        yield f"{name} must be a mapping, not {_shown(ropes)}"
+        yield f"{name} must be a mapping, not {ropes!r:.60}"
         return
     nested = {key: ropes[key] for key in (FULL, SLIDING) if by_type and key in ropes}
     for kind, inner in nested.items():
         yield from _rope_problems(f"{name}.{kind}", inner)
     kind = ropes.get("rope_type", ropes.get("type", "default"))
     if kind not in ROPES:
-        yield f"{name}.rope_type must be one of {', '.join(ROPES)}, not {_shown(kind)}"
+        yield f"{name}.rope_type must be one of {', '.join(ROPES)}, not {kind!r:.60}"
     for key, value in ropes.items():
         if key == "partial_rotary_factor" and value in (None, 1):
             continue
         if key not in _ROPE_KEYS and key not in nested and value not in (None, False, [], {}):
-            yield f"{name}.{key} is unknown and must be absent, not {_shown(value)}"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+            yield f"{name}.{key} is unknown and must be absent, not {value!r:.60}"
 
 
 # What the layer is to do -------------------------------------------------------------------
