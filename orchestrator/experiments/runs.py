@@ -38,7 +38,7 @@ from orchestrator.experiments.documents import (
 )
 from orchestrator.loop.policy import Policy
 from orchestrator.state.store import Commit, Store, StoreState, change
-from orchestrator.state.versions import AuditInfo, PolicyVersions, build, without_former
+from orchestrator.state.versions import AuditInfo, PolicyVersions, without_former
 from orchestrator.validation import invalid_request
 from orchestrator.worker import check_method
 
@@ -297,10 +297,7 @@ class Runs:
             name, version, params = document.policy, document.version, document.params
         if name not in self._policies:
             raise InvalidRequest(f"{place}.policy: no policy is named {name[:64]!r}", param=place)
-        try:
-            policy = build(self._policies, name, {**params, **arm.params})
-        except ValidationError as error:
-            raise invalid_request(error, f"{place}.params", self._policies[name]) from None
+        policy = self._versions.build(name, {**params, **arm.params}, f"{place}.params")
         return BuiltArm(name, version, policy, arm.speculation)
 
     def _check_methods(self, experiment: Experiment) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from orchestrator.efforts import TemplateEfforts, thought_cap
 from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy
 from orchestrator.experiments.assignment import enroll
@@ -16,10 +14,9 @@ from orchestrator.http.ask import MAX_SEED, Ask, AskedPolicy, Incoming, RequestP
 from orchestrator.http.errors import still_loading
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.policy import Policy
-from orchestrator.state.versions import PolicyVersions, PublishedPolicy, build
+from orchestrator.state.versions import PolicyVersions, PublishedPolicy
 from orchestrator.state.watcher import ConfigWatcher
 from orchestrator.types import GREEDY, PartialSampling, Sampling
-from orchestrator.validation import invalid_request
 from orchestrator.worker import Worker, check_method
 
 LARGE: Final[tuple[WorkerName, ...]] = ("large",)
@@ -243,15 +240,12 @@ class Planner:
         the deployment file.
 
         Raises:
-            InvalidRequest: a parameter is unknown or has a wrong value.
+            InvalidRequest: as `PolicyVersions.build`.
         """
         params = (
             self.catalog.params.get(name, {}) if published is None else published.document.params
         )
-        try:
-            return build(self.catalog.policies, name, {**params, **own})
-        except ValidationError as error:
-            raise invalid_request(error, "policy", self.catalog.policies[name]) from None
+        return self._versions.build(name, {**params, **own}, "policy")
 
 
 def _thought_cap(ask: Ask, called: Iterable[ModelFacts | None]) -> int | None:

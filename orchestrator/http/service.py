@@ -148,7 +148,12 @@ class Service:
         self.registry = CollectorRegistry()
         self.live = LiveRequests(self.settings.limits)
         self.shared = Shared(
-            store or MemoryStore(), catalog, self.registry, self.live.quiet, self._solve_shadow
+            store or MemoryStore(),
+            catalog,
+            self.registry,
+            self.live.quiet,
+            self._solve_shadow,
+            priced=self.settings.prices is not None,
         )
         self.planner = Planner(catalog, pools, self.shared.versions, self.shared.watcher)
         self.metrics = ServiceMetrics(self.registry)

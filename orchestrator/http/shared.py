@@ -26,6 +26,7 @@ class Shared:
     Args:
         quiet: is set while no request is being answered; only then shadows run.
         solve_shadow: answers a served request again by another policy.
+        priced: whether the service names prices, as a policy's `max_cost` needs.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class Shared:
         registry: CollectorRegistry,
         quiet: asyncio.Event,
         solve_shadow: Callable[[Policy, ShadowRequest], AsyncGenerator[Event, None]],
+        priced: bool,
     ) -> None:
         self.store = store
-        self.versions = PolicyVersions(store, catalog.policies, catalog.params)
+        self.versions = PolicyVersions(store, catalog.policies, catalog.params, priced=priced)
         runs = Runs(store, self.versions, catalog.policies, catalog.params, catalog.methods)
         self.watcher = ConfigWatcher(store, self.versions, runs, registry)
         self.outbox = Outbox(store, registry)

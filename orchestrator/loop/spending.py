@@ -39,17 +39,12 @@ class Spending:
         """Return the caps of a policy.
 
         Raises:
-            InvalidRequest: `max_cost` is set, and the service has no prices.
+            InvalidRequest: as `check_priced`.
         """
+        check_priced(policy, limits.prices is not None, "policy")
         tokens = inf if policy.max_large_tokens is None else policy.max_large_tokens
         if policy.max_cost is None:
             return cls(tokens)
-        if limits.prices is None:
-            raise InvalidRequest(
-                "policy.max_cost: this service names no prices; give max_large_tokens instead, "
-                "or `prices` in the deployment file",
-                param="policy.max_cost",
-            )
         return cls(tokens, policy.max_cost, limits.prices)
 
     @property
@@ -83,3 +78,17 @@ class Spending:
         if isinstance(action, Classify | Verify) or action.criteria.max_tokens <= left:
             return action
         return replace(action, criteria=replace(action.criteria, max_tokens=int(left)))
+
+
+def check_priced(policy: Policy, priced: bool, place: str) -> None:
+    """Refuse a policy at `place` that caps the cost, unless the service names prices.
+
+    Raises:
+        InvalidRequest: names `max_cost`.
+    """
+    if policy.max_cost is not None and not priced:
+        raise InvalidRequest(
+            f"{place}.max_cost: this service names no prices; give max_large_tokens instead, "
+            "or `prices` in the deployment file",
+            param=f"{place}.max_cost",
+        )

@@ -26,6 +26,7 @@ from pydantic_core import from_json
 
 from orchestrator.errors import Conflict, InvalidRequest, UnknownPolicy, Unusable
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.spending import check_priced
 from orchestrator.state.store import AUDIT, Commit, Store, StoreState, change
 from orchestrator.validation import invalid_request
 
@@ -129,16 +130,32 @@ def without_former(params: Mapping[str, Any]) -> dict[str, Any]:
 
 class PolicyVersions:
     """Published policies in a store. `defaults` are the deployment file's parameters, which those
-    of a publication override."""
+    of a publication override; `priced`: the service names prices."""
 
     def __init__(
         self,
         store: Store,
         policies: Mapping[str, type[Policy]],
         defaults: Mapping[str, Mapping[str, Any]],
+        *,
+        priced: bool = False,
     ) -> None:
         self._store, self._policies, self._defaults = store, policies, defaults
+        self._priced = priced
         self._cache: LRUCache[tuple[str, str], PublishedPolicy] = LRUCache(_CACHED)
+
+    def build(self, name: str, params: Mapping[str, Any], place: str) -> Policy:
+        """Build a policy from its parameters.
+
+        Raises:
+            InvalidRequest: names one at `place` that is unknown, has a wrong value or needs prices.
+        """
+        try:
+            policy = build(self._policies, name, params)
+        except ValidationError as error:
+            raise invalid_request(error, place, self._policies[name]) from None
+        check_priced(policy, self._priced, place)
+        return policy
 
     async def publish(self, given: Publication, info: AuditInfo) -> PolicyVersion:
         """Make a new version, and activate it if the publication says so.
@@ -148,12 +165,8 @@ class PolicyVersions:
         """
         name = given.policy
         self._check_name(name)
-        try:
-            values = {**self._defaults.get(name, {}), **given.params}
-            policy = build(self._policies, name, values)
-        except ValidationError as error:
-            raise invalid_request(error, "params", self._policies[name]) from None
-        params = policy.model_dump(mode="json")
+        values = {**self._defaults.get(name, {}), **given.params}
+        params = self.build(name, values, "params").model_dump(mode="json")
 
         async def plan(state: StoreState) -> tuple[Commit, PolicyVersion]:
             document = PolicyVersion(
@@ -303,10 +316,9 @@ class PolicyVersions:
             raise Unusable(f"{target}: there is no such policy any more")
         document = document.model_copy(update={"params": without_former(document.params)})
         try:
-            policy = build(self._policies, document.policy, document.params)
-        except ValidationError as error:
-            wrong = invalid_request(error, "params", self._policies[document.policy])
-            raise Unusable(f"{target} cannot be used: {wrong.message}") from None
+            policy = self.build(document.policy, document.params, "params")
+        except InvalidRequest as error:
+            raise Unusable(f"{target} cannot be used: {error.message}") from None
         return PublishedPolicy(document, policy)
 
 

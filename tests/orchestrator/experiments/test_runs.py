@@ -212,6 +212,11 @@ async def test_an_arm_may_be_a_published_version(store: Store) -> None:
             "arms.new.params.treshold",
             "unknown",
         ),
+        (
+            {"policy": "specreason", "params": {"max_cost": 0.01}},
+            "arms.new.params.max_cost",
+            "names no prices",
+        ),
         ({"policy": "bild", "speculation": "chain"}, "arms.new.speculation", "offers lookup"),
     ],
 )

@@ -241,6 +241,8 @@ def test_money_needs_prices(url: str) -> None:
         money = metrics["small_tokens"] * 1e-6 + metrics["large_tokens"] * 1e-5
         assert metrics["cost"] == pytest.approx(money)
         assert post(priced, {"model": "large-only", "policy": {"max_cost": -1}}).status_code == 400
+        version = {"policy": "large-only", "params": {"max_cost": 5e-5}}
+        assert HTTP.post(f"{priced}/v1/policies", json=version).status_code == 201
 
 
 @pytest.mark.parametrize("body", [{"reasoning_effort": "none"}, {"thinking_token_budget": 0}])

@@ -75,6 +75,7 @@ async def test_each_policy_counts_its_own_versions(store: Store) -> None:
         ("specreason", {"thresh": 1}, "params.thresh: unknown parameter"),
         ("specreason", {"threshold": 99}, "params.threshold"),
         ("specreason", {"threshold": "7"}, "params.threshold"),
+        ("specreason", {"max_cost": 0.01}, "params.max_cost: this service names no prices"),
     ],
 )
 async def test_what_is_wrong_is_never_published(
@@ -83,6 +84,14 @@ async def test_what_is_wrong_is_never_published(
     with pytest.raises(InvalidRequest, match=said):
         await versions(store).publish(publication(policy, **params), ANNA)
     assert await store.state() == StoreState()
+
+
+async def test_a_cap_on_the_cost_is_published_and_read_with_prices_only(store: Store) -> None:
+    priced = PolicyVersions(store, POLICIES, DEFAULTS, priced=True)
+    made = await priced.publish(publication(max_cost=0.01), ANNA)
+    assert (await priced.find(made.reference)).policy.max_cost == 0.01
+    with pytest.raises(StoreError, match="names no prices"):
+        await versions(store).find(made.reference)
 
 
 async def test_active_moves_and_rolls_back(store: Store) -> None:
