@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from cachetools import LRUCache
 from pydantic import Field, ValidationError
@@ -111,16 +111,8 @@ class FoundRuns:
 class Runs:
     """The experiments of a store. `methods` are those of the large worker here."""
 
-    def __init__(
-        self,
-        store: Store,
-        versions: PolicyVersions,
-        policies: Mapping[str, type[Policy]],
-        defaults: Mapping[str, Mapping[str, Any]],
-        methods: Collection[str],
-    ) -> None:
-        self._store, self._versions = store, versions
-        self._policies, self._defaults, self._methods = policies, defaults, methods
+    def __init__(self, store: Store, versions: PolicyVersions, methods: Collection[str]) -> None:
+        self._store, self._versions, self._methods = store, versions, methods
         self._cache: LRUCache[RunKey, Run] = LRUCache(_CACHED)
 
     async def start(self, experiment: Experiment, info: AuditInfo) -> Run:
@@ -287,17 +279,17 @@ class Runs:
         return {arm.name: await self._built(arm) for arm in experiment.arms}
 
     async def _built(self, arm: Arm) -> BuiltArm:
-        place = f"arms.{arm.name}"
-        name, version, params = arm.policy, 0, self._defaults.get(arm.policy, {})
+        place, versions = f"arms.{arm.name}", self._versions
+        name, version, params = arm.policy, 0, versions.defaults.get(arm.policy, {})
         if "@" in arm.policy:
             try:
-                document = (await self._versions.find(arm.policy)).document
+                document = (await versions.find(arm.policy)).document
             except (UnknownPolicy, Unusable) as error:
                 raise InvalidRequest(f"{place}.policy: {error}", param=place) from None
             name, version, params = document.policy, document.version, document.params
-        if name not in self._policies:
+        if name not in versions.policies:
             raise InvalidRequest(f"{place}.policy: no policy is named {name[:64]!r}", param=place)
-        policy = self._versions.build(name, {**params, **arm.params}, f"{place}.params")
+        policy = versions.build(name, {**params, **arm.params}, f"{place}.params")
         return BuiltArm(name, version, policy, arm.speculation)
 
     def _check_methods(self, experiment: Experiment) -> None:

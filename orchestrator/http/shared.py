@@ -40,7 +40,7 @@ class Shared:
     ) -> None:
         self.store = store
         self.versions = PolicyVersions(store, catalog.policies, catalog.params, priced=priced)
-        runs = Runs(store, self.versions, catalog.policies, catalog.params, catalog.methods)
+        runs = Runs(store, self.versions, catalog.methods)
         self.watcher = ConfigWatcher(store, self.versions, runs, registry)
         self.outbox = Outbox(store, registry)
         self.shadows = ShadowRunner(solve_shadow, quiet, self.outbox, registry)

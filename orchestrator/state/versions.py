@@ -140,8 +140,8 @@ class PolicyVersions:
         *,
         priced: bool = False,
     ) -> None:
-        self._store, self._policies, self._defaults = store, policies, defaults
-        self._priced = priced
+        self._store, self._priced = store, priced
+        self.policies, self.defaults = policies, defaults
         self._cache: LRUCache[tuple[str, str], PublishedPolicy] = LRUCache(_CACHED)
 
     def build(self, name: str, params: Mapping[str, Any], place: str) -> Policy:
@@ -151,9 +151,9 @@ class PolicyVersions:
             InvalidRequest: names one at `place` that is unknown, has a wrong value or needs prices.
         """
         try:
-            policy = build(self._policies, name, params)
+            policy = build(self.policies, name, params)
         except ValidationError as error:
-            raise invalid_request(error, place, self._policies[name]) from None
+            raise invalid_request(error, place, self.policies[name]) from None
         check_priced(policy, self._priced, place)
         return policy
 
@@ -165,7 +165,7 @@ class PolicyVersions:
         """
         name = given.policy
         self._check_name(name)
-        values = {**self._defaults.get(name, {}), **given.params}
+        values = {**self.defaults.get(name, {}), **given.params}
         params = self.build(name, values, "params").model_dump(mode="json")
 
         async def plan(state: StoreState) -> tuple[Commit, PolicyVersion]:
@@ -276,7 +276,7 @@ class PolicyVersions:
         return [entry for entry in entries if entry is not None]
 
     def _check_name(self, name: str) -> None:
-        if name not in self._policies:
+        if name not in self.policies:
             raise UnknownPolicy(f"no policy is named {name[:64]!r}", param="policy")
 
     async def _document(self, target: str) -> bytes:
@@ -312,7 +312,7 @@ class PolicyVersions:
             raise Unusable(f"{target} cannot be used: {invalid_request(error).message}") from None
         if document.reference != target:
             raise Unusable(f"{target}: the store holds {document.reference[:80]} in its place")
-        if document.policy not in self._policies:
+        if document.policy not in self.policies:
             raise Unusable(f"{target}: there is no such policy any more")
         document = document.model_copy(update={"params": without_former(document.params)})
         try:

@@ -46,7 +46,7 @@ class Replica:
     def __init__(self, store: Store, clock: Clock, wrong_s: float) -> None:
         self.wrong_s, self._clock, registry = wrong_s, clock, CollectorRegistry()
         versions = PolicyVersions(store, POLICIES, {})
-        self.runs, self.outbox = Runs(store, versions, POLICIES, {}, ()), Outbox(store, registry)
+        self.runs, self.outbox = Runs(store, versions, ()), Outbox(store, registry)
         self.watcher = ConfigWatcher(store, versions, self.runs, registry)
         self.recorder = EventRecorder(self.outbox, UNKNOWN, registry)
         self.experimenter = Experimenter(store, self.runs, self.watcher, registry)

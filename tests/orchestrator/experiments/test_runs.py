@@ -30,14 +30,14 @@ ME = AuditInfo(author="ada", key="12345678", note="try it")
 
 
 def runs_of(store: Store, *methods: str) -> Runs:
-    versions = PolicyVersions(store, POLICIES, {})
-    return Runs(store, versions, POLICIES, {"specreason": {"threshold": 6.0}}, methods)
+    versions = PolicyVersions(store, POLICIES, {"specreason": {"threshold": 6.0}})
+    return Runs(store, versions, methods)
 
 
 def next_build(store: Store) -> Runs:
     """The experiments as a replica of a build without one policy reads them."""
     policies = {name: made for name, made in POLICIES.items() if name != "specreason"}
-    return Runs(store, PolicyVersions(store, policies, {}), policies, {}, ())
+    return Runs(store, PolicyVersions(store, policies, {}), ())
 
 
 async def watched(store: Store, runs: Runs) -> ConfigWatcher:
@@ -330,7 +330,7 @@ async def test_a_store_that_is_away_breaks_no_experiment(monkeypatch: pytest.Mon
         raise StoreUnavailable("away")
 
     monkeypatch.setattr(versions, "find", away)
-    new = Runs(store, versions, POLICIES, {}, ())
+    new = Runs(store, versions, ())
     with pytest.raises(StoreUnavailable):
         await new.find("trial")
     monkeypatch.undo()

@@ -56,7 +56,7 @@ async def with_unreadable(store: Store) -> None:
 
 def parts(store: Store) -> tuple[ConfigWatcher, PolicyVersions, Runs]:
     versions = PolicyVersions(store, POLICIES, {})
-    runs = Runs(store, versions, POLICIES, {}, ())
+    runs = Runs(store, versions, ())
     return ConfigWatcher(store, versions, runs, CollectorRegistry()), versions, runs
 
 
