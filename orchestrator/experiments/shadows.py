@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -44,6 +44,10 @@ class ShadowRequest:
     answer: str
 
 
+Solve = Callable[[Policy, ShadowRequest, ResponseAccumulator], AsyncGenerator[Event, None]]
+"""Answers a served request again by another policy."""
+
+
 @dataclass(slots=True)
 class _ShadowJob:
     stream: str
@@ -57,11 +61,7 @@ class ShadowRunner(Background):
     """Runs the shadows of one replica. `idle` is set while no request is being answered."""
 
     def __init__(
-        self,
-        solve: Callable[[Policy, ShadowRequest], AsyncGenerator[Event, None]],
-        idle: asyncio.Event,
-        outbox: Outbox,
-        registry: CollectorRegistry,
+        self, solve: Solve, idle: asyncio.Event, outbox: Outbox, registry: CollectorRegistry
     ) -> None:
         self._solve, self._idle, self._outbox = solve, idle, outbox
         self._jobs: deque[_ShadowJob] = deque()
@@ -114,26 +114,29 @@ class ShadowRunner(Background):
             self._count.labels(outcome.status).inc()
 
     async def _answer(self, job: _ShadowJob) -> Outcome:
-        response = ResponseAccumulator()
-        common: dict[str, Any] = {"trace_id": job.request.asked.id, "arm": job.arm, "shadow": True}
-        answering = self._solve(job.policy, job.request)
+        asked, response = job.request.asked, ResponseAccumulator()
+        answering = self._solve(job.policy, job.request, response)
         try:
-            async with deadline(job.request.asked.limits.deadline_s), aclosing(answering) as events:
-                async for event in events:
-                    response.add(event)
+            async with deadline(asked.limits.deadline_s), aclosing(answering) as events:
+                async for _ in events:
+                    pass
         except BatonError as error:
-            log.info("a shadow of %s failed: %s", job.request.asked.id, type(error).__name__)
-        if (ended := response.completed) is None:
-            return Outcome(**common, at=time.time(), status="failed")
-        metrics, answer = ended.metrics, ended.transcript.reply
+            log.info("a shadow of %s failed: %s", asked.id, type(error).__name__)
+        metrics = response.metrics
+        agrees: bool | None = None
+        if finished := response.completed is not None:
+            agrees = await asyncio.to_thread(agree, response.answer, job.request.answer)
         return Outcome(
-            **common,
+            trace_id=asked.id,
             at=time.time(),
-            ms=metrics.ms["total"],
+            arm=job.arm,
+            shadow=True,
+            status="finished" if finished else "failed",
+            ms=response.ms if finished else None,
             first_step_ms=response.first_step_ms,
             small_tokens=metrics.small_tokens,
             large_tokens=metrics.large_tokens,
             prompt_tokens=max(0, metrics.prefill_tokens),
             accepted=metrics.acceptance_rate,
-            agreement=await asyncio.to_thread(agree, answer, job.request.answer),
+            agreement=agrees,
         )

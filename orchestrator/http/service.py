@@ -28,6 +28,7 @@ from orchestrator.http.errors import shutting_down
 from orchestrator.http.planning import Catalog, Planner, Pools
 from orchestrator.http.settings import HttpSettings, ServiceLimits
 from orchestrator.http.shared import Shared
+from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Hurry
@@ -197,6 +198,8 @@ class Service:
     async def _hurry_here(self, name: str, key: str | None) -> int:
         return self.live.answer_now(name, key)
 
-    def _solve_shadow(self, policy: Policy, shadow: ShadowRequest) -> AsyncGenerator[Event, None]:
+    def _solve_shadow(
+        self, policy: Policy, shadow: ShadowRequest, response: ResponseAccumulator
+    ) -> AsyncGenerator[Event, None]:
         asked = replace(shadow.asked, id=f"{shadow.asked.id}-shadow")
-        return solve(policy, asked, self.pools.workers)
+        return solve(policy, asked, self.pools.workers, response)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
 
 from prometheus_client import CollectorRegistry
 
 from orchestrator.experiments.experimenter import Experimenter
 from orchestrator.experiments.recorder import EventRecorder
 from orchestrator.experiments.runs import Runs
-from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
+from orchestrator.experiments.shadows import ShadowRunner, Solve
 from orchestrator.http.planning import Catalog
-from orchestrator.loop.events import Event
-from orchestrator.loop.policy import Policy
 from orchestrator.state.outbox import Outbox
 from orchestrator.state.store import Store
 from orchestrator.state.versions import PolicyVersions
@@ -35,7 +32,7 @@ class Shared:
         catalog: Catalog,
         registry: CollectorRegistry,
         quiet: asyncio.Event,
-        solve_shadow: Callable[[Policy, ShadowRequest], AsyncGenerator[Event, None]],
+        solve_shadow: Solve,
         priced: bool,
     ) -> None:
         self.store = store

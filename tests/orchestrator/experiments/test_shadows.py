@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from orchestrator.errors import WorkerError
-from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
+from orchestrator.errors import WorkerError, WorkerUnavailable
+from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner, Solve
 from orchestrator.loop.events import Event
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.request import Request
@@ -26,10 +26,11 @@ def request(trace: str) -> ShadowRequest:
     return ShadowRequest(Request(trace, question), "The answer is 8.")
 
 
-@pytest.mark.parametrize(
-    ("failure", "recorded"), [(WorkerError("gone"), "failed"), (ValueError("odd"), None)]
-)
-async def test_a_shadow_that_fails_ends_no_other(failure: Exception, recorded: str | None) -> None:
+Events = AsyncGenerator[Event, None]
+
+
+async def outcomes(solve: Solve, *traces: str) -> tuple[list[dict[str, Any]], CollectorRegistry]:
+    """The outcomes of a shadow of each request, and the counts."""
     registry, idle, events = CollectorRegistry(), asyncio.Event(), list[dict[str, Any]]()
     idle.set()
 
@@ -37,20 +38,39 @@ async def test_a_shadow_that_fails_ends_no_other(failure: Exception, recorded: s
         def event(self, stream: str, event: dict[str, Any]) -> None:
             events.append(event)
 
-    async def answer(policy: Policy, asked: ShadowRequest) -> AsyncGenerator[Event, None]:
+    outbox: Any = Kept()
+    runner = ShadowRunner(solve, idle, outbox, registry)
+    await runner.start()
+    for trace in traces:
+        runner.add("outcomes/trial/1", "ghost", POLICIES["small-only"](), request(trace))
+    await until(lambda: any(event["trace_id"] == traces[-1] for event in events))
+    await runner.stop()
+    return events, registry
+
+
+async def test_a_shadow_that_fails_has_cost_what_it_made() -> None:
+    small = scripted(deaths={0: 3}, failures={1: WorkerUnavailable("gone")})
+
+    def answer(policy: Policy, asked: ShadowRequest, *more: Any) -> Events:
+        return solve(policy, asked.asked, {"small": small}, *more)
+
+    (outcome,), _ = await outcomes(answer, "bad")
+    assert (outcome["status"], outcome["small_tokens"]) == ("failed", 3)
+    assert outcome["ms"] is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "recorded"), [(WorkerError("gone"), "failed"), (ValueError("odd"), None)]
+)
+async def test_a_shadow_that_fails_ends_no_other(failure: Exception, recorded: str | None) -> None:
+    async def answer(policy: Policy, asked: ShadowRequest, *more: Any) -> Events:
         if asked.asked.id == "bad":
             raise failure
         workers: Any = {"small": scripted(), "large": scripted()}
-        async for event in solve(policy, asked.asked, workers):
+        async for event in solve(policy, asked.asked, workers, *more):
             yield event
 
-    outbox: Any = Kept()
-    runner = ShadowRunner(answer, idle, outbox, registry)
-    await runner.start()
-    for trace in ("bad", "good"):
-        runner.add("outcomes/trial/1", "ghost", POLICIES["small-only"](), request(trace))
-    await until(lambda: any(event["trace_id"] == "good" for event in events))
-    await runner.stop()
+    events, registry = await outcomes(answer, "bad", "good")
     told = {event["trace_id"]: event["status"] for event in events}
     assert told == {"good": "finished"} | ({"bad": recorded} if recorded else {})
     for ended in ("failed", "finished"):
