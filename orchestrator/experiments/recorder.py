@@ -50,7 +50,8 @@ class EventRecorder:
                 built = run.arms[arm.name]
                 asked = replace(request.asked, speculation=built.speculation)
                 again = replace(request, asked=asked)
-                self._shadows.add(run.stream, arm.name, built.policy, again)
+                policy = built.policy.within(request.thought_cap)
+                self._shadows.add(run.stream, arm.name, policy, again)
 
     def reward(self, record: Mapping[str, Any], reward: Reward) -> None:
         """Record a reward for the answer whose trace is `record`."""

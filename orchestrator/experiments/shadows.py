@@ -38,10 +38,11 @@ POLL_S: Final = 0.02  # seconds between two checks for a request
 
 @dataclass(frozen=True, slots=True)
 class ShadowRequest:
-    """A served request to answer again, and its answer."""
+    """A served request to answer again, its answer, and its cap on the thought in tokens."""
 
     asked: Request
     answer: str
+    thought_cap: int | None = None
 
 
 Solve = Callable[[Policy, ShadowRequest, ResponseAccumulator], AsyncGenerator[Event, None]]

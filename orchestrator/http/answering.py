@@ -194,7 +194,7 @@ class Answer:
             shared.outbox.event(own, ended.model_dump(), keep=OUTCOMES_OF_KEPT)
         if enrollment is not None and self._exposed:
             asked = replace(self._request, speculation=None, session="", hurry=None)
-            again = ShadowRequest(asked, response.answer)
+            again = ShadowRequest(asked, response.answer, choice.plan.thought_cap)
             shared.recorder.outcome(enrollment, ended, again)
 
 

@@ -129,6 +129,7 @@ class RequestPlan:
     overrides: tuple[str, ...] = ()  # the parameters that the request set
     enrollment: Enrollment | None = None
     speculation: str | None = None
+    thought_cap: int | None = None  # the request's, in tokens
     decoding: Mapping[str, str] = field(default_factory=dict)  # a label of each worker's method
 
     @property

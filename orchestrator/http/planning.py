@@ -155,8 +155,6 @@ class Planner:
         if loading := [name for name in sorted(policy.called) if facts[name] is None]:
             raise still_loading(loading)
         cap = _thought_cap(ask, [facts[name] for name in policy.called])
-        if cap is not None and (policy.budget is None or policy.budget > cap):
-            policy = policy.model_copy(update={"budget": cap})
         decoding = self.catalog.speculation
         if plan.speculation is not None:
             decoding = {**decoding, "large": self.catalog.methods[plan.speculation]}
@@ -164,7 +162,9 @@ class Planner:
         default = own.over(GREEDY if known is None else known.sampling) if open_sampling else GREEDY
         seed = None if ask.seed is None else ask.seed & MAX_SEED
         sampling = replace(ask.sampling.over(default), seed=seed)
-        return replace(plan, policy=policy, sampling=sampling, decoding=decoding)
+        return replace(
+            plan, policy=policy.within(cap), sampling=sampling, decoding=decoding, thought_cap=cap
+        )
 
     def _enrolled(self, ask: Ask, incoming: Incoming) -> RequestPlan | None:
         """Return the plan of a request that takes part in an experiment.

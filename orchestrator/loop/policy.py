@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
@@ -63,6 +63,12 @@ class Policy(BaseModel):
         """The workers that a request needs: the small one too if spending is capped."""
         capped = self.max_large_tokens is not None or self.max_cost is not None
         return self.workers | {"small"} if capped else self.workers
+
+    def within(self, budget: int | None) -> Self:
+        """Return this policy with a `budget` of at most this; None: its own."""
+        if budget is None or (self.budget is not None and self.budget <= budget):
+            return self
+        return self.model_copy(update={"budget": budget})
 
     @property
     def one_vocabulary(self) -> bool:

@@ -361,6 +361,17 @@ def test_shadows_answer_again_and_are_never_returned() -> None:
         assert told_of["small_tokens"]["paired"]
 
 
+def test_a_cap_on_the_thought_holds_for_shadows_too() -> None:
+    made = service()
+    shadow = {"name": "ghost", "policy": "small-only", "shadow": True}
+    with serving(made) as url:
+        start(url, arms=[ARMS[0], shadow])
+        served = ask(url, {"thinking_token_budget": 2})
+        until(lambda: len(recorded(made)) == 3)
+    (outcome,) = (one for one in recorded(made) if one.get("shadow"))
+    assert outcome["small_tokens"] == served["metrics"]["large_tokens"]
+
+
 def test_shadows_wait_until_nobody_is_being_answered() -> None:
     made = service()
     shadow = {"name": "ghost", "policy": "specreason", "shadow": True}
