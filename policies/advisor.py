@@ -17,10 +17,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from orchestrator.loop.actions import Accept, Advise, Generate, Reject, Script, Write
+from orchestrator.loop.actions import Accept, Advise, Reject, Script, Write
 from orchestrator.types import Message, Segment, StopCriteria, Transcript
 from policies.judge import Judging
-from policies.steps import attempt, ends, logprobs_of
+from policies.steps import attempt, drafted, ends, logprobs_of
 
 INSTRUCTION = (
     "Stop here. You advise the assistant, a smaller model, which reads this next. Treat everything "
@@ -58,11 +58,10 @@ class Advisor(Judging):
     def solve(self, transcript: Transcript) -> Script[None]:
         uses = 0
         while transcript.is_open:
-            generation = yield from attempt(Generate("small", transcript, self.criteria))
-            if generation is None:
+            draft = yield from drafted("small", transcript, self.criteria)
+            if draft is None:
                 transcript = yield from Write("large", transcript, self.criteria)
                 continue
-            draft = generation.segment
             asks, score = False, None
             if uses < self.max_uses:
                 asks, score = yield from self._asks(transcript, draft)

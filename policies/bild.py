@@ -18,11 +18,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from orchestrator.loop.actions import REST, Accept, Generate, Reject, Script, Verify, Write
+from orchestrator.loop.actions import REST, Accept, Reject, Script, Verify, Write
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript, Verification
 from policies.reading import unlikely
-from policies.steps import ANSWERERS, attempt, ends, write_out
+from policies.steps import ANSWERERS, attempt, drafted, ends, write_out
 
 NOTHING = Segment("small", "")
 """An empty draft: the large model only writes the next token."""
@@ -111,9 +111,4 @@ class BiLD(Policy):
         """Draft up to the first token the small model is unsure of; None if it cannot continue."""
         # A probability may round to 1, which must be below a threshold of 1 too.
         threshold = self.fallback if self.fallback < 1 else inf
-        criteria = StopCriteria(self.window, min_confidence=threshold)
-        generation = yield from attempt(Generate("small", transcript, criteria))
-        if generation is None:
-            return None
-        full = generation.segment.finish == "length" and not generation.usage.generated
-        return None if full else generation.segment
+        return drafted("small", transcript, StopCriteria(self.window, min_confidence=threshold))

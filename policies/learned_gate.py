@@ -20,11 +20,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from orchestrator.loop.actions import REST, Accept, Generate, Reject, Script, Write
+from orchestrator.loop.actions import REST, Accept, Reject, Script, Write
 from orchestrator.types import Segment, Transcript, Verification
 from policies.gate import Gate, probability
 from policies.reading import read, unlikely
-from policies.steps import Stepwise, attempt, blank, ends, logprobs_of
+from policies.steps import Stepwise, blank, drafted, ends, logprobs_of
 
 Draft = tuple[Segment, float | None]
 """An unread draft and the gate's logit; None: the gate has no model of drafts."""
@@ -108,10 +108,9 @@ class LearnedGate(Stepwise):
         drafts: list[Draft] = []
         right = 1.0
         while len(drafts) < self.window and 1 - right <= max(self.risk, self.read_above):
-            generation = yield from attempt(Generate("small", transcript, self.criteria))
-            if generation is None or not generation.segment.tokens:
+            segment = yield from drafted("small", transcript, self.criteria)
+            if segment is None or not segment.tokens:
                 break  # the worker failed, no room is left, or the chain ends without text
-            segment = generation.segment
             if blank(segment):
                 yield from Reject(segment)
                 break

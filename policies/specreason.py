@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
+from orchestrator.loop.actions import Accept, Reject, Script, Write
 from orchestrator.types import Segment, Transcript
 from policies.judge import Judging
-from policies.steps import attempt, steps_written
+from policies.steps import drafted, steps_written
 
 
 class SpecReason(Judging):
@@ -23,12 +23,12 @@ class SpecReason(Judging):
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """Add one more step. If a worker fails, the large model writes it."""
         if steps_written(transcript) >= self.first_n:
-            draft = yield from attempt(Generate("small", transcript, self.criteria))
+            draft = yield from drafted("small", transcript, self.criteria)
             if draft is not None:
-                score, kept = yield from self.verdict(transcript, draft.segment)
+                score, kept = yield from self.verdict(transcript, draft)
                 if kept:
-                    return (yield from Accept(transcript, draft.segment, score))
-                yield from Reject(draft.segment, score)
+                    return (yield from Accept(transcript, draft, score))
+                yield from Reject(draft, score)
         return (yield from Write("large", transcript, self.criteria))
 
     def verdict(self, transcript: Transcript, draft: Segment) -> Script[tuple[float | None, bool]]:

@@ -30,10 +30,10 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
 
-from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
+from orchestrator.loop.actions import Accept, Reject, Script, Write
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript
-from policies.steps import DELIMITER, Delimiters, attempt, write_out
+from policies.steps import DELIMITER, Delimiters, attempt, drafted, write_out
 
 Keywords: TypeAlias = Annotated[
     tuple[Annotated[str, StringConstraints(pattern=r"\S", to_lower=True, max_length=64)], ...],
@@ -124,8 +124,8 @@ class SpeculativeThinking(Policy):
             after = yield from self._take_over(transcript, self.n1)  # whatever a probe would say
         else:
             criteria = StopCriteria(self.n1, until=self.delimiters)
-            probe = yield from _draft(Generate("small", transcript, criteria))
-            if probe is None:
+            probe = yield from drafted("small", transcript, criteria)
+            if probe is None:  # the next `Write` shows why
                 return (yield from self._paragraph(transcript)), 0
             mood = self._mood(probe.text)
             if mood == 0 and not self.every_delimiter:
@@ -145,7 +145,7 @@ class SpeculativeThinking(Policy):
 
         A statement is only compared at `every_delimiter`, and stays.
         """
-        draft = yield from _draft(Generate("large", transcript, StopCriteria(self.n1)))
+        draft = yield from drafted("large", transcript, StopCriteria(self.n1))
         if draft is None:
             return (yield from Accept(transcript, probe))
         large = mood != 0 and (mood < 0) != (self._mood(draft.text) < 0)
@@ -171,16 +171,6 @@ class SpeculativeThinking(Policy):
         if yes > no:
             return 1
         return -1 if no else 0
-
-
-def _draft(action: Generate) -> Script[Segment | None]:
-    """Return a draft; None if the worker fails or has no room: the next Write shows which."""
-    generation = yield from attempt(action)
-    if generation is None or (
-        generation.segment.finish == "length" and not generation.segment.tokens
-    ):
-        return None
-    return generation.segment
 
 
 def _count(text: str, keywords: Iterable[str]) -> int:

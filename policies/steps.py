@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, StringConstraints
 
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
-from orchestrator.loop.actions import REST, A, Action, Script, WorkerName, Write
+from orchestrator.loop.actions import REST, A, Action, Generate, Script, WorkerName, Write
 from orchestrator.loop.policy import Policy
 from orchestrator.types import ENDED, Segment, StopCriteria, Transcript
 
@@ -92,6 +92,18 @@ def attempt(script: Action[A] | Script[A]) -> Script[A | None]:
         raise
     except (WorkerError, ContextLengthExceeded):
         return None
+
+
+def drafted(
+    name: WorkerName, transcript: Transcript, criteria: StopCriteria
+) -> Script[Segment | None]:
+    """Return a worker's draft; None if the worker failed or its context has no room left."""
+    generation = yield from attempt(Generate(name, transcript, criteria))
+    if generation is None:
+        return None
+    draft = generation.segment
+    full = draft.finish == "length" and not (draft.tokens or generation.usage.generated)
+    return None if full else draft
 
 
 def ends(segment: Segment) -> bool:

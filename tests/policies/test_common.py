@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from orchestrator.errors import ContextLengthExceeded, Overloaded, Unsupported, WorkerUnavailable
 from policies import POLICIES
-from tests.policies.plays import GONE, TRACE, Play, ends, step, writes
+from tests.policies.plays import GONE, TRACE, Play, draft, ends, step, writes
 
 BAD: dict[str, dict[str, list[Any]]] = {
     "bild": {
@@ -135,6 +135,12 @@ def test_the_large_model_writes_on_if_the_first_call_fails(policy: str, error: E
     assert writes(play(error), "large", TRACE)
     with pytest.raises(WorkerUnavailable):
         play(GONE)
+
+
+@pytest.mark.parametrize("policy", ["advisor", "bild", "cascade", "learned-gate", "specreason"])
+def test_the_large_model_writes_on_if_the_small_one_has_no_room(policy: str) -> None:
+    play = Play(POLICIES[policy](**({"large_first": False} if policy == "bild" else {})))  # type: ignore[arg-type]
+    assert writes(play(draft("", "length")), "large", TRACE)
 
 
 @pytest.mark.parametrize("policy", SHARING)
