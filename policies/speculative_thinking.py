@@ -33,7 +33,7 @@ from pydantic import Field, StringConstraints
 from orchestrator.loop.actions import Accept, Reject, Script, Write
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript
-from policies.steps import DELIMITER, Delimiters, attempt, drafted, write_out
+from policies.steps import DELIMITER, Delimiters, attempt, drafted, last_writer, write_out
 
 Keywords: TypeAlias = Annotated[
     tuple[Annotated[str, StringConstraints(pattern=r"\S", to_lower=True, max_length=64)], ...],
@@ -112,8 +112,8 @@ class SpeculativeThinking(Policy):
             else:
                 transcript, mood = yield from self._sentence(transcript)
                 reflections += mood < 0
-        large = bool(transcript.chain) and transcript.chain[-1].author != "small"
-        if self.answer_by == "large" or (self.answer_by == "active" and large):
+        by = last_writer(transcript) if self.answer_by == "active" else self.answer_by
+        if by == "large":
             yield from write_out(transcript, "large", "small")
         else:
             yield from write_out(transcript, "small", "large")

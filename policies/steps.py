@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
 from orchestrator.loop.actions import REST, A, Action, Generate, Script, WorkerName, Write
 from orchestrator.loop.policy import Policy
-from orchestrator.types import ENDED, Segment, StopCriteria, Transcript
+from orchestrator.types import ENDED, Author, Segment, StopCriteria, Transcript
 
 Delimiters: TypeAlias = Annotated[
     tuple[Annotated[str, StringConstraints(min_length=1, max_length=64)], ...],
@@ -58,9 +58,7 @@ class Stepwise(Policy):
         """Write the answer; if the small model fails, the large one writes it."""
         by = self.answer_by
         if by == "active":
-            by = "large"
-            if transcript.chain and transcript.chain[-1].author == "small":
-                by = "small"
+            by = "small" if last_writer(transcript) == "small" else "large"
         return write_out(transcript, *ANSWERERS[by])
 
 
@@ -114,6 +112,11 @@ def ends(segment: Segment) -> bool:
 def blank(segment: Segment) -> bool:
     """Return whether a step has no text and does not end the chain."""
     return not segment.text.strip() and not ends(segment)
+
+
+def last_writer(transcript: Transcript) -> Author | None:
+    """Return the author of the chain's last segment that a model wrote; None without one."""
+    return next((one.author for one in reversed(transcript.chain) if one.author != "policy"), None)
 
 
 def steps_written(transcript: Transcript) -> int:

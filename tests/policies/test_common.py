@@ -122,6 +122,14 @@ def test_who_answers(policy: str, answer_by: str, last: str | None, author: str)
     assert ends(play, replace(closed, done=True))
 
 
+@pytest.mark.parametrize("policy", [*ACTIVE, "speculative-thinking"])
+def test_the_words_that_close_a_thought_change_nobody_who_answers(policy: str) -> None:
+    closing = step("policy", "So the answer is clear.")
+    closed = replace(TRACE.extend(step("small", "4")).extend(closing), closed=True)
+    play = Play(POLICIES[policy](answer_by="active"), closed)  # type: ignore[call-arg]
+    assert writes(play.first, "small", closed)
+
+
 SHARING = [name for name in POLICIES if name not in ("small-only", "large-only")]
 
 
