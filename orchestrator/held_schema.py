@@ -194,7 +194,7 @@ class _Reader:
         names = found.get("propertyNames", {})
         if not isinstance(names, dict) or found.keys() & {"properties", "patternProperties"}:
             return
-        names = self._defs.get(name_of(names), names)
+        names = self._target_of(names)
         names = {name: one for name, one in names.items() if (name, one) != ("type", "string")}
         listed, others = names.get("enum"), found.get("additionalProperties", True)
         if listed is not None and len(names) == 1:

@@ -207,6 +207,13 @@ def test_a_definition_that_is_itself_is_refused() -> None:
         check(Constraint("json_schema", json.dumps(schema)), "p")
 
 
+@pytest.mark.parametrize("names", [True, False])
+def test_property_names_may_refer_to_a_definition_without_keywords(names: bool) -> None:
+    schema = {"type": "object", "propertyNames": {"$ref": "#/$defs/n"}, "$defs": {"n": names}}
+    (fault,) = held(json.dumps(schema)).faults
+    assert fault.startswith("propertyNames: no grammar")
+
+
 def test_names_of_definitions_may_be_in_any_language() -> None:
     sizes = {"Größe": {"type": "integer"}, "Grüße": {"type": "string"}}
     named = {"s": {"$ref": "#/$defs/Größe"}, "g": {"$ref": "#/$defs/Gr%C3%BC%C3%9Fe"}}
