@@ -2,26 +2,31 @@
 
 import { h } from "./dom.js";
 import { AskView } from "./views/ask.js";
+import { CompareView } from "./views/compare.js";
+import { ExperimentsView } from "./views/experiments.js";
+import { HealthView } from "./views/health.js";
+import { PoliciesView } from "./views/policies.js";
+import { ReferenceView } from "./views/reference.js";
+import { TracesView } from "./views/traces.js";
 
 const TABS = {
-  ask: ["Ask", () => AskView],
-  compare: ["Compare", async () => (await import("./views/compare.js")).CompareView],
-  traces: ["Traces", async () => (await import("./views/traces.js")).TracesView],
-  policies: ["Policies", async () => (await import("./views/policies.js")).PoliciesView],
-  experiments: ["Experiments", async () => (await import("./views/experiments.js")).ExperimentsView],
-  health: ["Health", async () => (await import("./views/health.js")).HealthView],
-  api: ["API", async () => (await import("./views/reference.js")).ReferenceView],
+  ask: ["Ask", AskView],
+  compare: ["Compare", CompareView],
+  traces: ["Traces", TracesView],
+  policies: ["Policies", PoliciesView],
+  experiments: ["Experiments", ExperimentsView],
+  health: ["Health", HealthView],
+  api: ["API", ReferenceView],
 };
 const views = {};
 const main = document.getElementById("main");
 const nav = document.getElementById("tabs");
 let current = null;
 
-async function route() {
+function route() {
   const [, name = "ask", argument = ""] = location.hash.split("/");
-  const tab = name === "trace" ? "traces" : name in TABS ? name : "ask";
-  const [title, load] = TABS[tab];
-  const View = await load();
+  const tab = name === "trace" ? "traces" : Object.hasOwn(TABS, name) ? name : "ask";
+  const [title, View] = TABS[tab];
   views[tab] ??= new View();
   if (current && current !== views[tab]) current.leave?.();
   current = views[tab];

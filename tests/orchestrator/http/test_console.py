@@ -603,6 +603,14 @@ def test_health_says_well_or_ill_and_where(browser: Browser) -> None:
         expect(page.locator(".glance")).to_contain_text("large pool does not answer")
 
 
+def test_a_tab_opens_although_the_service_is_gone(browser: Browser, url: str) -> None:
+    with page_of(browser, url) as page:
+        page.locator("#model option[value=specreason]").wait_for(state="attached")
+        page.route("**/*", lambda route: route.abort())
+        page.get_by_role("link", name="Health").click()
+        expect(page.locator(".glance")).to_contain_text("cannot be reached")
+
+
 def test_every_tab_is_accessible_and_fits_a_phone(browser: Browser, url: str) -> None:
     with page_of(browser, url, color_scheme="light", reduced_motion="reduce") as page:
         for tab in TABS:
