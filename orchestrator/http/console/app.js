@@ -52,8 +52,7 @@ function paint() {
   document.documentElement.dataset.theme = name;
   theme.setAttribute("aria-label", name === "dark" ? "Light theme" : "Dark theme");
   theme.title = theme.getAttribute("aria-label");
-  dispatchEvent(new Event("resize"));
-  current?.repaint?.();
+  for (const canvas of main.querySelectorAll("canvas")) canvas.dispatchEvent(new Event("repaint")); // its colours are drawn
 }
 theme.addEventListener("click", () => {
   localStorage.setItem("baton.theme", document.documentElement.dataset.theme === "dark" ? "light" : "dark");

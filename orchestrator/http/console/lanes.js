@@ -21,6 +21,7 @@ export class Lanes {
         key("rejected", "rejected"), key("prefill", "reads the prompt"), key("idle", "waits")));
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; });
+    this.canvas.addEventListener("repaint", () => this.draw());
     new ResizeObserver(() => this.draw()).observe(this.element);
   }
 

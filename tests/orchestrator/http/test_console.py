@@ -603,6 +603,19 @@ def test_health_says_well_or_ill_and_where(browser: Browser) -> None:
         expect(page.locator(".glance")).to_contain_text("large pool does not answer")
 
 
+def test_the_lanes_follow_the_theme(browser: Browser, url: str) -> None:
+    drawn = "document.querySelector('canvas').toDataURL()"
+    with page_of(browser, url, color_scheme="light") as page:
+        ask(page)
+        ended(page)
+        light = page.evaluate(drawn)
+        page.get_by_role("button", name="Dark theme").click()
+        dark = page.evaluate(drawn)
+        page.get_by_role("button", name="Light theme").click()
+        assert light != dark
+        assert page.evaluate(drawn) == light
+
+
 def test_a_tab_opens_although_the_service_is_gone(browser: Browser, url: str) -> None:
     with page_of(browser, url) as page:
         page.locator("#model option[value=specreason]").wait_for(state="attached")
