@@ -40,6 +40,7 @@ export function draftReason(run, draft) {
 
 /** Why this row's text was accepted, and who wrote it. */
 export function rowReason(run, row) {
+  if (!row.spans.length) return ""; // its drafts were rejected, and nothing came after
   const authors = [...new Set(row.spans.map((span) => span.author))];
   const [author] = authors;
   const { policyName, parameters } = run;

@@ -67,8 +67,8 @@ export class Run {
     this.status = status;
     this.running = [];
     this.version += 1;
+    if (this.waiting.length) this.row(this.rows.at(-1)?.phase ?? "thought", true);
     for (const row of this.rows) row.closed = true;
-    if (this.waiting.length) this.row("thought", true);
     if (!this.ms) this.ms = this.began ? performance.now() - this.began : 0;
   }
 

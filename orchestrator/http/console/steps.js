@@ -69,7 +69,7 @@ export class Steps {
     const body = h("div", { class: "text plain", dir: "auto" }, spans(row));
     const reason = row.closed ? rowReason(run, row) : "";
     const element = h("li", { class: `step ${author}`, tabindex: "-1", "data-step": index },
-      h("div", { class: "who" }, badge(authors, rewritten(row))),
+      h("div", { class: "who" }, authors.length ? badge(authors, rewritten(row)) : null),
       h("div", { class: "what" },
         row.drafts.map((draft) => rejected(run, draft)),
         body,

@@ -416,6 +416,28 @@ def test_each_token_is_counted_once_where_its_text_is(page: Page, name: str) -> 
     assert page.evaluate(TOKEN_VIEWS, events) == views
 
 
+@pytest.mark.parametrize("phase", ["thought", "answer"])
+def test_a_draft_that_was_rejected_last_stands_alone(page: Page, phase: str) -> None:
+    """Nobody wrote a step after it, and nobody is writing one."""
+    drawn = """async ([phase]) => {
+        const { Run } = await import("./ui/run.js");
+        const { Steps } = await import("./ui/steps.js");
+        const run = new Run("", "specreason");
+        run.event({ type: "text", author: "small", phase, text: "One.\\n\\n", tokens: 1 });
+        run.event({ type: "step", author: "small", text: "Two.", accepted: false, score: 2 });
+        run.end("cancelled");
+        const steps = new Steps();
+        steps.show(run, run.rows.filter((row) => row.phase === phase));
+        const { lastChild } = steps.element.lastChild;
+        return [lastChild.textContent, lastChild.querySelectorAll(".badge").length];
+    }"""
+    text, badges = page.evaluate(drawn, [phase])
+    assert "Rejected draft: rejected at score 2" in text
+    assert "writing" not in text
+    assert "wrote" not in text
+    assert badges == 0
+
+
 def test_publish_and_roll_back_with_keys(browser: Browser) -> None:
     with serving(keyed()) as url, page_of(browser, f"{url}/ui#/policies") as page:
         give(page, "an API key", "sk-wrong")
