@@ -7,8 +7,8 @@
 import { events as streamed, get, send } from "./api.js";
 
 export class Run {
-  constructor(question, model, { policy = {}, body = {} } = {}) {
-    Object.assign(this, { question, model, policy, body });
+  constructor(question, model, { policy = {}, body = {}, messages = [{ role: "user", content: question }] } = {}) {
+    Object.assign(this, { question, model, policy, body, messages });
     this.status = "waiting"; // running, finished, failed, cancelled
     this.traceId = null;
     this.origin = null; // the policy that answers, its version and parameters
@@ -28,8 +28,13 @@ export class Run {
   }
 
   get requestBody() {
-    const { model, policy, body } = this;
-    return { model, messages: [{ role: "user", content: this.question }], ...(Object.keys(policy).length ? { policy } : {}), ...body };
+    const { model, messages, policy, body } = this;
+    return { model, messages, ...(Object.keys(policy).length ? { policy } : {}), ...body };
+  }
+
+  /** The same request, not yet sent. */
+  again() {
+    return new Run(this.question, this.model, this);
   }
 
   /** Ask the service, and follow the stream to its end; `changed` is called with every event. */
@@ -226,7 +231,10 @@ export class Run {
 
   /** A saved record before its replay; `script` has its events in order, with `at_ms`. */
   static begin(record) {
-    const run = new Run(record.question ?? record.messages?.at(-1)?.content ?? "", record.model ?? record.policy, { body: {} });
+    const { parameters = {}, overrides = [] } = record;
+    const policy = Object.fromEntries(overrides.filter((name) => name in parameters).map((name) => [name, parameters[name]]));
+    const asked = record.messages?.findLast((one) => one.role === "user")?.content; // the record cuts a long `question`
+    const run = new Run(asked ?? record.question ?? "", record.model ?? record.policy, { policy, messages: record.messages });
     run.record = record;
     run.traceId = record.trace_id ?? record.id ?? null;
     run.origin = { ...record, trace_id: run.traceId };

@@ -106,11 +106,12 @@ export class RunView {
       h("button", { class: "stop", onclick: () => run.stop() }, "Stop", h("kbd", {}, "Esc")),
       h("button", { class: "quiet", onclick: () => run.answerNow() }, "Answer now"),
     ];
-    const body = JSON.stringify(run.record ? recorded(run.record) : run.requestBody, null, 2);
+    const body = JSON.stringify(run.requestBody, null, 2);
+    const known = run.messages.length > 0; // a record without text has none
     const made = [];
-    if (this.again) made.push(h("button", { onclick: () => this.again(run) }, "Ask again"));
+    if (this.again && known) made.push(h("button", { onclick: () => this.again(run.again()) }, "Ask again"));
     if (run.script?.length) made.push(h("button", { onclick: () => this.replay() }, "Replay"));
-    if (run.record?.messages?.length !== 0) made.push(
+    if (known) made.push(
       h("button", { class: "quiet", onclick: () => copy(curl(body), "curl command") }, "Copy as curl"),
       h("button", { class: "quiet", onclick: () => copy(python(body), "Python") }, "Copy as Python"));
     if (run.traceId) {
@@ -232,11 +233,6 @@ function share(sum) {
     bar.append(part);
   }
   return bar;
-}
-
-/** A request like the recorded one. */
-function recorded(record) {
-  return { model: record.model ?? record.policy, messages: record.messages ?? [{ role: "user", content: record.question }] };
 }
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;

@@ -136,6 +136,40 @@ def test_a_policys_parameters_are_a_form_with_ranges(browser: Browser, url: str)
         expect(page.locator(".run-head .state.cancelled")).to_have_text("cut")
 
 
+def test_ask_again_repeats_what_is_shown(browser: Browser, url: str) -> None:
+    """Neither a question that is being written, nor parameters that were changed since."""
+    with page_of(browser, url) as page:
+        page.locator("#model option[value=specreason]").wait_for(state="attached")
+        page.locator("#model").select_option("specreason")
+        page.get_by_text("Parameters").click()
+        page.locator("input[name=threshold]").fill("1.5")
+        ask(page)
+        ended(page)
+        page.locator("#question").fill("Something else?")
+        page.locator("input[name=threshold]").fill("9")
+        again = page.get_by_role("button", name="Ask again")
+        for _ in range(2):
+            with page.expect_request("**/v1/chat/completions") as sent:
+                again.click()
+            asked = json.loads(sent.value.post_data or "")
+            assert asked["messages"] == [{"role": "user", "content": "Twice 2+2?"}]
+            assert asked["policy"] == {"threshold": 1.5}
+            ended(page)
+        expect(page.locator("#question")).to_have_value("Something else?")
+
+
+def test_a_recorded_request_is_copied_with_its_parameters(browser: Browser, url: str) -> None:
+    body = {"model": "specreason", "policy": {"threshold": 1.5}}
+    trace = post(url, body).json()["baton"]["trace_id"]
+    until(lambda: HTTP.get(f"{url}/v1/traces/{trace}").status_code == 200)
+    with page_of(browser, f"{url}/ui#/trace/{trace}") as page:
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.get_by_role("button", name="Copy as curl").click()
+        expect(page.locator("#toast")).to_have_text("curl command copied")
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert json.loads(copied.split(" -d ")[1].strip("'"))["policy"] == {"threshold": 1.5}
+
+
 def test_two_policies_side_by_side(browser: Browser, url: str) -> None:
     with page_of(browser, f"{url}/ui#/compare") as page:
         page.get_by_role("button", name="Compare").click()

@@ -87,14 +87,16 @@ export class AskView {
     const run = new Run(last.question, last.model);
     run.traceId = last.trace;
     try {
-      const view = new RunView({ again: () => this.ask() });
-      view.show(Run.of(await run.saved()));
+      const record = Run.of(await run.saved());
+      if (this.run) return; // another question was asked meanwhile
+      const view = new RunView({ again: (same) => this.follow(same) });
+      view.show(record);
       this.result.replaceChildren(h("p", { class: "note" }, "The page was loaded again in mid-answer. This is what is on record."), view.element);
     } catch { /* it is not kept: the question is still there */ }
   }
 
+  /** Ask what the form says; `note` stands above the answer. */
   async ask(note = null) {
-    if (this.run && ["waiting", "running"].includes(this.run.status)) this.run.stop();
     this.trouble.textContent = "";
     const question = this.question.value.trim();
     if (!question) {
@@ -113,14 +115,19 @@ export class AskView {
     const body = {};
     if (this.cap.value) body.max_tokens = Number(this.cap.value);
     if (this.temperature.value) body.temperature = Number(this.temperature.value);
-    const run = new Run(question, this.model.value, { policy, body });
+    await this.follow(new Run(question, this.model.value, { policy, body }), note);
+  }
+
+  /** Send a request in place of the one before, and show its answer. */
+  async follow(run, note = null) {
+    this.escape();
     this.run = run;
-    const view = new RunView({ again: () => this.ask() });
-    this.result.replaceChildren(...(note instanceof Node ? [note] : []), view.element);
+    const view = new RunView({ again: (same) => this.follow(same) });
+    this.result.replaceChildren(...(note ? [note] : []), view.element);
     view.show(run);
     await run.ask((changed) => {
       view.changed(changed);
-      remember({ question, model: run.model, trace: run.traceId, running: run.status === "running" });
+      remember({ question: run.question, model: run.model, trace: run.traceId, running: run.status === "running" });
     });
     announce(run.status === "finished" ? "The answer is complete" : "The answer has ended early");
   }
