@@ -61,7 +61,9 @@ theme.addEventListener("click", () => {
 dark.addEventListener("change", paint);
 
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) current?.escape?.();
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+    for (const stop of main.querySelectorAll("button.stop")) stop.click();
+  }
   const typing = event.target.closest?.("input, textarea, select");
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "/") {

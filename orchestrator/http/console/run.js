@@ -225,7 +225,7 @@ export class Run {
   static of(record) {
     const run = Run.begin(record);
     for (const item of run.script) run.event(item);
-    run.conclude(record);
+    run.conclude();
     return run;
   }
 
@@ -250,7 +250,8 @@ export class Run {
     return run;
   }
 
-  conclude(record) {
+  conclude() {
+    const { record } = this;
     this.metrics = record.metrics ?? null;
     this.acceptance = record.acceptance ?? {};
     this.finish = record.finish_reason ?? null;
@@ -260,20 +261,21 @@ export class Run {
     this.end(record.status === "failed" || record.status === "cancelled" ? record.status : "finished");
   }
 
-  /** Replay a saved record at its own pace, or `speed` times that. */
-  async replay(record, changed, speed = 1) {
+  /** Replay a saved record at its own pace; after `stop`, the rest of it at once. */
+  async replay(changed) {
     this.abort = new AbortController();
+    const { signal } = this.abort;
+    const stopped = new Promise((resolve) => signal.addEventListener("abort", resolve));
     const began = performance.now();
     for (const item of this.script) {
-      const wait = item.due / speed - (performance.now() - began);
-      if (wait > 4) await new Promise((resolve) => setTimeout(resolve, wait));
-      if (this.abort.signal.aborted) break;
+      const wait = item.due - (performance.now() - began);
+      if (wait > 4 && !signal.aborted) await Promise.race([stopped, new Promise((resolve) => setTimeout(resolve, wait))]);
       this.ms = item.due;
       this.event(item);
       this.version += 1;
       changed(this);
     }
-    this.conclude(record);
+    this.conclude();
     changed(this);
   }
 

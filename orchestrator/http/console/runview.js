@@ -12,9 +12,9 @@ import { tokenView } from "./tokens.js";
 const REFRESH_MS = 80; // a stream of 200 tokens a second is drawn a dozen times a second
 
 export class RunView {
-  /** `compact`: beside another one, without its own buttons. */
+  /** `compact`: beside another one, with buttons only while it runs. */
   constructor({ compact = false, again = null } = {}) {
-    this.again = again;
+    Object.assign(this, { compact, again });
     this.head = h("div", { class: "run-head" });
     this.totals = h("section", { class: "totals", "aria-label": "Totals" });
     this.lanes = new Lanes();
@@ -25,7 +25,7 @@ export class RunView {
     this.trouble = h("p", { class: "trouble", role: "alert", hidden: true });
     this.buttons = h("div", { class: "row actions" });
     this.element = h("article", { class: compact ? "run compact" : "run" },
-      this.head, this.trouble, this.totals, this.lanes.element, this.empty, this.authors, this.steps.element, this.answer, compact ? null : this.buttons);
+      this.head, this.trouble, this.totals, this.lanes.element, this.empty, this.authors, this.steps.element, this.answer, this.buttons);
   }
 
   /** Draws soon: at most a dozen times a second. */
@@ -104,8 +104,9 @@ export class RunView {
     const { run } = this;
     if (live) return [
       h("button", { class: "stop", onclick: () => run.stop() }, "Stop", h("kbd", {}, "Esc")),
-      h("button", { class: "quiet", onclick: () => run.answerNow() }, "Answer now"),
+      ...(run.record || !run.traceId ? [] : [h("button", { class: "quiet", onclick: () => run.answerNow() }, "Answer now")]), // neither in a replay nor in the queue
     ];
+    if (this.compact) return [];
     const body = JSON.stringify(run.requestBody, null, 2);
     const known = run.messages.length > 0; // a record without text has none
     const made = [];
@@ -133,11 +134,8 @@ export class RunView {
   }
 
   replay() {
-    const { record } = this.run;
-    const run = Run.begin(record);
-    this.steps.clear();
     this.drawn = false;
-    return run.replay(record, (changed) => this.changed(changed));
+    return Run.begin(this.run.record).replay((run) => this.changed(run));
   }
 }
 

@@ -314,6 +314,26 @@ def test_a_trace_by_its_link_in_the_list_and_from_a_file(
         expect(page.locator(".trouble")).to_contain_text("not kept")
 
 
+def test_a_replay_that_is_stopped_shows_the_rest_at_once(
+    browser: Browser, url: str, tmp_path: Path
+) -> None:
+    step = {"author": "small", "phase": "thought", "accepted": True, "tokens": 1, "ms": 1.0}
+    steps = [
+        {**step, "text": "Soon.\n\n", "score": None, "at_ms": 1.0},
+        {**step, "text": "Late.", "score": None, "at_ms": 3e6},
+    ]
+    saved = tmp_path / "slow.json"
+    saved.write_text(json.dumps({"id": "t", "question": "?", "policy": "bild", "steps": steps}))
+    with page_of(browser, f"{url}/ui#/traces") as page:
+        page.locator("#file").set_input_files(saved)
+        page.get_by_role("button", name="Replay").click()
+        expect(page.locator(".step")).to_have_count(1)
+        expect(page.get_by_role("button", name="Answer now")).to_have_count(0)
+        page.keyboard.press("Escape")
+        expect(page.locator(".step")).to_have_count(2)
+        ended(page)
+
+
 def keyed() -> Service:
     return made(access=Access(Keys(["sk-user"]), Keys(["sk-admin"]), Keys(["sk-observer"])))
 

@@ -120,7 +120,7 @@ export class AskView {
 
   /** Send a request in place of the one before, and show its answer. */
   async follow(run, note = null) {
-    this.escape();
+    this.run?.stop();
     this.run = run;
     const view = new RunView({ again: (same) => this.follow(same) });
     this.result.replaceChildren(...(note ? [note] : []), view.element);
@@ -130,10 +130,6 @@ export class AskView {
       remember({ question: run.question, model: run.model, trace: run.traceId, running: run.status === "running" });
     });
     announce(run.status === "finished" ? "The answer is complete" : "The answer has ended early");
-  }
-
-  escape() {
-    if (this.run?.status === "running" || this.run?.status === "waiting") this.run.stop();
   }
 }
 
