@@ -194,6 +194,7 @@ export class Run {
   get answer() { return this.rows.filter((row) => row.phase === "answer"); }
   get answerText() { return this.answer.flatMap((row) => row.spans.map((span) => span.text)).join("").trim(); }
   get policyName() { return this.origin?.policy ?? this.model; }
+  get name() { return this.origin?.version ? `${this.policyName}@${this.origin.version}` : this.policyName; }
   get parameters() { return this.origin?.parameters ?? {}; }
 
   /** Accepted tokens by author, discarded ones, and how many drafts were judged and accepted. */

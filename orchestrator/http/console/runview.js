@@ -156,13 +156,12 @@ function waitingFor(run) {
 
 function header(run) {
   const { origin } = run;
-  const version = origin?.version ? `@${origin.version}` : "";
   const [state, tone] = outcome(run);
   return [
     h("h2", { class: "question", dir: "auto" }, plain(run.question)),
     h("p", { class: "about" },
       h("span", { class: `state ${tone}`, role: "status" }, state),
-      h("code", {}, `${run.policyName}${version}`),
+      h("code", {}, run.name),
       origin?.experiment ? h("span", {}, `experiment ${origin.experiment}, arm ${origin.arm}`) : null,
       origin?.created ? h("span", {}, new Date(origin.created * 1000).toLocaleString("en", { hour12: false })) : null,
       ...lossy(origin)),

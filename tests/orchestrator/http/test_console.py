@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,27 @@ def test_two_policies_side_by_side(browser: Browser, url: str) -> None:
         holes = """[...document.querySelectorAll(".steps > ol")].map((list) => list.offsetHeight
             - [...list.children].reduce((sum, row) => sum + row.offsetHeight, 0))"""
         assert page.evaluate(holes) == [0, 0]  # nor below the screen
+
+
+def test_a_comparison_names_the_faster_one_first(browser: Browser) -> None:
+    quick, slow = (Scripted(story=(THOUGHT, ANSWER), delay=delay) for delay in (0.0, 0.02))
+    with serving(service(quick, slow)) as url, page_of(browser, f"{url}/ui#/compare") as page:
+        for side, policy in ("First policy", "large-only"), ("Second policy", "small-only"):
+            page.get_by_label(side).locator(f"option[value={policy}]").wait_for(state="attached")
+            page.get_by_label(side).select_option(policy)
+        page.get_by_role("button", name="Compare").click()
+        verdict = page.locator(".verdict")
+        expect(verdict).to_contain_text("0 % of the first and 100 % of the second")
+        expect(verdict).to_contain_text(re.compile(r"small-only took .*, large-only "))
+
+
+def test_a_comparison_that_is_stopped_leaves_nothing_waiting(browser: Browser) -> None:
+    with serving(made(delay=0.15)) as url, page_of(browser, f"{url}/ui#/compare") as page:
+        page.get_by_role("button", name="Compare").click()
+        expect(page.locator(".step")).not_to_have_count(0)
+        page.get_by_role("button", name="Stop").click()
+        ended(page, "cancelled")
+        expect(page.locator(".run")).to_have_count(1)
 
 
 def test_stopped_in_the_middle_it_stops_the_work_too(browser: Browser) -> None:

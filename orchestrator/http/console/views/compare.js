@@ -40,29 +40,25 @@ export class CompareView {
   }
 
   async ask() {
-    this.escape();
     const question = this.question.value.trim();
     if (!question) return;
+    for (const run of this.runs ?? []) run.stop();
     const runs = this.models.map((select) => new Run(question, select.value));
     this.runs = runs;
     this.verdict.textContent = "";
-    const views = runs.map((run) => {
+    this.sides.replaceChildren();
+    const start = (run) => {
       const view = new RunView({ compact: true });
+      this.sides.append(view.element);
       view.show(run);
-      return view;
-    });
-    this.sides.replaceChildren(...views.map((view) => view.element));
-    const start = (side) => runs[side].ask((run) => views[side].changed(run));
+      return run.ask(() => view.changed(run));
+    };
     if (this.turns.checked) {
-      await start(0);
+      await start(runs[0]);
       if (this.runs !== runs || runs[0].status === "cancelled") return;
-      await start(1);
-    } else await Promise.all([start(0), start(1)]);
+      await start(runs[1]);
+    } else await Promise.all(runs.map(start));
     if (this.runs === runs) this.verdict.textContent = compared(runs);
-  }
-
-  escape() {
-    for (const run of this.runs ?? []) if (["waiting", "running"].includes(run.status)) run.stop();
   }
 }
 
@@ -72,6 +68,6 @@ function compared([one, other]) {
   const same = plain(one) === plain(other) ? "The answers are the same" : "The answers differ";
   const [first, second] = one.ms <= other.ms ? [one, other] : [other, one];
   const share = (run) => percent(run.totals.large / Math.max(1, run.totals.accepted));
-  return `${same}. ${first.policyName} took ${duration(first.ms)}, ${second.policyName} ${duration(second.ms)} (${number(second.ms / first.ms, 2)}×). `
-    + `The large model wrote ${share(one)} of the first and ${share(other)} of the second.`;
+  return `${same}. ${first.name} took ${duration(first.ms)}, ${second.name} ${duration(second.ms)} (${number(second.ms / first.ms, 2)}×). `
+    + `The large model wrote ${share(first)} of the first and ${share(second)} of the second.`;
 }
