@@ -1,8 +1,9 @@
 // The service's API, as every client uses it. Keys are kept only in this module's memory.
 
-import { field, h } from "./dom.js";
+import { field, h, sleep, tell } from "./dom.js";
 
 const ROOT = new URL("./", document.baseURI); // `ui` is beside `v1`, after any prefix
+const STARTING_MS = 2000; // between two looks at a service that starts
 const keys = { user: "", observer: "", admin: "" };
 const refused = new Map(); // reads whose key the user did not give, by path
 const wrong = new Set(); // roles whose key was refused, until the dialog shows it
@@ -83,19 +84,36 @@ export async function request(path, { method = "GET", body, signal } = {}) {
   }
 }
 
-/** Why a request was refused; with a button to give the key that would help, then `again` runs. */
-export function refusal(error, again) {
-  if (!error.wants) return [error.message];
-  const ask = async ({ target }) => {
-    if (!(await askForKey(error.wants))) return;
-    target.parentElement?.replaceChildren();
-    again();
-  };
-  return [`${error.message} `, h("button", { type: "button", class: "quiet", onclick: ask }, "Enter a key")];
-}
-
 export const get = async (path, options) => (await request(path, options)).json();
 export const send = async (method, path, body) => (await request(path, { method, body })).json();
+
+const newest = new WeakMap(); // the load that was wanted last, by place
+
+/**
+ * Find something, and show it; if it cannot be had, `place` says why, and has a button to give the key
+ * that would help. `show` may return what the place says all the same. Of several loads for one place,
+ * the last counts. It is done again after `every` milliseconds, and after a 503 in any case, as long as
+ * the place is on the page.
+ */
+export async function load(place, find, show, every = 0) {
+  const mine = {};
+  newest.set(place, mine);
+  const counts = () => newest.get(place) === mine;
+  let wait = every;
+  try {
+    const found = await find();
+    if (!counts()) return;
+    tell(place, show(found) ?? "");
+  } catch (error) {
+    if (!counts()) return;
+    const again = async () => { if (await askForKey(error.wants)) load(place, find, show, every); };
+    tell(place, `${error.message} `, error.wants ? h("button", { type: "button", class: "quiet", onclick: again }, "Enter a key") : "");
+    if (error.status === 503) wait ||= STARTING_MS;
+  }
+  if (!wait) return;
+  do await sleep(wait); while (document.hidden);
+  if (counts() && place.isConnected) load(place, find, show, every);
+}
 
 /** Yield the server-sent events of a POST as JSON. Throws the error that the stream reports. */
 export async function* events(path, body, signal) {
@@ -152,10 +170,15 @@ function askForKey(which) {
 }
 
 let described = null;
+/** What /openapi.json says. */
+export async function description() {
+  described ??= get("openapi.json").catch((error) => { described = null; throw error; });
+  return described;
+}
+
 /** A policy's parameters as JSON schemas with this service's defaults, by policy. */
 export async function policySchemas() {
-  described ??= get("openapi.json").catch((error) => { described = null; throw error; });
-  const { components } = await described;
+  const { components } = await description();
   return Object.fromEntries(Object.entries(components.schemas)
     .filter(([name]) => name.startsWith("policy."))
     .map(([name, schema]) => [name.slice(7), schema]));

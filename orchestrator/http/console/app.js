@@ -21,16 +21,14 @@ const TABS = {
 const views = {};
 const main = document.getElementById("main");
 const nav = document.getElementById("tabs");
-let current = null;
 
 function route() {
   const [, name = "ask", argument = ""] = location.hash.split("/");
   const tab = name === "trace" ? "traces" : Object.hasOwn(TABS, name) ? name : "ask";
   const [title, View] = TABS[tab];
   views[tab] ??= new View();
-  if (current && current !== views[tab]) current.leave?.();
-  current = views[tab];
-  main.replaceChildren(h("h1", { class: "sr" }, title), current.element);
+  const view = views[tab];
+  main.replaceChildren(h("h1", { class: "sr" }, title), view.element);
   document.title = tab === "ask" ? "Baton" : `${title} – Baton`;
   for (const link of nav.children) {
     if (link.dataset.tab === tab) {
@@ -38,11 +36,14 @@ function route() {
       nav.scrollLeft = link.offsetLeft + link.offsetWidth / 2 - nav.clientWidth / 2; // a phone shows some tabs
     } else link.removeAttribute("aria-current");
   }
-  current.enter?.(decodeURIComponent(argument));
+  view.enter(argument);
 }
 
 nav.append(...Object.entries(TABS).map(([name, [title]]) => h("a", { href: `#/${name}`, "data-tab": name }, title)));
 addEventListener("hashchange", route);
+addEventListener("click", ({ target }) => {
+  if (target.closest("a")?.getAttribute("href") === location.hash) route(); // the address stays: shown anew
+});
 
 const theme = document.getElementById("theme");
 const dark = matchMedia("(prefers-color-scheme: dark)");

@@ -58,17 +58,32 @@ export function inTrouble({ degraded, not_in_effect: aside }) {
   return Object.keys(aside ?? {}).length ? `Not everything is in order: ${degraded}` : `The store is out of reach, and this may be old: ${degraded}`;
 }
 
+/** Offer these names in a select; the one that was chosen stays, if it is among them. */
+export function offer(select, names, chosen = select.value) {
+  select.replaceChildren(...names.map((name) => h("option", { value: name, selected: name === chosen }, name || "all")));
+}
+
+/** A table in a region that scrolls; `body` is its tbody. */
+export function table(label, head, body) {
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, h("table", { class: "list" },
+    h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))), body));
+}
+
 export function saveFile(name, text, type = "application/json") {
   const url = URL.createObjectURL(new Blob([text], { type }));
   h("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-/** Show a fault, or nothing, and bring it into view. */
+/** Show a fault, or nothing, and bring it into view; one that is shown already is left alone. */
 export function tell(place, ...words) {
+  const text = words.map((word) => word.textContent ?? word).join("");
+  if (place.textContent === text) return;
   place.replaceChildren(...words);
-  if (place.textContent) place.scrollIntoView({ block: "nearest" });
+  if (text) place.scrollIntoView({ block: "nearest" });
 }
+
+export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** Announce a text to screen readers alone. */
 export function announce(text) {

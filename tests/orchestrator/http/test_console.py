@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.experiments import experimenter
@@ -176,6 +176,9 @@ def test_two_policies_side_by_side(browser: Browser, url: str) -> None:
         page.get_by_role("button", name="Compare").click()
         expect(page.locator(".run[data-status=finished]")).to_have_count(2)
         expect(page.locator(".verdict")).to_contain_text("The answers are the same")
+        page.locator("#compare-question").fill(" ")
+        page.keyboard.press("Control+Enter")
+        expect(page.locator("p.bad")).to_have_text("Write a question first.")
         page.set_viewport_size({"width": 360, "height": 740})
         holes = """[...document.querySelectorAll(".steps > ol")].map((list) => list.offsetHeight
             - [...list.children].reduce((sum, row) => sum + row.offsetHeight, 0))"""
@@ -328,12 +331,35 @@ def test_a_trace_by_its_link_in_the_list_and_from_a_file(
         page.locator("select[name=status]").select_option("failed")
         expect(page.locator(".list tbody tr")).to_have_count(0)
         page.locator("#file").set_input_files(other)
-        expect(page.locator("p.note").first).to_contain_text("cannot be shown")
+        expect(page.locator("p.bad")).to_contain_text("other.json cannot be shown")
         page.locator("#file").set_input_files(saved)
         expect(page.locator(".step")).to_have_count(4)
         expect(page.locator(".note", has_text="saved.json")).to_be_visible()
+        expect(page.locator("p.bad")).to_be_empty()
+        page.get_by_role("link", name="Traces").click()  # although the address is that of the list
+        expect(page.locator(".list")).to_be_visible()
         page.goto(f"{url}/ui#/trace/nonesuch")
-        expect(page.locator(".trouble")).to_contain_text("not kept")
+        expect(page.locator("p.bad")).to_contain_text("no such trace")
+        expect(page.get_by_text("all requests")).to_be_visible()
+
+
+def test_of_two_answers_to_one_filter_the_last_counts(browser: Browser, url: str) -> None:
+    held: list[Route] = []
+    trace = post(url).json()["baton"]["trace_id"]
+    until(lambda: HTTP.get(f"{url}/v1/traces/{trace}").status_code == 200)
+    with page_of(browser, f"{url}/ui#/traces") as page:
+        page.route("**/v1/traces?status=failed", lambda route: held.append(route))
+        rows = page.locator(".list tbody tr")
+        expect(rows).not_to_have_count(0)
+        status = page.locator("select[name=status]")
+        with page.expect_request("**/v1/traces?status=failed"):
+            status.select_option("failed")
+        with page.expect_response(lambda reply: reply.url.endswith("/v1/traces?")):
+            status.select_option("")
+        with page.expect_response("**/v1/traces?status=failed"):
+            held[0].continue_()
+        page.evaluate("fetch('v1/models').then((reply) => reply.text())")
+        expect(rows).not_to_have_count(0)
 
 
 def test_a_replay_that_is_stopped_shows_the_rest_at_once(
@@ -538,6 +564,29 @@ def test_publish_and_roll_back_with_keys(browser: Browser) -> None:
         assert "sk-" not in kept
 
 
+def test_policies_changed_elsewhere_meanwhile(browser: Browser) -> None:
+    with serving(made()) as url, page_of(browser, f"{url}/ui") as page:
+        page.locator("#model option[value=specreason]").wait_for(state="attached")
+        page.locator("#model").select_option("specreason")
+        page.get_by_text("Parameters").click()
+        page.locator("input[name=threshold]").fill("2.5")
+        for policy in "specreason", "bild":
+            assert HTTP.post(f"{url}/v1/policies", json={"policy": policy}).status_code == 201
+        page.get_by_role("link", name="Policies").click()
+        expect(page.locator(".policies")).to_contain_text("to specreason@1")
+        assert HTTP.post(f"{url}/v1/policies", json={"policy": "coin"}).status_code == 201
+        page.get_by_role("button", name="Roll back").click()  # to what it says beside it
+        expect(page.locator(".card").first).to_contain_text("means specreason@1")
+        page.get_by_text("Publish a version").click()
+        page.get_by_role("button", name="Publish").dblclick()
+        expect(page.locator(".card").first).to_contain_text("means bild@2")
+        listed = HTTP.get(f"{url}/v1/policies").json()["data"]
+        assert {"object": "baton.policy", "policy": "bild", "latest": 2} in listed
+        page.get_by_role("link", name="Ask").click()
+        page.locator("#model option[value='coin@1']").wait_for(state="attached")
+        expect(page.locator("input[name=threshold]")).to_have_value("2.5")
+
+
 @pytest.mark.parametrize("mistaken", ["sk-typo", "sk-user"])
 def test_a_mistaken_key_locks_nothing(browser: Browser, mistaken: str) -> None:
     """Neither one that nobody has, nor one that may do less than its role."""
@@ -663,6 +712,11 @@ def test_an_experiments_readout(browser: Browser, monkeypatch: pytest.MonkeyPatc
             assert "strict: from" in (band.get_attribute("aria-label") or "")
             audit(page)
             fits_narrow(page)
+            refused = {"error": {"message": "the log cannot be read"}}
+            page.route("**/report", lambda route: route.fulfill(status=500, json=refused))
+            page.get_by_role("link", name="Experiments").click()  # reads it anew
+            why = "There is no readout: the log cannot be read"
+            expect(page.locator(".card")).to_contain_text(why)
 
 
 def test_what_is_not_in_effect_is_named_on_every_tab_that_shows_it(browser: Browser) -> None:
@@ -698,7 +752,25 @@ def test_health_says_well_or_ill_and_where(browser: Browser) -> None:
     with serving(made(troubles=troubles)) as url, page_of(browser, f"{url}/ui#/health") as page:
         expect(page.locator(".glance")).to_contain_text("Well")
         pools["large"] = "its model loads"
-        expect(page.locator(".glance")).to_contain_text("large pool does not answer")
+        expect(page.locator(".glance")).to_contain_text("large pool does not answer: its model")
+        card = page.get_by_label("Large model")
+        expect(card).to_contain_text("does not answer")
+        starting = {"ready": False, "workers": {}, "error": {"message": "it starts"}}
+        page.route("**/ready", lambda route: route.fulfill(status=503, json=starting))
+        expect(page.locator(".glance")).to_have_text("it starts")
+        expect(card).to_have_count(0)  # and does not say what is no longer known
+
+
+def test_a_poll_waits_for_the_one_before(browser: Browser, url: str) -> None:
+    held: list[Route] = []
+    with page_of(browser, url) as page:
+        page.clock.install()
+        page.route("**/ready", lambda route: held.append(route))
+        with page.expect_request("**/ready"):
+            page.get_by_role("link", name="Health").click()
+        page.clock.run_for(60_000)
+        page.evaluate("fetch('health').then((reply) => reply.text())")
+        assert len(held) == 1
 
 
 def test_the_lanes_follow_the_theme(browser: Browser, url: str) -> None:

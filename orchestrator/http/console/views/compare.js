@@ -1,47 +1,35 @@
 // The same question under two policies, side by side.
 
-import { get, refusal } from "../api.js";
-import { duration, h, number, percent } from "../dom.js";
-import { QUESTIONS } from "../questions.js";
+import { get, load } from "../api.js";
+import { duration, h, number, offer, percent } from "../dom.js";
+import { questionForm } from "../questions.js";
 import { Run } from "../run.js";
 import { RunView } from "../runview.js";
 
 export class CompareView {
   constructor() {
-    this.question = h("textarea", { id: "compare-question", rows: 2, maxlength: 100000, dir: "auto", value: QUESTIONS[0] });
     this.models = ["baton", "large-only"].map((name, side) =>
       h("select", { "aria-label": side ? "Second policy" : "First policy" }, h("option", { value: name }, name)));
-    this.turns = h("input", { type: "checkbox", id: "turns", checked: true });
+    this.turns = h("input", { type: "checkbox", checked: true });
+    this.form = questionForm({
+      id: "compare-question",
+      verb: "Compare",
+      submit: (question) => this.ask(question),
+      controls: [this.models[0], h("span", { class: "inline" }, "against"), this.models[1],
+        h("label", { class: "check" }, this.turns, "one after the other, for fair times")],
+    });
     this.verdict = h("p", { class: "verdict", role: "status" }, "Two policies answer the same question. Here stands whether their answers agree, how long each took, and how much the large model wrote.");
     this.sides = h("div", { class: "sides" });
-    this.element = h("div", { class: "compare" },
-      h("form", { class: "asking", onsubmit: (event) => { event.preventDefault(); this.ask(); } },
-        h("label", { class: "sr", for: "compare-question" }, "Question"),
-        this.question,
-        h("div", { class: "samples" }, QUESTIONS.map((text) =>
-          h("button", { type: "button", class: "chip", title: text, onclick: () => { this.question.value = text; this.ask(); } }, text))),
-        h("div", { class: "row" }, this.models[0], h("span", { class: "inline" }, "against"), this.models[1],
-          h("label", { class: "check" }, this.turns, "one after the other, for fair times"),
-          h("button", { class: "primary", type: "submit" }, "Compare"))),
-      this.verdict, this.sides);
-    this.load();
+    this.element = h("div", { class: "compare" }, this.form.element, this.verdict, this.sides);
   }
 
-  async load() {
-    try {
-      const models = (await get("v1/models")).data.map((model) => model.id);
-      for (const select of this.models) {
-        const wanted = select.value;
-        select.replaceChildren(...models.map((id) => h("option", { value: id, selected: id === wanted }, id)));
-      }
-    } catch (error) {
-      this.verdict.replaceChildren(...refusal(error, () => this.load()));
-    }
+  enter() {
+    load(this.form.trouble, () => get("v1/models"), ({ data }) => {
+      for (const select of this.models) offer(select, data.map(({ id }) => id));
+    });
   }
 
-  async ask() {
-    const question = this.question.value.trim();
-    if (!question) return;
+  async ask(question) {
     for (const run of this.runs ?? []) run.stop();
     const runs = this.models.map((select) => new Run(question, select.value));
     this.runs = runs;

@@ -1,7 +1,7 @@
 // Running experiments: the readout as intervals, guardrails, the ramp.
 
-import { get, policySchemas, refusal } from "../api.js";
-import { h, inTrouble, moment, number, percent, plural, svg } from "../dom.js";
+import { get, load, policySchemas } from "../api.js";
+import { h, inTrouble, moment, percent, plural, svg, table } from "../dom.js";
 import { changed } from "../parameters.js";
 import { plain } from "../richtext.js";
 
@@ -17,63 +17,59 @@ export class ExperimentsView {
   }
 
   enter() {
-    clearInterval(this.timer);
-    this.timer = setInterval(() => document.hidden || this.load(), POLL_MS);
-    return this.load();
-  }
-
-  leave() {
-    clearInterval(this.timer);
-  }
-
-  async load() {
-    try {
+    load(this.trouble, async () => {
       const overview = await get("v1/experiments");
-      const { data } = overview;
-      if (data.length) this.schemas ??= await policySchemas();
-      const reports = await Promise.all(data.map((run) => run.experiment && get(`v1/experiments/${encodeURIComponent(run.id)}/report`).catch(() => null)));
-      this.trouble.textContent = inTrouble(overview);
-      this.list.replaceChildren(...(data.length ? data.map((run, index) => (run.experiment ? this.card(run, reports[index]) : unreadable(run))) : [empty()]));
-    } catch (error) {
-      if (error.wants) this.leave(); // wait until a key is given
-      this.trouble.replaceChildren(...refusal(error, () => this.enter()));
-    }
+      const reports = await Promise.all(overview.data.map((run) => run.experiment && reportOf(run)));
+      if (overview.data.length) this.schemas = await policySchemas();
+      return [overview, reports];
+    }, ([overview, reports]) => {
+      this.draw(overview.data, reports);
+      return inTrouble(overview);
+    }, POLL_MS);
   }
 
-  card(run, report) {
-    const { experiment } = run;
-    const goal = experiment.goal.metric;
-    const tone = Object.values(report?.verdicts ?? {}).map((verdict) => VERDICTS[verdict]).find(Boolean) ?? "waiting";
-    return h("section", { class: "card", "aria-label": `Experiment ${run.id}` },
-      h("div", { class: "row" }, h("h2", {}, run.id),
-        h("span", { class: `state ${run.status === "running" ? "running" : "cancelled"}` }, run.status),
-        run.trouble ? h("span", { class: "state failed" }, "not in effect") : null,
-        h("span", { class: "hint" }, `run ${run.run}, since ${moment(run.state.started)}; ${percent(run.coverage)} of the units take part`)),
-      experiment.note ? h("p", { class: "hint" }, plain(experiment.note)) : null,
-      run.trouble ? h("p", { class: "bad" }, run.trouble) : null,
-      report ? h("p", { class: `verdict ${tone}` }, report.sentence) : h("p", { class: "hint" }, "No readout yet."),
-      arms(run, report, this.schemas),
-      report ? this.readout(run, report, goal) : null,
-      guardrails(run, report));
+  draw(runs, reports) {
+    const drawn = JSON.stringify([runs, reports]);
+    if (drawn === this.drawn) return; // what is selected or focused there stays so
+    this.drawn = drawn;
+    this.list.replaceChildren(...(runs.length ? runs.map((run, index) => (run.experiment ? card(run, reports[index], this.schemas) : unreadable(run))) : [empty()]));
   }
+}
 
-  readout(run, report, goal) {
-    const primary = report.comparisons.filter((one) => one.metric === goal);
-    const now = { at: run.state.ended ?? Date.now() / 1000, intervals: Object.fromEntries(primary.map(({ arm, always_valid: { estimate, low, high } }) => [arm, [estimate, low, high]])) };
-    const series = [...(report.readouts ?? []), now];
-    return h("div", {},
-      h("h3", {}, "Differences from the control, with intervals that hold at any number of looks"),
-      h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Differences" }, h("table", { class: "list" },
-        h("thead", {}, h("tr", {}, ["arm", "metric", "difference", "interval", ""].map((name) => h("th", { scope: "col" }, name)))),
-        h("tbody", {}, report.comparisons.map((one) => h("tr", { class: one.metric === goal ? "goal" : null },
-          h("td", {}, one.arm), h("td", {}, one.metric, one.metric === goal ? " (goal)" : ""),
-          h("td", { class: "figure" }, signed(one.always_valid.estimate)),
-          h("td", { class: "figure" }, one.always_valid.low === null ? (report.since == null ? "too early" : "not known") : `${signed(one.always_valid.low)} to ${signed(one.always_valid.high)}`),
-          h("td", {}, whisker(one.always_valid))))))),
-      h("figure", { class: "overtime" },
-        h("figcaption", {}, `${goal}: difference from the control, as it was read at each time`),
-        primary.map((one) => overTime(series, one.arm))));
-  }
+/** A run's report, or why it cannot be had. */
+const reportOf = ({ id }) => get(`v1/experiments/${encodeURIComponent(id)}/report`).catch(({ message }) => ({ trouble: message }));
+
+function card(run, report, schemas) {
+  const { experiment } = run;
+  const tone = Object.values(report.verdicts ?? {}).map((verdict) => VERDICTS[verdict]).find(Boolean) ?? "waiting";
+  return h("section", { class: "card", "aria-label": `Experiment ${run.id}` },
+    h("div", { class: "row" }, h("h2", {}, run.id),
+      h("span", { class: `state ${run.status === "running" ? "running" : "cancelled"}` }, run.status),
+      run.trouble ? h("span", { class: "state failed" }, "not in effect") : null,
+      h("span", { class: "hint" }, `run ${run.run}, since ${moment(run.state.started)}; ${percent(run.coverage)} of the units take part`)),
+    experiment.note ? h("p", { class: "hint" }, plain(experiment.note)) : null,
+    run.trouble ? h("p", { class: "bad" }, run.trouble) : null,
+    report.trouble ? h("p", { class: "bad" }, `There is no readout: ${report.trouble}`) : h("p", { class: `verdict ${tone}` }, report.sentence),
+    arms(run, report, schemas),
+    report.trouble ? null : differences(run, report, experiment.goal.metric),
+    guardrails(run, report));
+}
+
+function differences(run, report, goal) {
+  const primary = report.comparisons.filter((one) => one.metric === goal);
+  const now = { at: run.state.ended ?? Date.now() / 1000, intervals: Object.fromEntries(primary.map(({ arm, always_valid: { estimate, low, high } }) => [arm, [estimate, low, high]])) };
+  const series = [...report.readouts, now];
+  const rows = report.comparisons.map(({ arm, metric, always_valid: interval }) => h("tr", { class: metric === goal ? "goal" : null },
+    h("td", {}, arm), h("td", {}, metric, metric === goal ? " (goal)" : ""),
+    h("td", { class: "figure" }, signed(interval.estimate)),
+    h("td", { class: "figure" }, interval.low === null ? (report.since === null ? "too early" : "not known") : `${signed(interval.low)} to ${signed(interval.high)}`),
+    h("td", {}, whisker(interval))));
+  return h("div", {},
+    h("h3", {}, "Differences from the control, with intervals that hold at any number of looks"),
+    table("Differences", ["arm", "metric", "difference", "interval", ""], h("tbody", {}, rows)),
+    h("figure", { class: "overtime" },
+      h("figcaption", {}, `${goal}: difference from the control, as it was read at each time`),
+      primary.map((one) => overTime(series, one.arm))));
 }
 
 /** An experiment of which only the name is known. */
@@ -94,7 +90,7 @@ function arms(run, report, schemas) {
   const names = (policy) => new Set(all.flatMap((arm) => (arm.policy === policy ? changed(arm.params, schemas[policy]) : [])));
   return h("div", { class: "arms" }, Object.entries(run.arms).map(([name, arm]) => {
     const weight = run.weights[name] ?? null;
-    const units = Object.values(report?.arms[name] ?? {})[0]?.units ?? 0;
+    const units = Object.values(report.arms?.[name] ?? {})[0]?.units ?? 0;
     const bar = svg("svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none", "aria-hidden": "true" },
       svg("rect", { x: 0, y: 0, width: 100, height: 6, class: "track" }), svg("rect", { x: 0, y: 0, width: (weight ?? 0) * 100, height: 6, class: "fill" }));
     const stopped = run.state.stopped?.[name];
@@ -108,7 +104,7 @@ function arms(run, report, schemas) {
 }
 
 function guardrails({ experiment, state }, report) {
-  const bounds = (report?.bounds ?? []).map((one) => [`${one.arm}: ${one.metric} at most ${one.by} worse than ${one.than}`, one.broken ? "broken" : one.surely ? "kept" : "not sure yet"]);
+  const bounds = (report.bounds ?? []).map((one) => [`${one.arm}: ${one.metric} at most ${one.by} worse than ${one.than}`, one.broken ? "broken" : one.surely ? "kept" : "not sure yet"]);
   const rules = (experiment.guardrails ?? []).map((one) => [`${rule(one)}${soFar(one, report)}`, "watched"]);
   const ramp = experiment.ramp ? [[rampWords(experiment.ramp, state), state.step < experiment.ramp.steps.length - 1 ? "going up" : "at its top"]] : [];
   const all = [...bounds, ...rules, ...ramp];
@@ -132,7 +128,7 @@ function rule({ metric, quantile, at_most, at_least, worse_than_control_by }) {
 /** The arms' values so far; the readout has none of a quantile, or against the control. */
 function soFar({ metric, quantile, worse_than_control_by: relative }, report) {
   if (quantile || relative !== null) return "";
-  const seen = Object.entries(report?.arms ?? {}).filter(([, metrics]) => metrics[metric]);
+  const seen = Object.entries(report.arms ?? {}).filter(([, metrics]) => metrics[metric]);
   return seen.length ? ` (so far ${seen.map(([arm, metrics]) => `${arm} ${figure(metrics[metric].mean)}`).join(", ")})` : "";
 }
 

@@ -1,7 +1,7 @@
 // Whether the service is healthy, and if not, which part.
 
-import { get, refusal, request } from "../api.js";
-import { h, number, percent, plural } from "../dom.js";
+import { get, load, request } from "../api.js";
+import { h, number, percent, plural, tell } from "../dom.js";
 
 const POLL_MS = 2000;
 
@@ -10,62 +10,57 @@ export class HealthView {
     this.glance = h("p", { class: "glance", role: "status" }, "…");
     this.note = h("p", { class: "note", role: "status" });
     this.cards = h("div", { class: "cards" });
+    this.series = []; // of the metrics, which need another key than the rest
     this.element = h("div", { class: "health" }, this.glance, this.note, this.cards);
   }
 
   enter() {
-    clearInterval(this.timer);
-    this.timer = setInterval(() => document.hidden || this.load(), POLL_MS);
-    return this.load();
+    load(this.note, async () => {
+      const ready = await this.look();
+      if (!ready) return;
+      try {
+        this.methods ??= (await get("v1/models")).data[0].speculation;
+        this.series = parse(await (await request("metrics")).text());
+      } finally {
+        this.draw(ready);
+      }
+    }, () => {}, POLL_MS);
   }
 
-  leave() {
-    clearInterval(this.timer);
-  }
-
-  async load() {
-    let ready;
+  /** Say whether the service is ready. Return what is known of its parts; null if nothing is. */
+  async look() {
     try {
-      ready = await get("ready");
-    } catch (error) {
-      ready = error.body;
-      if (!ready?.workers) return this.tell("failed", error.message);
+      const ready = await get("ready");
+      if (!ready.degraded) this.tell("finished", "Well: both models answer, and the store takes what is written.");
+      else if (ready.store) this.tell("cancelled", "It answers, but something that was published is not in effect: Policies and Experiments say what.");
+      else this.tell("cancelled", "It answers, but the store is out of reach: versions may be old, and outcomes wait.");
+      return ready;
+    } catch ({ message, body }) {
+      const down = Object.entries(body?.reasons ?? {}).map(([pool, why]) => `the ${pool} pool does not answer: ${why}`);
+      this.tell("failed", down.length ? `Ill: ${down.join("; ")}` : message);
+      if (down.length) return body;
+      this.cards.replaceChildren(); // what stood there is no longer so
+      return null;
     }
-    let series;
-    try {
-      this.methods ??= (await get("v1/models")).data[0].speculation;
-      series = parse(await (await request("metrics")).text());
-      this.note.replaceChildren();
-    } catch (error) {
-      if (!error.wants) return this.tell("failed", error.message);
-      if (!this.note.hasChildNodes()) this.note.replaceChildren(...refusal(error, () => this.load()));
-      series = [];
-    }
-    const down = Object.entries(ready.workers).filter(([, well]) => !well).map(([name]) => name);
-    if (!ready.ready) this.tell("failed", down.length ? `Ill: the ${down.join(" and the ")} pool does not answer: it loads, or is lost.` : "Ill: a worker pool does not answer.");
-    else if (ready.degraded && ready.store) this.tell("cancelled", "It answers, but something that was published is not in effect: Policies and Experiments say what.");
-    else if (ready.degraded) this.tell("cancelled", "It answers, but the store is out of reach: versions may be old, and outcomes wait.");
-    else this.tell("finished", "Well: both models answer, and the store takes what is written.");
-    this.draw(ready, series);
   }
 
   tell(tone, text) {
     this.glance.className = `glance ${tone}`;
-    this.glance.textContent = text;
+    tell(this.glance, text);
   }
 
-  draw(ready, series) {
+  draw(ready) {
+    const { series } = this;
     const sum = (name, labels = {}) => total(series, name, labels);
     const share = (part, whole) => (whole ? percent(part / whole) : "–");
-    const pools = Object.keys(ready.workers).length ? Object.keys(ready.workers) : ["small", "large"];
     this.cards.replaceChildren(
-      ...pools.map((pool) => {
+      ...Object.entries(ready.workers).map(([pool, well]) => {
         const of = { worker: pool };
         const prompt = sum("baton_worker_prompt_tokens_total", of);
         const cached = sum("baton_worker_cached_tokens_total", of);
         const rounds = sum("baton_worker_rounds_total", of);
         const [drafted, accepted] = ["drafted", "accepted"].map((name) => sum(`baton_worker_${name}_tokens_total`, of));
-        return card(`${pool[0].toUpperCase()}${pool.slice(1)} model`, ready.workers[pool] === false ? "failed" : "finished", ready.workers[pool] === false ? "does not answer" : "answers", [
+        return card(`${pool[0].toUpperCase()}${pool.slice(1)} model`, well ? "finished" : "failed", well ? "answers" : "does not answer", [
           ["replicas", whole(sum("baton_worker_replicas", of))],
           ["rows at work", of_rows(sum("baton_worker_live_rows", of), sum("baton_worker_rows", of))],
           ["calls waiting", whole(sum("baton_worker_queued", of))],

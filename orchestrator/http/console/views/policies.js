@@ -1,7 +1,7 @@
 // Published versions: what is active, how versions differ, publish, roll back.
 
-import { get, policySchemas, refusal, send } from "../api.js";
-import { field, h, inTrouble, moment, say, tell } from "../dom.js";
+import { get, load, policySchemas, send } from "../api.js";
+import { field, h, inTrouble, moment, offer, say, tell } from "../dom.js";
 import { changed, parameterForm } from "../parameters.js";
 import { plain } from "../richtext.js";
 
@@ -28,19 +28,18 @@ export class PoliciesView {
       this.versions, this.history);
   }
 
-  async enter() {
-    try {
+  enter() {
+    load(this.trouble, async () => {
       const [overview, active, history, schemas] = await Promise.all([
         get("v1/policies"), get("v1/policies/active"), get("v1/policies/history?count=20"), policySchemas()]);
       const published = overview.data.filter((row) => row.latest > 0);
       const lists = await Promise.all(published.map((row) => get(`v1/policies/${encodeURIComponent(row.policy)}?count=20`)));
-      this.schemas = schemas;
-      this.overview = overview;
-      this.draw(active, lists.map((list) => list.data), history.data);
-      this.trouble.textContent = inTrouble(overview);
-    } catch (error) {
-      tell(this.trouble, ...refusal(error, () => this.enter()));
-    }
+      Object.assign(this, { overview, schemas });
+      return [active, lists.map((list) => list.data), history.data];
+    }, (found) => {
+      this.draw(...found);
+      return inTrouble(this.overview);
+    });
   }
 
   draw(active, lists, history) {
@@ -51,10 +50,10 @@ export class PoliciesView {
       active.note && active.version ? h("p", { class: "hint" }, plain(active.note)) : "",
       values(active.params, this.schemas[active.policy]),
       h("div", { class: "row" },
-        h("button", { onclick: () => this.change("POST", "v1/policies/rollback", {}, "Rolled back"), disabled: !overview.can_roll_back }, "Roll back"),
+        h("button", { onclick: () => this.change("POST", "v1/policies/rollback", { to: overview.previous ?? "default" }, "Rolled back"), disabled: !overview.can_roll_back }, "Roll back"), // to what stands beside it, whatever happened since
         h("span", { class: "hint" }, overview.can_roll_back ? `to ${overview.previous ?? "the deployment file's default"}` : "nothing was active before")));
     if (!this.policy.options.length) {
-      this.policy.append(...overview.data.map((row) => h("option", { value: row.policy, selected: row.policy === active.policy }, row.policy)));
+      offer(this.policy, overview.data.map((row) => row.policy), active.policy);
       this.choose();
     }
     this.versions.replaceChildren(h("h2", {}, "Versions"), ...(lists.length ? lists.map((versions) => this.list(versions)) : [h("p", { class: "note" }, "A version is a policy with its parameters. Publish one to change what the model baton means, without a restart; roll back to undo it. No version has been published: baton is the deployment file's default.")]));
@@ -79,23 +78,26 @@ export class PoliciesView {
     this.place.replaceChildren(this.form.element);
   }
 
-  async publish() {
+  publish() {
     try {
       const body = { policy: this.policy.value, params: this.form.values(), note: this.note.value, activate: this.activate.checked };
-      await this.change("POST", "v1/policies", body, "Published");
+      this.change("POST", "v1/policies", body, "Published");
     } catch (error) {
       tell(this.trouble, error.message);
     }
   }
 
   async change(method, path, body, done) {
+    if (this.changing) return; // a second click
+    this.changing = true;
     try {
       await send(method, path, body);
       say(done);
-      await this.enter();
+      this.enter();
     } catch (error) {
       tell(this.trouble, error.message);
     }
+    this.changing = false;
   }
 }
 

@@ -1,26 +1,22 @@
 // The API's endpoints, from /openapi.json.
 
-import { get, refusal } from "../api.js";
-import { h } from "../dom.js";
+import { description, load } from "../api.js";
+import { h, table } from "../dom.js";
 
 export class ReferenceView {
   constructor() {
-    this.note = h("p", { class: "note", role: "status" });
+    this.trouble = h("p", { class: "bad", role: "alert" });
     this.list = h("div", {});
     this.element = h("div", { class: "reference" },
       h("p", {}, "Every endpoint of this service. ", h("code", {}, "/openapi.json"), " is the same for programs."),
-      this.note, this.list);
+      this.trouble, this.list);
   }
 
-  async enter() {
-    try {
-      const document = await get("openapi.json");
-      this.note.textContent = "";
+  enter() {
+    load(this.trouble, description, (document) => {
       this.list.replaceChildren(...Object.entries(document.paths).flatMap(([path, operations]) =>
         Object.entries(operations).map(([method, operation]) => endpoint(document, method, path, operation))));
-    } catch (error) {
-      this.note.replaceChildren(...refusal(error, () => this.enter()));
-    }
+    });
   }
 }
 
@@ -30,18 +26,15 @@ function endpoint(document, method, path, { summary, parameters = [], requestBod
   const fields = Object.entries(body?.properties ?? {}).map(([name, schema]) => [name, body.required?.includes(name), schema]);
   return h("details", {},
     h("summary", {}, h("code", {}, `${method.toUpperCase()} ${path}`), ` ${summary}`),
-    table("Parameters", given), table("Body", fields),
+    properties("Parameters", given), properties("Body", fields),
     h("p", {}, `Answers: ${Object.entries(responses).map(([status, { description }]) => `${status} ${description}`).join(", ")}`));
 }
 
-function table(title, rows) {
-  if (!rows.length) return null;
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, h("table", { class: "list" },
-    h("thead", {}, h("tr", {}, [title, "type", "about"].map((name) => h("th", { scope: "col" }, name)))),
-    h("tbody", {}, rows.map(([name, required, schema]) => h("tr", {},
-      h("td", {}, h("code", {}, name), required ? " (required)" : ""),
-      h("td", {}, type(schema)),
-      h("td", { class: "wide" }, about(schema)))))));
+function properties(title, rows) {
+  return rows.length ? table(title, [title, "type", "about"], h("tbody", {}, rows.map(([name, required, schema]) => h("tr", {},
+    h("td", {}, h("code", {}, name), required ? " (required)" : ""),
+    h("td", {}, type(schema)),
+    h("td", { class: "wide" }, about(schema)))))) : null;
 }
 
 function type(schema) {
