@@ -119,24 +119,24 @@ export async function load(place, find, show, every = 0) {
 export async function* events(path, body, signal) {
   const response = await request(path, { method: "POST", body, signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let buffer = "";
-  let ended = false;
-  while (!ended) {
-    const { value, done } = await reader.read();
-    if (done) break;
-    buffer += value;
-    const blocks = buffer.split("\n\n");
-    buffer = blocks.pop();
+  const broken = (error) => {
+    if (error?.name === "AbortError") throw error;
+    throw new ApiError(0, { error: { message: "The connection broke before the answer ended" } });
+  };
+  for (let rest = ""; ;) {
+    const { value, done } = await reader.read().catch(broken);
+    if (done) broken();
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
     for (const block of blocks) {
-      const data = block.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart()).join("\n");
+      const data = block.split("\n").find((line) => line.startsWith("data: "))?.slice(6);
+      if (data === "[DONE]") return;
       if (!data) continue;
-      if (data === "[DONE]") { ended = true; break; }
       const event = JSON.parse(data);
       if (event.error) throw new ApiError(response.status, event);
       yield event;
     }
   }
-  if (!ended) throw new ApiError(0, { error: { message: "The connection broke before the answer ended" } });
 }
 
 /** Ask for a key once for all requests that want one; return false if the user declines. */

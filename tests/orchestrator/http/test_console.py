@@ -256,6 +256,23 @@ def test_a_worker_that_dies_in_mid_stream_leaves_what_was_written(browser: Brows
         expect(page.locator(".trouble")).to_be_visible()
 
 
+def test_a_connection_that_breaks_is_named(page: Page) -> None:
+    broken = """async () => {
+        const { events } = await import("./ui/api.js");
+        const { fetch } = window;
+        const start = (stream) => stream.error(new TypeError("network error"));
+        window.fetch = async () => new Response(new ReadableStream({ start }));
+        try {
+            await events("v1/chat/completions", {}).next();
+        } catch (error) {
+            return error.message;
+        } finally {
+            window.fetch = fetch;
+        }
+    }"""
+    assert page.evaluate(broken) == "The connection broke before the answer ended"
+
+
 def test_what_a_model_writes_is_text(browser: Browser) -> None:
     with serving(made((HOSTILE, HOSTILE.split("\n\n")[0]))) as url, page_of(browser, url) as page:
         ask(page, "<img src=x onerror=alert(1)>\u202e?")
