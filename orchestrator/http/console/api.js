@@ -14,17 +14,16 @@ export const hasKey = () => Boolean(keys.user || keys.admin);
 export const url = (path) => new URL(path, ROOT).href;
 
 export class ApiError extends Error {
-  constructor(status, body, headers) {
+  constructor(status, body) {
     const error = body?.error;
     super(error?.message ?? `the service answered ${status}`);
     this.status = status;
-    this.code = error?.code ?? null;
-    this.param = error?.param ?? null;
     this.body = body;
-    this.retryAfter = Number(headers?.get("retry-after")) || null;
     this.wants = wanted(status, error); // the role whose key would help; null if none would
   }
 }
+
+const lost = (message) => new ApiError(0, { error: { message } });
 
 const TITLES = {
   user: ["This service needs an API key", "API key"],
@@ -55,20 +54,12 @@ export async function request(path, { method = "GET", body, signal } = {}) {
   for (;;) {
     const role = roleFor(method, path);
     const key = keys[role];
-    const headers = { accept: "application/json" };
-    if (body !== undefined) headers["content-type"] = "application/json";
-    if (key) headers.authorization = `Bearer ${key}`;
-    let response;
-    try {
-      response = await fetch(url(path), { method, headers, signal, cache: "no-store", body: body === undefined ? undefined : JSON.stringify(body) });
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      throw new ApiError(0, { error: { message: "The service cannot be reached. Is it running?" } });
-    }
+    const headers = { accept: "application/json", ...(body && { "content-type": "application/json" }), ...(key && { authorization: `Bearer ${key}` }) };
+    const response = await fetch(url(path), { method, headers, signal, cache: "no-store", body: body && JSON.stringify(body) }).catch((error) => {
+      throw error.name === "AbortError" ? error : lost("The service cannot be reached. Is it running?");
+    });
     if (response.ok) return response;
-    let answer = null;
-    try { answer = await response.json(); } catch { /* no JSON: the status says it */ }
-    const error = new ApiError(response.status, answer, response.headers);
+    const error = new ApiError(response.status, await response.json().catch(() => null)); // without JSON the status says it
     if (!error.wants) throw error;
     if (keys[roleFor(method, path)] !== key) continue; // another request has set or dropped it meanwhile
     if (key && (error.status === 401 || role !== "user")) {
@@ -119,13 +110,10 @@ export async function load(place, find, show, every = 0) {
 export async function* events(path, body, signal) {
   const response = await request(path, { method: "POST", body, signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  const broken = (error) => {
-    if (error?.name === "AbortError") throw error;
-    throw new ApiError(0, { error: { message: "The connection broke before the answer ended" } });
-  };
+  const broken = lost("The connection broke before the answer ended");
   for (let rest = ""; ;) {
-    const { value, done } = await reader.read().catch(broken);
-    if (done) broken();
+    const { value, done } = await reader.read().catch((error) => { throw error.name === "AbortError" ? error : broken; });
+    if (done) throw broken;
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();
     for (const block of blocks) {
