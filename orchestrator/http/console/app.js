@@ -1,6 +1,7 @@
 // The page: tabs by the address, the theme, keys of the keyboard.
 
 import { h } from "./dom.js";
+import { stepKey } from "./steps.js";
 import { AskView } from "./views/ask.js";
 import { CompareView } from "./views/compare.js";
 import { ExperimentsView } from "./views/experiments.js";
@@ -70,11 +71,9 @@ addEventListener("keydown", (event) => {
   if (event.key === "/") {
     event.preventDefault();
     main.querySelector("textarea")?.focus();
-  } else if (["j", "k", "r", "t"].includes(event.key) && !event.defaultPrevented) {
-    const list = main.querySelector(".steps");
-    if (!list) return;
-    event.preventDefault();
-    list.dispatchEvent(new KeyboardEvent("keydown", { key: event.key }));
+  } else {
+    const list = event.target.closest?.(".steps") ?? main.querySelector(".steps");
+    if (list && stepKey(list, event.key)) event.preventDefault();
   }
 });
 

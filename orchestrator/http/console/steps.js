@@ -9,7 +9,6 @@ import { tokenView } from "./tokens.js";
 
 const MARGIN = "800px";
 const GROUP = 20; // rows
-const FOLDED = { r: "rejected", t: "tokens" }; // by key
 
 export class Steps {
   constructor() {
@@ -21,7 +20,6 @@ export class Steps {
         for (const row of target.children) (isIntersecting ? enrich : impoverish)(row);
       }
     }, { rootMargin: MARGIN });
-    this.element.addEventListener("keydown", (event) => this.key(event));
   }
 
   clear() {
@@ -81,29 +79,25 @@ export class Steps {
     Object.assign(element, { row, body, drawnWhole: row.closed });
     return { element, body };
   }
+}
 
-  key(event) {
-    if (event.altKey || event.ctrlKey || event.metaKey) return;
-    const move = { j: 1, k: -1 }[event.key];
-    if (move) this.move(move);
-    else if (event.key in FOLDED) this.toggle(FOLDED[event.key]);
-    else return;
-    event.preventDefault();
-  }
-
-  move(by) {
-    const at = this.items.findIndex((item) => item.element.contains(document.activeElement));
-    const next = this.items[Math.max(0, Math.min(this.items.length - 1, at + by))];
-    next?.element.focus();
-    next?.element.scrollIntoView({ block: "nearest" });
-  }
-
-  /** Unfold all rejected drafts or tokens, or fold them. */
-  toggle(kind) {
-    const all = [...this.element.querySelectorAll(`details.${kind}`)];
+/** Go to the next or last step of a list, or unfold or fold what its steps hold; return whether this
+ * key does that. */
+export function stepKey(list, key) {
+  const by = { j: 1, k: -1 }[key];
+  const folded = { r: "details.rejected", t: "details.tokens" }[key];
+  if (by) {
+    const steps = [...list.querySelectorAll(".step")];
+    const at = steps.findIndex((step) => step.contains(document.activeElement));
+    const next = steps[Math.max(0, Math.min(steps.length - 1, at + by))];
+    next?.focus();
+    next?.scrollIntoView({ block: "nearest" });
+  } else if (folded) {
+    const all = [...list.querySelectorAll(folded)];
     const open = !all.every((one) => one.open);
     for (const one of all) one.open = open;
   }
+  return Boolean(by ?? folded);
 }
 
 /** Markdown and formulas in place of a row's plain text. */
