@@ -158,7 +158,7 @@ function meter(score, limit) {
 }
 
 function rejected(run, draft) {
-  const judge = (draft.calls ?? []).map((index) => run.calls[index]).find((call) => call?.probabilities);
+  const judge = (draft.calls ?? []).map((index) => run.calls[index]).findLast((call) => call?.probabilities);
   return h("details", { class: "rejected" },
     h("summary", {}, h("span", { class: `dot ${draft.author}` }, LETTERS[draft.author]),
       h("span", { class: "draft" }, h("del", { dir: "auto" }, plain(draft.text.trim() || "(empty)")),
@@ -168,27 +168,22 @@ function rejected(run, draft) {
       judge ? histogram(judge, draft.score, threshold(run)) : null));
 }
 
-/** The judge's distribution over its labels. */
-function histogram(call, score, limit) {
-  const { probabilities } = call;
-  const digits = probabilities.length === 10;
-  const labels = digits ? [..."0123456789"] : [...probabilities.keys()].map((index) => (index === probabilities.length - 1 ? "none" : "ABCDEFGHIJ"[index]));
-  const words = labels.map((label, index) => `${label}: ${number(probabilities[index] * 100)} %`).join(", ");
+/** The judge's distribution over its digits. */
+function histogram({ worker, probabilities, surprise }, score, limit) {
+  const words = probabilities.map((p, digit) => `${digit}: ${number(p * 100)} %`).join(", ");
+  const mean = probabilities.reduce((sum, p, digit) => sum + p * digit, 0);
   const top = Math.max(...probabilities, 0.01);
   return h("figure", { class: "judge" },
-    h("figcaption", {}, digits ? "How the large model grades it, 0 to 9" : "Which draft the large model picks",
-      digits ? `; on average ${number(mean(probabilities), 1)}` : ""),
+    h("figcaption", {}, `How the ${NAMES[worker]} grades it, 0 to ${probabilities.length - 1}; on average ${number(mean, 1)}`),
     svg("svg", { viewBox: "0 0 220 62", role: "img", "aria-label": words },
-      labels.map((label, index) => {
-        const height = (probabilities[index] / top) * 40;
-        const x = index * 22 + 2;
-        return svg("g", { class: digits && limit !== null && index < limit ? "under" : "over" },
-          svg("title", {}, `${label}: ${number(probabilities[index] * 100, 1)} %`),
+      probabilities.map((p, digit) => {
+        const height = (p / top) * 40;
+        const x = digit * 22 + 2;
+        return svg("g", { class: limit !== null && digit < limit ? "under" : "over" },
+          svg("title", {}, `${digit}: ${number(p * 100, 1)} %`),
           svg("rect", { x, y: 46 - height, width: 18, height: Math.max(height, 0.5), rx: 1.5 }),
-          svg("text", { x: x + 9, y: 58, "text-anchor": "middle" }, label));
+          svg("text", { x: x + 9, y: 58, "text-anchor": "middle" }, digit));
       })),
-    digits && call.surprise !== undefined && score !== null && mean(probabilities) - score > 0.05
-      ? h("p", { class: "reason" }, `The score is lower, since the large model finds a token of it unlikely (negative log-likelihood ${number(call.surprise, 2)}).`) : null);
+    surprise !== undefined && score !== null && mean - score > 0.05
+      ? h("p", { class: "reason" }, `The score is lower, since the large model finds a token of it unlikely (negative log-likelihood ${number(surprise, 2)}).`) : null);
 }
-
-const mean = (probabilities) => probabilities.reduce((sum, p, digit) => sum + p * digit, 0);

@@ -543,7 +543,10 @@ def test_a_draft_that_was_rejected_last_stands_alone(page: Page, phase: str) -> 
         const { Steps } = await import("./ui/steps.js");
         const run = new Run("", "specreason");
         run.event({ type: "text", author: "small", phase, text: "One.\\n\\n", tokens: 1 });
-        run.event({ type: "step", author: "small", text: "Two.", accepted: false, score: 2 });
+        const probabilities = [0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+        run.event({ type: "call", kind: "judge", worker: "small", probabilities });
+        const draft = { author: "small", text: "Two.", accepted: false, score: 2, calls: [0] };
+        run.event({ type: "step", ...draft });
         run.end("cancelled");
         const steps = new Steps();
         steps.show(run, run.rows.filter((row) => row.phase === phase));
@@ -552,6 +555,7 @@ def test_a_draft_that_was_rejected_last_stands_alone(page: Page, phase: str) -> 
     }"""
     text, badges = page.evaluate(drawn, [phase])
     assert "Rejected draft: rejected at score 2" in text
+    assert "How the small model grades it, 0 to 9; on average 2.0" in text
     assert "writing" not in text
     assert "wrote" not in text
     assert badges == 0
