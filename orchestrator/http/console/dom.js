@@ -75,12 +75,18 @@ export function saveFile(name, text, type = "application/json") {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-/** Show a fault, or nothing, and bring it into view; one that is shown already is left alone. */
+/** Give an element other children, unless they look the same: what is selected, focused or scrolled
+ * there stays so. Return whether they are new. */
+export function redraw(place, ...children) {
+  const made = fill(place.cloneNode(), {}, children);
+  if (made.isEqualNode(place)) return false;
+  place.replaceChildren(...made.childNodes);
+  return true;
+}
+
+/** Show a fault, or nothing, and bring it into view. */
 export function tell(place, ...words) {
-  const text = words.map((word) => word.textContent ?? word).join("");
-  if (place.textContent === text) return;
-  place.replaceChildren(...words);
-  if (text) place.scrollIntoView({ block: "nearest" });
+  if (redraw(place, words.filter(Boolean)) && place.textContent) place.scrollIntoView({ block: "nearest" });
 }
 
 export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));

@@ -23,7 +23,6 @@ export class Run {
     this.error = null;
     this.place = { row: 0, span: 0, at: 0 }; // in the accepted text: the tokens before it are in rows
     this.unplaced = []; // tokens of accepted steps whose text no row has yet
-    this.version = 0; // grows with every change
     this.waiting = []; // rejected drafts that no row has yet
   }
 
@@ -71,7 +70,6 @@ export class Run {
   end(status) {
     this.status = status;
     this.running = [];
-    this.version += 1;
     if (this.waiting.length) this.row(this.rows.at(-1)?.phase ?? "thought", true);
     for (const row of this.rows) row.closed = true;
     if (!this.ms) this.ms = this.began ? performance.now() - this.began : 0;
@@ -80,7 +78,6 @@ export class Run {
   /** One chunk of a stream. */
   take(chunk) {
     const { baton } = chunk;
-    this.version += 1;
     const finish = chunk.choices?.[0]?.finish_reason;
     if (finish) {
       this.finish = finish;
@@ -110,7 +107,7 @@ export class Run {
     let last = this.rows.at(-1);
     if (fresh || !last || last.closed || last.phase !== phase) {
       if (last) last.closed = true;
-      last = { phase, spans: [], pieces: [], drafts: [], calls: [], score: null, at_ms: null, ms: 0, tokens: 0, closed: false, version: 0, unread: "", marks: { "```": 0, "$$": 0, "\\[": 0, "\\]": 0 } };
+      last = { phase, spans: [], pieces: [], drafts: [], score: null, ms: 0, tokens: 0, closed: false, version: 0, unread: "", marks: { "```": 0, "$$": 0, "\\[": 0, "\\]": 0 } };
       this.rows.push(last);
     }
     if (this.waiting.length) {
@@ -148,8 +145,6 @@ export class Run {
     if (!row) return;
     row.version += 1;
     row.ms += step.ms;
-    row.at_ms = step.at_ms ?? null;
-    row.calls.push(...(step.calls ?? []));
     if (step.score !== null && step.score !== undefined) row.score = step.score;
   }
 
@@ -190,6 +185,7 @@ export class Run {
     }
   }
 
+  get live() { return this.status === "waiting" || this.status === "running"; }
   get thought() { return this.rows.filter((row) => row.phase === "thought"); }
   get answer() { return this.rows.filter((row) => row.phase === "answer"); }
   get answerText() { return this.answer.flatMap((row) => row.spans.map((span) => span.text)).join("").trim(); }
@@ -273,7 +269,6 @@ export class Run {
       if (wait > 4 && !signal.aborted) await Promise.race([stopped, new Promise((resolve) => setTimeout(resolve, wait))]);
       this.ms = item.due;
       this.event(item);
-      this.version += 1;
       changed(this);
     }
     this.conclude();

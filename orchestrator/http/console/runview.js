@@ -1,7 +1,7 @@
 // One request as people see it: totals, lanes, steps, the answer. Grows while it streams.
 
 import { hasKey, url } from "./api.js";
-import { copy, duration, h, number, percent, plural, saveFile, say, tell } from "./dom.js";
+import { copy, duration, h, number, percent, plural, redraw, saveFile, say, tell } from "./dom.js";
 import { Lanes } from "./lanes.js";
 import { NAMES, ending, outcome, rowReason } from "./reasons.js";
 import { blocks, plain } from "./richtext.js";
@@ -19,10 +19,10 @@ export class RunView {
     this.totals = h("section", { class: "totals", "aria-label": "Totals" });
     this.lanes = new Lanes();
     this.steps = new Steps();
-    this.authors = h("p", { class: "authors", hidden: true });
+    this.authors = h("p", { class: "authors" });
     this.empty = h("p", { class: "pending", role: "status" });
     this.answer = h("section", { class: "answer", "aria-label": "Answer", hidden: true });
-    this.trouble = h("p", { class: "trouble", role: "alert", hidden: true });
+    this.trouble = h("p", { role: "alert" });
     this.buttons = h("div", { class: "row actions" });
     this.element = h("article", { class: compact ? "run compact" : "run" },
       this.head, this.trouble, this.totals, this.lanes.element, this.empty, this.authors, this.steps.element, this.answer, this.buttons);
@@ -31,12 +31,10 @@ export class RunView {
   /** Draws soon: at most a dozen times a second. */
   changed(run) {
     this.run = run;
-    if (this.timer) return;
-    const ended = !["waiting", "running"].includes(run.status);
-    this.timer = setTimeout(() => {
+    this.timer ??= setTimeout(() => {
       this.timer = null;
       this.draw();
-    }, ended || !this.drawn ? 0 : REFRESH_MS);
+    }, REFRESH_MS);
   }
 
   show(run) {
@@ -46,82 +44,42 @@ export class RunView {
 
   draw() {
     const { run } = this;
-    this.drawn = true;
-    const live = run.status === "waiting" || run.status === "running";
     this.element.dataset.status = run.status;
-    this.element.setAttribute("aria-busy", String(live));
-    this.head.replaceChildren(...header(run));
-    this.totals.replaceChildren(...totals(run));
+    this.element.setAttribute("aria-busy", String(run.live));
+    redraw(this.head, header(run));
+    redraw(this.totals, totals(run));
     this.lanes.element.hidden = run.calls.length === 0;
     this.lanes.show(run);
     const noThought = run.thought.length === 0 && run.status !== "waiting" && run.answer.length > 0;
-    this.steps.show(run, noThought ? run.answer : run.thought);
-    this.drawAuthors(noThought ? run.answer : run.thought);
-    this.empty.hidden = !live || run.rows.length > 0;
+    const steps = noThought ? run.answer : run.thought;
+    this.steps.show(run, steps);
+    redraw(this.authors, legend(steps));
+    this.empty.hidden = !run.live || run.rows.length > 0;
     this.empty.textContent = run.status === "waiting" ? "Both models read the question …" : waitingFor(run);
-    this.drawAnswer(noThought);
-    const words = ending(run);
+    this.answer.hidden = noThought || !run.answerText;
+    if (!this.answer.hidden) redraw(this.answer, answer(run));
     this.trouble.className = `trouble ${run.status}`;
-    if (this.trouble.textContent !== words) {
-      this.trouble.hidden = !words;
-      tell(this.trouble, words);
-    }
-    if (this.buttonsFor !== `${run.status}${run.traceId}`) {
-      this.buttonsFor = `${run.status}${run.traceId}`;
-      this.buttons.replaceChildren(...this.actions(live));
-    }
+    tell(this.trouble, ending(run));
+    redraw(this.buttons, this.actions());
   }
 
-  /** The meanings of the letters beside the steps. */
-  drawAuthors(rows) {
-    const found = new Set(rows.filter((row) => row.spans.length).map(writtenBy));
-    this.authors.hidden = found.size === 0;
-    const kinds = Object.keys(LEGEND).filter((kind) => found.has(kind));
-    if (this.kinds === String(kinds)) return;
-    this.kinds = String(kinds);
-    this.authors.replaceChildren(...kinds.map((kind) => {
-      const [authors, rewritten, words] = LEGEND[kind];
-      return h("span", {}, badge(authors, rewritten), words);
-    }));
-  }
-
-  drawAnswer(noThought) {
+  actions() {
     const { run } = this;
-    const text = noThought ? "" : run.answerText;
-    this.answer.hidden = !text;
-    if (!text) return;
-    const authors = [...new Set(run.answer.flatMap((row) => row.spans.map((span) => span.author)))];
-    const done = !["waiting", "running"].includes(run.status);
-    const reason = done ? rowReason(run, run.answer.at(-1)) : "";
-    this.answer.replaceChildren(
-      h("h3", {}, badge(authors), "Answer"),
-      h("div", { class: done ? "text" : "text plain", dir: "auto" }, done ? blocks(text) : plain(text)),
-      ...(reason ? [h("p", { class: "reason" }, reason)] : []),
-      ...(done ? tokenView(run.answer.flatMap((row) => row.pieces)) : []));
-  }
-
-  actions(live) {
-    const { run } = this;
-    if (live) return [
-      h("button", { class: "stop", onclick: () => run.stop() }, "Stop", h("kbd", {}, "Esc")),
-      ...(run.record || !run.traceId ? [] : [h("button", { class: "quiet", onclick: () => run.answerNow() }, "Answer now")]), // neither in a replay nor in the queue
+    const button = (name, onclick, kind = "quiet") => h("button", { class: kind, onclick }, name);
+    if (run.live) return [
+      button(["Stop", h("kbd", {}, "Esc")], () => this.run.stop(), "stop"),
+      run.record || !run.traceId ? null : button("Answer now", () => run.answerNow()), // neither in a replay nor in the queue
     ];
     if (this.compact) return [];
-    const body = JSON.stringify(run.requestBody, null, 2);
     const known = run.messages.length > 0; // a record without text has none
-    const made = [];
-    if (this.again && known) made.push(h("button", { onclick: () => this.again(run.again()) }, "Ask again"));
-    if (run.script?.length) made.push(h("button", { onclick: () => this.replay() }, "Replay"));
-    if (known) made.push(
-      h("button", { class: "quiet", onclick: () => copy(curl(body), "curl command") }, "Copy as curl"),
-      h("button", { class: "quiet", onclick: () => copy(python(body), "Python") }, "Copy as Python"));
-    if (run.traceId) {
-      const link = `${url("ui")}#/trace/${run.traceId}`;
-      made.push(
-        h("button", { class: "quiet", onclick: () => copy(link, "Link") }, "Copy link"),
-        h("button", { class: "quiet", onclick: () => this.download() }, "Download trace"));
-    }
-    return made;
+    return [
+      this.again && known ? button("Ask again", () => this.again(run.again()), "") : null,
+      run.script?.length ? button("Replay", () => this.replay(), "") : null,
+      known ? button("Copy as curl", () => copy(curl(run.requestBody), "curl command")) : null,
+      known ? button("Copy as Python", () => copy(python(run.requestBody), "Python")) : null,
+      run.traceId ? button("Copy link", () => copy(`${url("ui")}#/trace/${run.traceId}`, "Link")) : null,
+      run.traceId ? button("Download trace", () => this.download()) : null,
+    ];
   }
 
   async download() {
@@ -134,11 +92,11 @@ export class RunView {
   }
 
   replay() {
-    this.drawn = false;
-    return Run.begin(this.run.record).replay((run) => this.changed(run));
+    Run.begin(this.run.record).replay((run) => this.changed(run));
   }
 }
 
+/** By who wrote a step: the authors of its badge, whether it was rewritten, and what that means. */
 const LEGEND = {
   small: [["small"], false, "written by the small model"],
   large: [["large"], false, "by the large model"],
@@ -146,6 +104,23 @@ const LEGEND = {
   both: [["small", "large"], false, "by both, in turn"],
   policy: [["policy"], false, "put in by the policy"],
 };
+
+/** The meanings of the letters beside the steps. */
+function legend(rows) {
+  const found = new Set(rows.filter((row) => row.spans.length).map(writtenBy));
+  return Object.keys(LEGEND).filter((kind) => found.has(kind)).map((kind) => {
+    const [authors, rewritten, words] = LEGEND[kind];
+    return h("span", {}, badge(authors, rewritten), words);
+  });
+}
+
+function answer(run) {
+  const { live, answer: rows, answerText: text } = run;
+  const head = h("h3", {}, badge([...new Set(rows.flatMap((row) => row.spans.map((span) => span.author)))]), "Answer");
+  if (live) return [head, h("div", { class: "text plain", dir: "auto" }, plain(text))];
+  const reason = rowReason(run, rows.at(-1));
+  return [head, h("div", { class: "text", dir: "auto" }, blocks(text)), reason ? h("p", { class: "reason" }, reason) : null, tokenView(rows.flatMap((row) => row.pieces))];
+}
 
 function waitingFor(run) {
   const [one] = run.running;
@@ -234,10 +209,9 @@ function share(sum) {
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 const KEY = ' -H "authorization: Bearer ${BATON_API_KEY:?set it to your API key}"';
-const curl = (body) => `curl -s ${url("v1/chat/completions")} -H 'content-type: application/json'${hasKey() ? KEY : ""} -d ${quoted(body)}`;
+const curl = (body) => `curl -s ${url("v1/chat/completions")} -H 'content-type: application/json'${hasKey() ? KEY : ""} -d ${quoted(JSON.stringify(body, null, 2))}`;
 
-function python(body) {
-  const { model, messages, ...rest } = JSON.parse(body);
+function python({ model, messages, ...rest }) {
   const extra = Object.keys(rest).length ? `,\n    extra_body=${literal(rest)}` : "";
   return `${hasKey() ? "import os\n\n" : ""}from openai import OpenAI
 
