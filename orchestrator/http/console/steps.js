@@ -33,7 +33,7 @@ export class Steps {
     this.run = run;
     rows.forEach((row, index) => {
       const item = this.items[index];
-      const stamp = `${row.version}${row.closed}${run.policyName}`;
+      const stamp = `${row.version}${row.closed}`;
       if (item?.row === row && item.stamp === stamp) return;
       if (item && !row.closed && item.open && item.drafts === row.drafts.length) {
         item.body.replaceChildren(...spans(row)); // text that arrives: no more than the text changes

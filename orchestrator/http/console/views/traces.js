@@ -99,7 +99,7 @@ async function read(file) {
 
 function line(row) {
   const tokens = row.small_tokens + row.large_tokens;
-  return h("tr", { class: row.status },
+  return h("tr", {},
     h("td", { class: "figure" }, moment(row.at)),
     h("td", { class: "wide", dir: "auto" }, h("a", { href: `#/trace/${encodeURIComponent(row.id)}` }, plain(row.question ?? "(its text is not kept any more)"))),
     h("td", {}, h("code", {}, row.version ? `${row.policy}@${row.version}` : row.policy), row.arm ? ` ${row.experiment}/${row.arm}` : ""),
