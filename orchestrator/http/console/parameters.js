@@ -3,16 +3,15 @@
 import { field, h } from "./dom.js";
 
 /** The form of a policy; `values()` returns the changed parameters, or throws the fault. */
-export function parameterForm(schema, given = {}) {
+export function parameterForm(schema) {
   const controls = Object.entries(schema?.properties ?? {})
     .filter(([name]) => name !== "name")
-    .map(([name, about]) => [name, about, control(name, about, given[name] ?? about.default)]);
+    .map(([name, about]) => [name, about, control(name, about)]);
   const element = h("div", { class: "parameters" }, controls.map(([name, about, input]) =>
     field(name, input, [about.description, range(about)].filter(Boolean).join("; "))));
   const values = () => Object.fromEntries(controls
     .map(([name, about, input]) => [name, read(name, about, input), about.default])
-    .filter(([, value, usual]) => value !== undefined && JSON.stringify(value) !== JSON.stringify(usual))
-    .map(([name, value]) => [name, value]));
+    .filter(([, value, usual]) => value !== undefined && differs(value, usual)));
   return { element, values };
 }
 
@@ -22,12 +21,16 @@ const differs = (one, other) => JSON.stringify(one) !== JSON.stringify(other);
 export const changed = (params, schema) =>
   Object.keys(params ?? {}).filter((name) => differs(params[name], schema?.properties[name]?.default));
 
+/** Parameters as they are shown. */
+export const shown = (params, names) => names.map((name) => h("code", {}, `${name}: ${JSON.stringify(params[name])}`));
+
 /** The schema of values other than null; if there are several, the first. */
 const kind = (about) => (about.anyOf ?? about.oneOf)?.find((one) => one.type !== "null") ?? about;
 
-function control(name, about, value) {
+function control(name, about) {
   const one = kind(about);
-  if (one.enum?.includes(value)) return h("select", { name, value }, one.enum.map((item) => h("option", { value: item, selected: item === value }, item)));
+  const value = about.default;
+  if (one.enum?.includes(value)) return h("select", { name }, one.enum.map((item) => h("option", { value: item, selected: item === value }, item)));
   if (one.type === "boolean") return h("input", { type: "checkbox", name, checked: Boolean(value) });
   if (one.type === "integer" || one.type === "number") {
     return h("input", { type: "number", name, value: value ?? "", placeholder: about.anyOf ? "none" : "", min: one.minimum, max: one.maximum, step: one.type === "integer" ? 1 : "any" });
@@ -40,8 +43,8 @@ function read(name, about, input) {
   if (input.localName === "select") return input.value;
   if (one.type === "boolean") return input.checked;
   if (one.type === "integer" || one.type === "number") {
-    if (input.value === "" && input.validity.valid) return about.anyOf ? null : undefined;
     if (!input.validity.valid) throw new Error(`${name}: ${input.validationMessage}`);
+    if (input.value === "") return about.anyOf ? null : undefined;
     return Number(input.value);
   }
   try {

@@ -2,7 +2,7 @@
 
 import { get, load, policySchemas } from "../api.js";
 import { h, inTrouble, moment, percent, plural, svg, table } from "../dom.js";
-import { changed } from "../parameters.js";
+import { changed, shown } from "../parameters.js";
 import { plain } from "../richtext.js";
 
 const POLL_MS = 5000;
@@ -96,7 +96,7 @@ function arms(run, report, schemas) {
     const stopped = run.state.stopped?.[name];
     return h("div", { class: "arm" },
       h("strong", {}, name), name === base ? " (control)" : "", h("div", {}, h("code", {}, arm.version ? `${arm.policy}@${arm.version}` : arm.policy)),
-      h("p", { class: "params" }, [...names(arm.policy)].map((name) => h("code", {}, `${name}: ${JSON.stringify(arm.params[name])}`)),
+      h("p", { class: "params" }, shown(arm.params, [...names(arm.policy)]),
         arm.speculation ? h("code", {}, `speculation: ${arm.speculation}`) : null),
       bar, h("span", { class: "hint" }, weight === null ? "shadow" : `weight ${percent(weight)}`, `, ${plural(units, "unit")}`),
       stopped ? h("span", { class: "bad" }, `stopped: ${stopped.why}`) : null);

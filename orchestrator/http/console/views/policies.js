@@ -2,7 +2,7 @@
 
 import { get, load, policySchemas, send } from "../api.js";
 import { field, h, inTrouble, moment, offer, say, tell } from "../dom.js";
-import { changed, parameterForm } from "../parameters.js";
+import { changed, parameterForm, shown } from "../parameters.js";
 import { plain } from "../richtext.js";
 
 export class PoliciesView {
@@ -67,7 +67,7 @@ export class PoliciesView {
           h("strong", {}, version.id),
           version.id === this.overview.active ? h("span", { class: `state ${version.trouble ? "failed" : "finished"}` }, "active") : version.trouble ? null : h("button", { class: "quiet", onclick: () => this.change("PUT", "v1/policies/active", { version: version.id }, `${version.id} is active`) }, "Activate"),
           version.trouble ? h("span", { class: "state failed" }, "not in effect") : null,
-          h("span", { class: "hint" }, version.created === null ? "" : moment(at(version.created)), version.author ? ` by ${version.author}` : "")),
+          h("span", { class: "hint" }, version.created && moment(version.created), version.author ? ` by ${version.author}` : "")),
         version.trouble ? h("p", { class: "bad" }, version.trouble) : null,
         version.note ? h("p", { class: "hint" }, plain(version.note)) : null,
         difference(version, versions[index + 1], this.schemas[version.policy]))));
@@ -101,27 +101,24 @@ export class PoliciesView {
   }
 }
 
-const at = (created) => (typeof created === "string" ? Date.parse(created) / 1000 : created);
-const shown = (value) => JSON.stringify(value);
-
 /** The parameters that are not the service's defaults. */
 function values(params, schema) {
   const names = changed(params, schema);
   if (!names.length) return h("p", { class: "hint" }, "All its parameters are this service's defaults.");
-  return h("p", { class: "params" }, names.map((name) => h("code", {}, `${name}: ${shown(params[name])}`)));
+  return h("p", { class: "params" }, shown(params, names));
 }
 
 /** The changes since the version before; for the first, since the defaults. */
 function difference(version, before, schema) {
   if (!before) return values(version.params, schema);
   const names = [...new Set([...Object.keys(version.params), ...Object.keys(before.params)])];
-  const rows = names.filter((name) => shown(version.params[name]) !== shown(before.params[name]));
+  const value = ({ params }, name) => JSON.stringify(params[name] ?? schema?.properties[name]?.default);
+  const rows = names.filter((name) => value(version, name) !== value(before, name));
   if (!rows.length) return h("p", { class: "hint" }, `The same parameters as ${before.id}.`);
-  const usual = (name) => schema?.properties[name]?.default;
-  return h("p", { class: "params" }, rows.map((name) => h("code", {}, `${name}: `, h("del", {}, shown(before.params[name] ?? usual(name))), " → ", h("ins", {}, shown(version.params[name] ?? usual(name))))));
+  return h("p", { class: "params" }, rows.map((name) => h("code", {}, `${name}: `, h("del", {}, value(before, name)), " → ", h("ins", {}, value(version, name)))));
 }
 
 function event(entry) {
   const who = [entry.author, entry.key ? `key ${entry.key}` : ""].filter(Boolean).join(", ");
-  return [h("span", { class: "figure" }, moment(at(entry.at))), " ", h("strong", {}, `${entry.action ?? "changed"} ${entry.what ?? ""}`), who ? ` by ${who}` : "", entry.note ? h("span", { class: "hint" }, " – ", plain(entry.note)) : ""];
+  return [h("span", { class: "figure" }, moment(entry.at)), " ", h("strong", {}, `${entry.action ?? "changed"} ${entry.what ?? ""}`), who ? ` by ${who}` : "", entry.note ? h("span", { class: "hint" }, " – ", plain(entry.note)) : ""];
 }
