@@ -33,9 +33,10 @@ export const number = (value, digits = 0) =>
 export function duration(ms) {
   if (ms === null || ms === undefined) return "–";
   if (ms < 9.95) return `${number(ms, 1)} ms`;
-  if (ms < 1000) return `${number(ms)} ms`;
-  return ms < 60_000 ? `${number(ms / 1000, ms < 10_000 ? 2 : 1)} s`
-    : `${Math.floor(ms / 60_000)} min ${number((ms % 60_000) / 1000)} s`;
+  if (ms < 999.5) return `${number(ms)} ms`;
+  if (ms < 59_950) return `${number(ms / 1000, ms < 9995 ? 2 : 1)} s`;
+  const seconds = Math.round(ms / 1000);
+  return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
 }
 
 export const percent = (share, digits = 0) =>
@@ -47,7 +48,7 @@ export const plural = (count, word) => `${number(count)} ${word}${count === 1 ? 
 export function moment(seconds) {
   if (!seconds) return "–";
   const at = new Date(seconds * 1000);
-  const time = at.toLocaleTimeString("en", { hour12: false });
+  const time = at.toLocaleTimeString("en", { hourCycle: "h23" });
   return at.toDateString() === new Date().toDateString() ? time
     : `${at.toLocaleDateString("en", { day: "numeric", month: "short" })} ${time}`;
 }

@@ -138,7 +138,7 @@ function header(run) {
       h("span", { class: `state ${tone}`, role: "status" }, state),
       h("code", {}, run.name),
       origin?.experiment ? h("span", {}, `experiment ${origin.experiment}, arm ${origin.arm}`) : null,
-      origin?.created ? h("span", {}, new Date(origin.created * 1000).toLocaleString("en", { hour12: false })) : null,
+      origin?.created ? h("span", {}, new Date(origin.created * 1000).toLocaleString("en", { hourCycle: "h23" })) : null,
       ...lossy(origin)),
   ];
 }

@@ -256,6 +256,15 @@ def test_a_worker_that_dies_in_mid_stream_leaves_what_was_written(browser: Brows
         expect(page.locator(".trouble")).to_be_visible()
 
 
+def test_times_are_rounded_to_ones_that_exist(page: Page) -> None:
+    shown = """async (times) => {
+        const { duration, moment } = await import("./ui/dom.js");
+        return [moment(new Date().setHours(0, 5, 0) / 1000), ...times.map(duration)];
+    }"""
+    times = page.evaluate(shown, [9.94, 999.6, 59_999, 119_700])
+    assert times == ["00:05:00", "9.9 ms", "1.00 s", "1 min 0 s", "2 min 0 s"]
+
+
 def test_a_connection_that_breaks_is_named(page: Page) -> None:
     broken = """async () => {
         const { events } = await import("./ui/api.js");
