@@ -15,6 +15,17 @@ const TOGETHER = {
 export const NAMES = { small: "small model", large: "large model", policy: "policy" };
 export const LETTERS = { small: "S", large: "L", policy: "P" };
 
+/** The authors of a row. */
+export const authorsOf = ({ spans }) => Object.keys(NAMES).filter((author) => spans.some((span) => span.author === author));
+
+/** Who wrote a row: its author, "both" if there are several, or "rewritten" if the large model wrote
+ * the step of a rejected draft. */
+export function writtenBy(row) {
+  const [author, other] = authorsOf(row);
+  if (other) return "both";
+  return author === "large" && row.drafts.length ? "rewritten" : author;
+}
+
 /** The score below which a policy gives a step to the large model, on the scale 0 to 9; or null. */
 export function threshold(run) {
   const { parameters, policyName } = run;
@@ -41,12 +52,11 @@ export function draftReason(run, draft) {
 /** Why this row's text was accepted, and who wrote it. */
 export function rowReason(run, row) {
   if (!row.spans.length) return ""; // its drafts were rejected, and nothing came after
-  const authors = [...new Set(row.spans.map((span) => span.author))];
-  const [author] = authors;
+  const [author, other] = authorsOf(row);
   const { policyName, parameters } = run;
   const limit = threshold(run);
-  if (author === "policy" && authors.length === 1) return "The policy put this in.";
-  if (authors.length > 1) {
+  if (author === "policy") return "The policy put this in.";
+  if (other) {
     const parts = row.spans.filter((span) => span.author === "large").length;
     return TOGETHER[policyName]?.(parts) ?? "The two models wrote it together.";
   }

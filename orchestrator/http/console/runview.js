@@ -3,10 +3,10 @@
 import { hasKey, url } from "./api.js";
 import { copy, duration, h, number, percent, plural, redraw, saveFile, say, tell } from "./dom.js";
 import { Lanes } from "./lanes.js";
-import { NAMES, ending, outcome, rowReason } from "./reasons.js";
+import { NAMES, ending, outcome, rowReason, writtenBy } from "./reasons.js";
 import { blocks, plain } from "./richtext.js";
 import { Run } from "./run.js";
-import { Steps, badge, writtenBy } from "./steps.js";
+import { Steps, badge } from "./steps.js";
 import { tokenView } from "./tokens.js";
 
 const REFRESH_MS = 80; // a stream of 200 tokens a second is drawn a dozen times a second
@@ -96,27 +96,23 @@ export class RunView {
   }
 }
 
-/** By who wrote a step: the authors of its badge, whether it was rewritten, and what that means. */
 const LEGEND = {
-  small: [["small"], false, "written by the small model"],
-  large: [["large"], false, "by the large model"],
-  rewritten: [["large"], true, "drafted by the small model, rejected, and written by the large one"],
-  both: [["small", "large"], false, "by both, in turn"],
-  policy: [["policy"], false, "put in by the policy"],
+  small: "written by the small model",
+  large: "by the large model",
+  rewritten: "drafted by the small model, rejected, and written by the large one",
+  both: "by both, in turn",
+  policy: "put in by the policy",
 };
 
 /** The meanings of the letters beside the steps. */
 function legend(rows) {
-  const found = new Set(rows.filter((row) => row.spans.length).map(writtenBy));
-  return Object.keys(LEGEND).filter((kind) => found.has(kind)).map((kind) => {
-    const [authors, rewritten, words] = LEGEND[kind];
-    return h("span", {}, badge(authors, rewritten), words);
-  });
+  const examples = Object.keys(LEGEND).map((kind) => rows.find((row) => writtenBy(row) === kind));
+  return examples.filter(Boolean).map((row) => h("span", {}, badge(row), LEGEND[writtenBy(row)]));
 }
 
 function answer(run) {
   const { live, answer: rows, answerText: text } = run;
-  const head = h("h3", {}, badge([...new Set(rows.flatMap((row) => row.spans.map((span) => span.author)))]), "Answer");
+  const head = h("h3", {}, badge({ spans: rows.flatMap((row) => row.spans), drafts: [] }), "Answer");
   if (live) return [head, h("div", { class: "text plain", dir: "auto" }, plain(text))];
   const reason = rowReason(run, rows.at(-1));
   return [head, h("div", { class: "text", dir: "auto" }, blocks(text)), reason ? h("p", { class: "reason" }, reason) : null, tokenView(rows.flatMap((row) => row.pieces))];

@@ -3,7 +3,7 @@
 // formulas are set, and taken back to plain text far from it, so that a long thought stays light.
 
 import { duration, h, number, plural, svg } from "./dom.js";
-import { LETTERS, NAMES, draftReason, rowReason, threshold } from "./reasons.js";
+import { LETTERS, NAMES, authorsOf, draftReason, rowReason, threshold, writtenBy } from "./reasons.js";
 import { blocks, inline, plain } from "./richtext.js";
 import { tokenView } from "./tokens.js";
 
@@ -62,12 +62,10 @@ export class Steps {
   }
 
   item(run, row, index) {
-    const authors = [...new Set(row.spans.map((span) => span.author))];
-    const author = authors.length > 1 ? "both" : authors[0] ?? "small";
     const body = h("div", { class: "text plain", dir: "auto" }, spans(row));
     const reason = row.closed ? rowReason(run, row) : "";
-    const element = h("li", { class: `step ${author}`, tabindex: "-1", "data-step": index },
-      h("div", { class: "who" }, authors.length ? badge(authors, rewritten(row)) : null),
+    const element = h("li", { class: `step ${writtenBy(row) ?? ""}`, tabindex: "-1", "data-step": index },
+      h("div", { class: "who" }, row.spans.length ? badge(row) : null),
       h("div", { class: "what" },
         row.drafts.map((draft) => rejected(run, draft)),
         body,
@@ -104,8 +102,7 @@ export function stepKey(list, key) {
 function enrich({ row, body, drawnWhole }) {
   if (!drawnWhole || !body.classList.contains("plain")) return;
   body.classList.remove("plain");
-  const authors = new Set(row.spans.map((span) => span.author));
-  if (authors.size === 1) body.replaceChildren(...blocks(row.spans.map((span) => span.text).join("")));
+  if (authorsOf(row).length === 1) body.replaceChildren(...blocks(row.spans.map((span) => span.text).join("")));
   else {
     body.classList.add("spans"); // the author of each part matters more than the layout of blocks
     if (row.spans.some((span) => span.text.includes("```"))) body.classList.add("fenced");
@@ -127,22 +124,13 @@ function spans(row) {
 /** A span's text, without the blank line that ends the step. */
 const text = (row, index) => (index === row.spans.length - 1 ? row.spans[index].text.trimEnd() : row.spans[index].text);
 
-/** Whether the large model rejected a step's draft and wrote the step again. */
-const rewritten = (row) => row.drafts.length > 0 && row.spans.length > 0 && row.spans.every((span) => span.author === "large");
-
-/** Who wrote a row: an author, "both", or "rewritten". */
-export function writtenBy(row) {
-  const [first] = row.spans;
-  if (row.spans.some((span) => span.author !== first.author)) return "both";
-  return rewritten(row) ? "rewritten" : first.author;
-}
-
-export function badge(authors, isRewritten = false) {
-  const letters = Object.keys(LETTERS).filter((author) => authors.includes(author)).map((author) => LETTERS[author]);
-  const names = isRewritten ? "drafted by the small model, rewritten by the large model" : `by the ${authors.map((author) => NAMES[author]).join(" and the ")}`;
-  const kind = isRewritten ? "rewritten" : authors.length > 1 ? "both" : authors[0] ?? "small";
+/** The letters of who wrote a row. */
+export function badge(row) {
+  const kind = writtenBy(row);
+  const authors = authorsOf(row);
+  const names = kind === "rewritten" ? "drafted by the small model, rewritten by the large model" : `by the ${authors.map((author) => NAMES[author]).join(" and the ")}`;
   return h("span", { class: `badge ${kind}`, role: "img", "aria-label": names, title: names },
-    isRewritten ? [h("s", {}, "S"), "L"] : letters.join(""));
+    kind === "rewritten" ? [h("s", {}, "S"), "L"] : authors.map((author) => LETTERS[author]).join(""));
 }
 
 /** A score from 0 to 9 on a bar, with a mark where the threshold is. */
