@@ -13,7 +13,7 @@ const GROUP = 20; // rows
 export class Steps {
   constructor() {
     this.element = h("section", { class: "steps", "aria-label": "Steps of the thought" });
-    this.items = [];
+    this.items = []; // the elements, by index
     this.observer = new IntersectionObserver((entries) => {
       for (const { target, isIntersecting } of entries) {
         target.near = isIntersecting;
@@ -35,19 +35,19 @@ export class Steps {
       const item = this.items[index];
       const stamp = `${row.version}${row.closed}`;
       if (item?.row === row && item.stamp === stamp) return;
-      if (item && !row.closed && item.open && item.drafts === row.drafts.length) {
+      if (item && !row.closed && !item.whole && item.drafts === row.drafts.length) {
         item.body.replaceChildren(...spans(row)); // text that arrives: no more than the text changes
         item.stamp = stamp;
         return;
       }
-      const made = this.item(run, row, index);
+      const made = stepItem(run, row);
       if (item) {
-        const focused = item.element === document.activeElement;
-        item.element.replaceWith(made.element);
-        if (focused) made.element.focus();
-      } else this.group(index).append(made.element);
-      this.items[index] = { ...made, row, stamp, open: !row.closed, drafts: row.drafts.length };
-      if (made.element.parentElement.near) enrich(made.element);
+        const focused = item === document.activeElement;
+        item.replaceWith(made);
+        if (focused) made.focus();
+      } else this.group(index).append(made);
+      this.items[index] = Object.assign(made, { stamp, drafts: row.drafts.length });
+      if (made.parentElement.near) enrich(made);
     });
   }
 
@@ -60,23 +60,22 @@ export class Steps {
     this.observer.observe(list);
     return list;
   }
+}
 
-  item(run, row, index) {
-    const body = h("div", { class: "text plain", dir: "auto" }, spans(row));
-    const reason = row.closed ? rowReason(run, row) : "";
-    const element = h("li", { class: `step ${writtenBy(row) ?? ""}`, tabindex: "-1", "data-step": index },
-      h("div", { class: "who" }, row.spans.length ? badge(row) : null),
-      h("div", { class: "what" },
-        row.drafts.map((draft) => rejected(run, draft)),
-        body,
-        reason ? h("p", { class: "reason" }, reason) : null,
-        row.closed ? tokenView(row.pieces) : null),
-      h("div", { class: "meta" },
-        row.score === null ? null : meter(row.score, threshold(run)),
-        h("span", { class: "cost" }, row.closed ? [plural(row.tokens, "token"), row.ms ? ` · ${duration(row.ms)}` : ""].join("") : h("span", { class: "writing" }, "writing"))));
-    Object.assign(element, { row, body, drawnWhole: row.closed });
-    return { element, body };
-  }
+function stepItem(run, row) {
+  const body = h("div", { class: "text plain", dir: "auto" }, spans(row));
+  const reason = row.closed ? rowReason(run, row) : "";
+  const element = h("li", { class: `step ${writtenBy(row) ?? ""}`, tabindex: "-1" },
+    h("div", { class: "who" }, row.spans.length ? badge(row) : null),
+    h("div", { class: "what" },
+      row.drafts.map((draft) => rejected(run, draft)),
+      body,
+      reason ? h("p", { class: "reason" }, reason) : null,
+      row.closed ? tokenView(row.pieces) : null),
+    h("div", { class: "meta" },
+      row.score === null ? null : meter(row.score, threshold(run)),
+      h("span", {}, row.closed ? [plural(row.tokens, "token"), row.ms ? ` · ${duration(row.ms)}` : ""] : h("span", { class: "writing" }, "writing"))));
+  return Object.assign(element, { row, body, whole: row.closed });
 }
 
 /** Go to the next or last step of a list, or unfold or fold what its steps hold; return whether this
@@ -99,8 +98,8 @@ export function stepKey(list, key) {
 }
 
 /** Markdown and formulas in place of a row's plain text. */
-function enrich({ row, body, drawnWhole }) {
-  if (!drawnWhole || !body.classList.contains("plain")) return;
+function enrich({ row, body, whole }) {
+  if (!whole || !body.classList.contains("plain")) return;
   body.classList.remove("plain");
   if (authorsOf(row).length === 1) body.replaceChildren(...blocks(row.spans.map((span) => span.text).join("")));
   else {
