@@ -13,7 +13,7 @@ export const QUESTIONS = [
 
 /** `submit` gets the question; `controls` are beside the button, `more` is below. */
 export function questionForm({ id, value = QUESTIONS[0], verb, submit, controls, more = null }) {
-  const question = h("textarea", { id, rows: 2, maxlength: 100000, placeholder: "What would you like to know?", dir: "auto", value });
+  const question = h("textarea", { id, rows: 2, placeholder: "What would you like to know?", dir: "auto", value });
   const trouble = h("p", { class: "bad", role: "alert" });
   const ask = () => {
     const text = question.value.trim();

@@ -171,6 +171,16 @@ def test_a_recorded_request_is_copied_with_its_parameters(browser: Browser, url:
         assert json.loads(copied.split(" -d ")[1].strip("'"))["policy"] == {"threshold": 1.5}
 
 
+def test_a_long_question_is_not_cut(browser: Browser, url: str) -> None:
+    with page_of(browser, url) as page:
+        page.locator("#question").fill("")
+        page.keyboard.insert_text("long " * 25_000)
+        with page.expect_request("**/v1/chat/completions") as sent:
+            page.keyboard.press("Control+Enter")
+        (message,) = json.loads(sent.value.post_data or "")["messages"]
+        assert len(message["content"]) == 5 * 25_000 - 1
+
+
 def test_two_policies_side_by_side(browser: Browser, url: str) -> None:
     with page_of(browser, f"{url}/ui#/compare") as page:
         page.get_by_role("button", name="Compare").click()

@@ -112,6 +112,8 @@ const session = () => JSON.parse(sessionStorage.getItem("baton.last") ?? "{}");
 let remembered = "";
 function remember(last) {
   const text = JSON.stringify(last);
-  if (text !== remembered) sessionStorage.setItem("baton.last", text);
+  try {
+    if (text !== remembered) sessionStorage.setItem("baton.last", text);
+  } catch { /* it is longer than a browser remembers */ }
   remembered = text;
 }
