@@ -101,7 +101,7 @@ function line(row) {
   const tokens = row.small_tokens + row.large_tokens;
   return h("tr", {},
     h("td", { class: "figure" }, moment(row.at)),
-    h("td", { class: "wide", dir: "auto" }, h("a", { href: `#/trace/${encodeURIComponent(row.id)}` }, plain(row.question ?? "(its text is not kept any more)"))),
+    h("td", { class: "wide", dir: "auto" }, h("a", { href: `#/trace/${encodeURIComponent(row.id)}` }, plain(row.question?.trim() === "" ? "(empty)" : row.question ?? "(its text is not kept any more)"))),
     h("td", {}, h("code", {}, row.version ? `${row.policy}@${row.version}` : row.policy), row.arm ? ` ${row.experiment}/${row.arm}` : ""),
     h("td", {}, h("span", { class: `state ${outcome({ status: row.status, finish: row.finish_reason })[1]}` }, row.status === "finished" ? (row.finish_reason ?? "stop") : row.status)),
     h("td", { class: "figure" }, duration(row.ms)),
