@@ -1,7 +1,7 @@
 // Whether the service is healthy, and if not, which part.
 
 import { get, load, request } from "../api.js";
-import { h, number, percent, plural, tell } from "../dom.js";
+import { h, number, percent, plural, redraw, tell } from "../dom.js";
 
 const POLL_MS = 2000;
 
@@ -50,58 +50,44 @@ export class HealthView {
   }
 
   draw(ready) {
-    const { series } = this;
-    const sum = (name, labels = {}) => total(series, name, labels);
-    const share = (part, whole) => (whole ? percent(part / whole) : "–");
-    this.cards.replaceChildren(
-      ...Object.entries(ready.workers).map(([pool, well]) => {
-        const of = { worker: pool };
-        const prompt = sum("baton_worker_prompt_tokens_total", of);
-        const cached = sum("baton_worker_cached_tokens_total", of);
-        const rounds = sum("baton_worker_rounds_total", of);
-        const [drafted, accepted] = ["drafted", "accepted"].map((name) => sum(`baton_worker_${name}_tokens_total`, of));
+    const sum = (name, labels) => total(this.series, name, labels);
+    const rate = (part, whole) => (whole ? part / whole : null);
+    const age = sum("baton_config_age_seconds");
+    redraw(this.cards,
+      Object.entries(ready.workers).map(([pool, well]) => {
+        const worker = (name) => sum(`baton_worker_${name}`, { worker: pool });
         return card(`${pool[0].toUpperCase()}${pool.slice(1)} model`, well ? "finished" : "failed", well ? "answers" : "does not answer", [
-          ["replicas", whole(sum("baton_worker_replicas", of))],
-          ["rows at work", of_rows(sum("baton_worker_live_rows", of), sum("baton_worker_rows", of))],
-          ["calls waiting", whole(sum("baton_worker_queued", of))],
-          ["tokens generated", whole(sum("baton_worker_generated_tokens_total", of))],
-          ["prompt tokens from the cache", prompt ? share(cached, prompt) : null],
+          ["replicas", number(worker("replicas"))],
+          ["rows at work", worker("live_rows") === null ? null : `${number(worker("live_rows"))} of ${number(worker("rows"))}`],
+          ["calls waiting", number(worker("queued"))],
+          ["tokens generated", number(worker("generated_tokens_total"))],
+          ["prompt tokens from the cache", percent(rate(worker("cached_tokens_total"), worker("prompt_tokens_total")))],
           ["decoding", this.methods?.[pool]],
-          ["tokens a round (mean acceptance length)", rounds ? number(sum("baton_worker_emitted_tokens_total", of) / rounds, 2) : null],
-          ["drafted tokens accepted", drafted ? share(accepted, drafted) : null],
+          ["tokens a round (mean acceptance length)", number(rate(worker("emitted_tokens_total"), worker("rounds_total")), 2)],
+          ["drafted tokens accepted", percent(rate(worker("accepted_tokens_total"), worker("drafted_tokens_total")))],
         ]);
       }),
       card("Requests", "finished", "", [
-        ["being answered", whole(sum("baton_live_requests"))],
-        ["answered", whole(sum("baton_requests_total", { outcome: ["stop", "length"] }))],
-        ["ended by an error", whole(sum("baton_requests_total", { outcome: ["error", "unavailable", "deadline", "overloaded"] }))],
-        ["HTTP errors, probes included", whole(responses(series))],
-        ["drafts of the small model kept", kept(series)],
+        ["being answered", number(sum("baton_live_requests"))],
+        ["answered", number(sum("baton_requests_total", { outcome: ["stop", "length"] }))],
+        ["ended by an error", number(sum("baton_requests_total", { outcome: ["error", "unavailable", "deadline", "overloaded"] }))],
+        ["HTTP errors, probes included", number(sum("baton_http_responses_total", { code: (code) => code >= "400" }))],
+        ["drafts of the small model kept", percent(rate(sum("baton_steps_total", { author: "small", accepted: "true" }), sum("baton_steps_total", { author: "small" })))],
       ]),
       card("Store", ready.store ? "finished" : "failed", ready.store ? "answers" : "out of reach", [
-        ["writes waiting", whole(sum("baton_store_waiting"))],
-        ["writes lost", whole(sum("baton_store_lost_total"))],
-        ["published, not in effect", whole(sum("baton_config_set_aside"))],
-        ["age of the configuration", age(sum("baton_config_age_seconds"))],
+        ["writes waiting", number(sum("baton_store_waiting"))],
+        ["writes lost", number(sum("baton_store_lost_total"))],
+        ["published, not in effect", number(sum("baton_config_set_aside"))],
+        ["age of the configuration", age === null ? null : plural(Math.round(age), "second")],
       ]));
   }
 }
 
+/** A part's state and figures, without those that are not known. */
 function card(title, tone, state, rows) {
   return h("section", { class: "card", "aria-label": title },
     h("div", { class: "row" }, h("h2", {}, title), state ? h("span", { class: `state ${tone}` }, state) : null),
-    h("dl", { class: "plain" }, rows.filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));
-}
-
-const whole = (value) => (value === null ? null : number(value));
-const of_rows = (live, rows) => (live === null ? null : `${number(live)} of ${number(rows)}`);
-const age = (seconds) => (seconds === null ? null : plural(Math.round(seconds), "second"));
-const responses = (series) => total(series, "baton_http_responses_total", { code: (code) => code >= "400" });
-
-function kept(series) {
-  const steps = (accepted) => total(series, "baton_steps_total", { author: "small", accepted }) ?? 0;
-  const all = steps("true") + steps("false");
-  return all ? percent(steps("true") / all) : null;
+    h("dl", { class: "plain" }, rows.filter(([, value]) => value && value !== "–").map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));
 }
 
 /** Prometheus text as series: name, labels, value. */
