@@ -42,17 +42,12 @@ export class Lanes {
     const height = LANES.length * (HEIGHT + GAP) + AXIS;
     const ratio = window.devicePixelRatio || 1;
     const { canvas } = this;
-    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(height * ratio);
-      canvas.style.height = `${height}px`;
-    }
+    Object.assign(canvas, { width: Math.round(width * ratio), height: Math.round(height * ratio) }); // it is empty again
+    canvas.style.height = `${height}px`;
     const css = getComputedStyle(document.documentElement);
     const colour = (name) => css.getPropertyValue(`--${name}`).trim();
     const g = canvas.getContext("2d");
-    g.setTransform(ratio, 0, 0, ratio, 0, 0);
-    g.clearRect(0, 0, width, height);
-    g.font = `12px ${css.getPropertyValue("--sans")}`;
+    g.scale(ratio, ratio);
     g.textBaseline = "middle";
     const span = this.span;
     const scale = (width - LEFT - 6) / span;
@@ -68,7 +63,8 @@ export class Lanes {
       g.fillText(name === "small" ? "Small" : "Large", 0, top + HEIGHT / 2 + 1);
     }
     this.boxes = [];
-    const draw = (call, index, live) => {
+    const now = this.run.running.map(({ worker, kind, since_ms: since }) => ({ worker, kind, at_ms: since, ms: Math.max(0, span - since), live: true }));
+    [...this.run.calls, ...now].forEach((call, index) => {
       const lane = LANES.indexOf(call.worker);
       const x = place(call.at_ms);
       const w = Math.max(1.2, call.ms * scale);
@@ -76,7 +72,7 @@ export class Lanes {
       const y = lane * (HEIGHT + GAP) + (judge ? 7 : call.kind === "prefill" ? 9 : 2);
       const tall = judge ? HEIGHT - 14 : call.kind === "prefill" ? HEIGHT - 18 : HEIGHT - 4;
       const lost = this.rejected.has(index) && call.kind === "draft";
-      g.globalAlpha = live ? 0.55 : call.kind === "prefill" ? 0.45 : lost ? 0.35 : judge ? 0.6 : 1;
+      g.globalAlpha = call.live ? 0.55 : call.kind === "prefill" ? 0.45 : lost ? 0.35 : judge ? 0.6 : 1;
       g.fillStyle = call.error ? colour("bad") : colour(call.worker);
       g.fillRect(x, y, Math.max(1, w - 0.6), tall);
       g.globalAlpha = 1;
@@ -88,10 +84,8 @@ export class Lanes {
         g.lineTo(x + w, y + tall / 2);
         g.stroke();
       }
-      this.boxes.push({ x, w, lane, call, lost, live });
-    };
-    this.run.calls.forEach((call, index) => draw(call, index, false));
-    for (const one of this.run.running) draw({ worker: one.worker, kind: one.kind, at_ms: one.since_ms, ms: Math.max(0, span - one.since_ms), tokens: 0 }, -1, true);
+      this.boxes.push({ x, w, lane, call, lost });
+    });
     g.fillStyle = colour("muted");
     g.font = `11px ${css.getPropertyValue("--sans")}`;
     const base = LANES.length * (HEIGHT + GAP) + 4;
@@ -114,9 +108,9 @@ export class Lanes {
     const found = this.boxes.findLast((one) => one.lane === lane && x >= one.x - 2 && x <= one.x + one.w + 2);
     this.tip.hidden = !found;
     if (!found) return;
-    const { call, lost, live } = found;
+    const { call, lost } = found;
     const what = call.error ? `failed (${call.error})` : KINDS[call.kind];
-    this.tip.textContent = [`${call.worker} ${what}`, duration(call.ms), call.tokens ? plural(call.tokens, "token") : "", lost ? "rejected" : "", live ? "still running" : ""].filter(Boolean).join(" · ");
+    this.tip.textContent = [`${call.worker} ${what}`, duration(call.ms), call.tokens ? plural(call.tokens, "token") : "", lost ? "rejected" : "", call.live ? "still running" : ""].filter(Boolean).join(" · ");
     this.tip.style.left = `${Math.min(Math.max(0, x - 40), Math.max(0, box.width - 230))}px`;
     this.tip.style.top = `${lane * (HEIGHT + GAP) - 30}px`;
   }
