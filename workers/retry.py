@@ -65,7 +65,7 @@ class CountedRetry:
 
     async def backoff(self, error: WorkerUnavailable | Overloaded) -> None:
         """Pause before the next try; raise `error` if no try is left."""
-        pause = BACKOFF_S * 2**self._retries
+        pause = min(BACKOFF_S * 2**self._retries, MAX_BACKOFF_S)
         if isinstance(error, Overloaded):
             pause = max(pause, error.retry_after_s or 0.0)
         self._retries += 1
