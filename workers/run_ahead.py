@@ -61,9 +61,9 @@ class GenerationsAhead(Generic[R]):
     async def adopt(self, prompt: Prompt, form: Any) -> R | None:
         """Take the generation that continues a prompt, if there is one; end all others."""
         mine = self._take(_name(prompt))
-        await self.end()
         adopted = None
         try:
+            await self.end()
             for one in mine:
                 free = prompt.call.constraint is None
                 if one.form == form and free and await one.leads_to(prompt.ids):
