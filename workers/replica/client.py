@@ -23,14 +23,14 @@ from orchestrator.worker import Call, Delta
 from workers.replica.channel import Connection, ReplicaLost
 from workers.replica.pool import LOOK_TIMEOUT_S, Connect, Pool
 from workers.replica.prefixes import PrefixSender, Sent, bare
-from workers.replica.server import Operation, RecentRequests, ReplicaStatus
+from workers.replica.server import EngineDied, Operation, RecentRequests, ReplicaStatus
 from workers.retry import CircuitBreaker, TimedRetry
 from workers.streams import merge_deltas
 
 log = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 2.0  # for a call that the open breaker lets through
-MAX_ENDED = 3  # replicas that may die during one call
+MAX_ENDED = 3  # replicas that may die during one call, or their engines
 
 
 class ReplicaWorker:
@@ -188,7 +188,8 @@ class ReplicaWorker:
         async with aclosing(self._prefixes.send(call, exchange)) as items:
             async for item in items:
                 if isinstance(item, WorkerUnavailable):
-                    raise ReplicaLost(str(item))
+                    died = connection.replica if isinstance(item, EngineDied) else None
+                    raise ReplicaLost(str(item), died)
                 self._breaker.record_success()
                 if isinstance(item, BatonError):
                     raise item

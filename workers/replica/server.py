@@ -39,6 +39,10 @@ Operation = Literal["generate", "classify", "verify"]
 Export = Callable[[Mapping[str, int]], None]
 
 
+class EngineDied(WorkerUnavailable):
+    """The engine stopped while it had the call, which may be the cause."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus(Location):
     """A replica's counters and gauges, and its model's context length, sampling and efforts."""
@@ -143,13 +147,13 @@ class ReplicaServer:
             returning: whether the request has called this pool before.
             args: further arguments of the worker's method `operation`.
         """
-        call = self._begin(request, returning, sent)
+        call, alive = self._begin(request, returning, sent), self._worker.alive
         if call is None:
             return PrefixMissing()
         try:
             answer = await self._answer(operation, call, *args)
         except Exception as error:
-            return _error_to_send(operation, request, error)
+            return _error_to_send(operation, request, error, alive=alive)
         self._prefixes.keep(call)
         return answer
 
@@ -168,7 +172,7 @@ class ReplicaServer:
 
         `received` is what the caller has already (see `ModelWorker.generate`).
         """
-        call = self._begin(request, returning, sent)
+        call, alive = self._begin(request, returning, sent), self._worker.alive
         if call is None:
             yield PrefixMissing()
             return
@@ -178,7 +182,7 @@ class ReplicaServer:
                 async for item in items:
                     yield item
             except Exception as error:
-                yield _error_to_send("generate", request, error)
+                yield _error_to_send("generate", request, error, alive=alive)
 
     def _begin(self, request: str, returning: bool, sent: Sent) -> Call | None:
         """Return the whole call and count it; None if its prefix is not here."""
@@ -225,7 +229,12 @@ class ReplicaServer:
         self._worker.close()
 
 
-def _error_to_send(operation: Operation, request: str, error: Exception) -> BatonError:
+def _error_to_send(
+    operation: Operation, request: str, error: Exception, *, alive: bool
+) -> BatonError:
+    """Return what the caller gets; `alive`: whether the engine was before the call."""
+    if isinstance(error, WorkerUnavailable) and alive:
+        return EngineDied(str(error))
     if isinstance(error, BatonError):
         return error
     log.error("%s failed: %s", operation, describe(error), extra={"trace_id": request})

@@ -160,6 +160,19 @@ async def test_a_call_that_ends_replicas_ends_few(stream: bool) -> None:
     assert (await collect(worker, stream=stream))[1].segment.text
 
 
+async def test_a_call_that_ends_engines_ends_few() -> None:
+    workers = [story(failures={0: WorkerUnavailable("the engine died")}) for _ in range(5)]
+    handle = Handle(*workers)
+    with pytest.raises(WorkerUnavailable, match="3 replicas died at this call"):
+        await collect(pool(handle))
+    assert handle.calls == 3
+    for one in workers:
+        one.alive = False  # before the next call, which did not end them
+        one.failures = {n: WorkerUnavailable("the engine has stopped") for n in range(9)}
+    with pytest.raises(WorkerUnavailable, match="has stopped"):
+        await pool(handle, retry_timeout_s=1.0).classify(call(), NINE)
+
+
 async def test_replicas_that_had_ended_before_a_call_did_not_die_of_it() -> None:
     handle = Handle(*(story() for _ in range(5)))
     worker = pool(handle)
