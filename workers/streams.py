@@ -48,7 +48,9 @@ async def batch_stream(
         while not exhausted.is_set() or batch:
             await arrived.wait()
             if not is_first:
-                await _is_set_within(batch_s(streams()), exhausted)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(batch_s(streams())):
+                        await exhausted.wait()
             is_first = False
             taken = batch[:]
             batch.clear()
@@ -61,13 +63,6 @@ async def batch_stream(
         await task
     finally:
         await stop(task)
-
-
-async def _is_set_within(seconds: float, event: asyncio.Event) -> bool:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    return event.is_set()
 
 
 def merge_deltas(deltas: Sequence[Delta]) -> Delta:
