@@ -111,10 +111,8 @@ class Pool(Generic[T]):
                 try:
                     made = await self._connect_to(replica, address, self._left)
                 except Exception as error:  # such as a firewall, or TLS without its files
-                    where, why = (
-                        f"{address.host}:{address.port}",
-                        f"{type(error).__name__}: {error}",
-                    )
+                    where = f"{address.host}:{address.port}"
+                    why = f"{type(error).__name__}: {error}"
                     log.error("no connection to replica %s, %s: %s", replica, where, why)
                     return False
                 self.connections[replica], self.known[replica] = made, said
