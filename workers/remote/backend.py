@@ -52,7 +52,7 @@ from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import Scores
-from workers.top_logprobs import Known, estimate, negligible
+from workers.top_logprobs import estimate, negligible
 
 log = logging.getLogger(__name__)
 PROBE_AGAIN_S: Final = 10.0  # seconds from a probe that failed to the next that /ready begins
@@ -301,11 +301,9 @@ class RemoteBackend:
             raise self._lacks("a chat template that includes the thought in a judge's prompt")
         if part is not None:
             with checked_answer(self.server.name):
-                own, known, made = able.dialect.scored_places(answer, ids, part, self.vocabulary)
-            scored, lookup = ids[: part.stop], None
-            if able.lookups:
-                lookup = partial(self._lookup, prompt, spent, scored)
-            scores = await estimate(Known(own, known, made), wanted, lookup)
+                known = able.dialect.scored_places(answer, ids, part, self.vocabulary)
+            lookup = partial(self._lookup, prompt, spent, ids[: part.stop])
+            scores = await estimate(known, wanted, lookup if able.lookups else None)
         if wanted.labels:
             scores.labels = await self._labels(prompt, wanted, answer, spent)
         made_tokens, passes = sum(one.generated for one in spent), sum(one.passes for one in spent)

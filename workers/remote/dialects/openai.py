@@ -26,6 +26,7 @@ from workers.remote.protocol import (
 )
 from workers.text.continuation import Continuation
 from workers.text.tokenizer import Tokenizer
+from workers.top_logprobs import Known
 
 
 class OpenAI:
@@ -186,16 +187,15 @@ class OpenAI:
 
     def scored_places(
         self, answer: Mapping[str, Any], ids: Sequence[int], part: range, vocabulary: Vocabulary
-    ) -> tuple[list[float], list[Mapping[int, float]], int | None]:
-        """Return the log-probability of each id in a part of a prompt; those by id at their places
-        and after them; and the token made, if it follows them."""
+    ) -> Known:
+        """Return the log-probabilities at the places of a part of a prompt, and after them."""
         rows = self.prompt_logprobs(answer, ids, len(ids) - part.start, vocabulary)
         own = [logprob for logprob, _ in rows[: len(part)]]
-        known: list[Mapping[int, float]] = [shown for _, shown in rows[: len(part) + 1]]
+        shown = [here for _, here in rows[: len(part) + 1]]
         if part.stop < len(ids):
-            return own, known, None
+            return Known(own, shown, None)
         made = self._made(answer, ids, vocabulary)
-        return own, [*known, made.top], made.id
+        return Known(own, [*shown, made.top], made.id)
 
     def _made(self, answer: Mapping[str, Any], ids: Sequence[int], vocabulary: Vocabulary) -> Token:
         """Return the one token made after a prompt."""
