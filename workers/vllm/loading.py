@@ -25,6 +25,7 @@ from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load_tokenizer
 from workers.options import DEFAULTS, LoadOptions
+from workers.reporting import first_line
 from workers.text.generation_config import sampling_defaults
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
@@ -264,11 +265,9 @@ def _stop_token_ids(model: Any, tokenizer: Tokenizer) -> set[int]:
 
 def _summary(error: BaseException) -> str:
     """Return what is wrong in one line; of pydantic's errors the first."""
-    message = str(error)
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        message = first["msg"].removeprefix("Value error, ")
-        message = f"{where}: {message}" if where else message
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    if not isinstance(error, ValidationError):
+        return first_line(error)
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    what = first["msg"].removeprefix("Value error, ").strip().partition("\n")[0]
+    return f"{where}: {what}" if where else what
