@@ -231,7 +231,7 @@ class VllmBackend:
             **self._held(prompt.call),
         )
         outputs = self._outputs(ids, parameters, WRITER, prompt.call.owner)
-        return Running(list(ids), wanted.sampling, wanted.text.thinking, outputs, cost)
+        return Running(list(ids), (wanted.sampling, wanted.text.thinking), outputs, cost)
 
     def _may_run_ahead(self, text: Continuation, live: int) -> bool:
         """Whether a text's request may run after its call, if exactly `live` are live."""

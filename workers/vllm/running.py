@@ -59,6 +59,7 @@ class Running:
 
     Attributes:
         ids: its prompt, and the tokens that were read.
+        form: see `workers.run_ahead.RunsAhead`.
         cost: of the call that it decodes for.
         may_fall_short: whether it may end before its text does.
         unread: those of the tokens that no call has taken, each with the log-probabilities at its
@@ -67,8 +68,7 @@ class Running:
     """
 
     ids: list[int]
-    sampling: Sampling
-    thinking: bool
+    form: tuple[Sampling, bool]
     outputs: AsyncGenerator[RequestOutput, None]
     cost: Cost
     may_fall_short: bool = False
@@ -76,10 +76,6 @@ class Running:
     finished: bool = False
     _is_new: bool = False
     _next: asyncio.Task[RequestOutput] | None = None
-
-    @property
-    def form(self) -> tuple[Sampling, bool]:
-        return self.sampling, self.thinking
 
     def begin(self) -> None:
         """Send the request to vLLM now, not when its first output is read."""

@@ -41,7 +41,7 @@ async def test_tokens_that_an_adopter_waits_for_are_not_found() -> None:
         await more.wait()
         yield output(10, finished=True)
 
-    running = Running([1, 2], Sampling(), True, outputs(), Cost(2))
+    running = Running([1, 2], (Sampling(), True), outputs(), Cost(2))
     await running.take()
     assert await running.leads_to([1, 2, 5, 6, 7])
     running.adopt(Cost(5))
@@ -59,7 +59,7 @@ async def test_what_was_read_and_not_taken_is_found() -> None:
         await more.wait()
         yield output(8)
 
-    running = Running([1, 2], Sampling(), True, outputs(), Cost(2))
+    running = Running([1, 2], (Sampling(), True), outputs(), Cost(2))
     assert await running.leads_to([1, 2, 5])
     running.adopt(Cost(3))
     taken: list[Any] = await running.take()
