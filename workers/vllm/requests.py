@@ -58,8 +58,6 @@ def prompt_scores(first: int, shown: int) -> dict[str, Any]:
 def made_tokens(output: RequestOutput) -> list[tuple[int, Mapping[int, float]]]:
     """Return each token made, and the log-probabilities shown at its position."""
     completion = output.outputs[0]
-    if completion.logprobs is None:
-        return [(token, {token: 0.0}) for token in completion.token_ids]
     positions = [_values(completion.logprobs[i]) for i in range(len(completion.logprobs))]
     return list(zip(completion.token_ids, positions, strict=True))
 

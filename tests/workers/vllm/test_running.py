@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
+from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
@@ -15,7 +16,8 @@ from workers.vllm.running import Cost, Running
 
 
 def output(*tokens: int, finished: bool = False) -> RequestOutput:
-    made = CompletionOutput(0, "", list(tokens), None, None)
+    rows = [{token: Logprob(0.0)} for token in tokens]
+    made = CompletionOutput(0, "", list(tokens), None, rows)
     return RequestOutput("r", None, [1, 2], None, [made], finished)
 
 
