@@ -6,11 +6,22 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from orchestrator.types import Generation, Message, Sampling, StopCriteria, Transcript
+from orchestrator.types import Generation, Message, Sampling, Segment, StopCriteria, Transcript
 from orchestrator.worker import Call
-from workers.worker import EngineWorker
+from workers.worker import EngineWorker, ModelWorker
+
+STEPS = (
+    StopCriteria(7),
+    StopCriteria(40, ("\n\n",)),
+    StopCriteria(10, min_confidence=0.9),
+    StopCriteria(3),
+    StopCriteria(60, ("\n\n",)),
+    StopCriteria(60, ("\n\n",)),
+)
+"""Of every kind, for calls of which each continues the text before."""
 
 
 def ask(text: str = "What is 12 + 34?", owner: str = "") -> Call:
@@ -18,8 +29,15 @@ def ask(text: str = "What is 12 + 34?", owner: str = "") -> Call:
     return Call("r", Transcript((Message("user", text),)), owner=owner)
 
 
+def continued(call: Call, *segments: Segment) -> Call:
+    """The call after further segments."""
+    for segment in segments:
+        call = replace(call, transcript=call.transcript.extend(segment))
+    return call
+
+
 async def run(
-    worker: EngineWorker, call: Call, criteria: StopCriteria, sampling: Sampling | None = None
+    worker: ModelWorker, call: Call, criteria: StopCriteria, sampling: Sampling | None = None
 ) -> Generation:
     stream = worker.generate(call, criteria, sampling or Sampling(), stream=False)
     (answer,) = [item async for item in stream]

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.types import Generation, Sampling, Segment, StopCriteria
-from orchestrator.worker import Call
-from tests.workers.engine.local import ask, force, held, run, until
+from tests.workers.engine.local import ask, continued, force, held, run, until
 from workers.engine.loading import load
 from workers.worker import EngineWorker
 
@@ -53,12 +52,6 @@ async def idle(worker: EngineWorker) -> None:
             await asyncio.sleep(0)
 
 
-def behind(call: Call, *segments: Segment) -> Call:
-    for segment in segments:
-        call = replace(call, transcript=call.transcript.extend(segment))
-    return call
-
-
 STEP = st.builds(
     StopCriteria,
     st.integers(1, 12),
@@ -90,11 +83,11 @@ def test_texts_are_those_without(
         for criteria, inserted in plan:
             answer = await run(worker, call, criteria, sampling)
             made.append((replace(answer.segment, logprobs=()), answer.usage.generated))
-            call = behind(call, answer.segment)
+            call = continued(call, answer.segment)
             if inserted:
                 tokens = tuple(worker.tokenizer.encode(inserted))
                 text = Segment("large", inserted, tokens, (), worker.tokenizer.hash)
-                call = behind(call, text)
+                call = continued(call, text)
             if answer.segment.finish in ("eos", "think_end"):
                 break
             if waits:
@@ -111,7 +104,7 @@ async def test_an_adopted_step_makes_no_pass(ahead: EngineWorker, method: str) -
     first = await run(ahead, call, StopCriteria(4))
     await idle(ahead)
     before = ahead.stats()
-    second = await run(ahead, behind(call, first.segment), StopCriteria(5))
+    second = await run(ahead, continued(call, first.segment), StopCriteria(5))
     after = ahead.stats()
     assert second.usage.cached == second.usage.prompt
     assert (second.usage.generated, second.usage.passes, second.usage.adopted) == (5, 0, 5)
@@ -125,7 +118,7 @@ async def test_a_row_goes_on_to_its_budget_and_the_rest_is_adopted_later(
     call = ask()
     for adopted in (0, 4, 8):
         answer = await run(ahead, call, StopCriteria(4))
-        call = behind(call, answer.segment)
+        call = continued(call, answer.segment)
         assert ahead.stats()["adopted_tokens"] == adopted
         await idle(ahead)
         if not adopted:
@@ -141,12 +134,12 @@ async def test_one_token_alone_is_continued_as_without(ahead: EngineWorker, meth
     await ahead.end_ahead()
     with held(ahead):  # so that the next call comes before the row decodes on
         first = (await run(ahead, call, StopCriteria(1))).segment
-        next_call = asyncio.create_task(run(ahead, behind(call, first), StopCriteria(8)))
+        next_call = asyncio.create_task(run(ahead, continued(call, first), StopCriteria(8)))
         await until(ahead, live_rows=1)
     assert first.tokens + (await next_call).segment.tokens == whole
     first = (await run(ahead, call, StopCriteria(1))).segment
     await idle(ahead)
-    later = await run(ahead, behind(call, first), StopCriteria(8))
+    later = await run(ahead, continued(call, first), StopCriteria(8))
     assert first.tokens + later.segment.tokens == whole
     assert later.usage.cached >= later.usage.prompt - 1
 
@@ -160,7 +153,7 @@ async def test_the_models_own_choice_is_adopted_where_another_made_it(ahead: Eng
     token = whole.segment.tokens[4]
     text = ahead.tokenizer.pieces[token].decode()
     choice = Segment("large", text, (token,), (), ahead.tokenizer.hash)
-    answer = await run(ahead, behind(call, drafted.segment, choice), StopCriteria(4))
+    answer = await run(ahead, continued(call, drafted.segment, choice), StopCriteria(4))
     assert answer.segment.tokens == whole.segment.tokens[5:9]
     assert answer.usage.passes == 0
 
@@ -183,14 +176,14 @@ async def test_another_call_adopts_nothing(ahead: EngineWorker, change: dict[str
     call = replace(ask(), speculation="vanilla")
     first = await run(ahead, call, StopCriteria(4))
     await idle(ahead)
-    await run(ahead, replace(behind(call, first.segment), **change), StopCriteria(4))  # type: ignore[arg-type]
+    await run(ahead, replace(continued(call, first.segment), **change), StopCriteria(4))  # type: ignore[arg-type]
     assert ahead.stats()["adopted_tokens"] == 0
 
 
 async def test_a_call_that_goes_on_otherwise_ends_the_row(ahead: EngineWorker) -> None:
     call = ask()
     await run(ahead, call, StopCriteria(4))
-    await run(ahead, behind(call, Segment("large", "No.")), StopCriteria(40, (".",)))
+    await run(ahead, continued(call, Segment("large", "No.")), StopCriteria(40, (".",)))
     assert len(ahead.backend.engine._ahead.rows) <= 1
     assert ahead.stats()["adopted_tokens"] == 0
 
@@ -248,7 +241,7 @@ async def test_what_runs_ahead_can_be_ended(ahead: EngineWorker) -> None:
         while engine._ahead.rows:
             await asyncio.sleep(0)
     assert not engine.decoder.rows
-    answer = await run(ahead, behind(call, first.segment), StopCriteria(4))
+    answer = await run(ahead, continued(call, first.segment), StopCriteria(4))
     whole = await run(ahead, replace(call, request="other"), StopCriteria(8))
     assert answer.usage.adopted == 0
     assert first.segment.tokens + answer.segment.tokens == whole.segment.tokens
@@ -270,5 +263,5 @@ async def test_a_failure_while_running_ahead_harms_no_call(ahead: EngineWorker) 
     engine.decoder.step = failing  # type: ignore[method-assign]
     first = await run(ahead, call, StopCriteria(4))
     await failed.wait()
-    answer = await run(ahead, behind(call, first.segment), StopCriteria(4))
+    answer = await run(ahead, continued(call, first.segment), StopCriteria(4))
     assert first.segment.tokens + answer.segment.tokens == whole.segment.tokens

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import WorkerUnavailable
-from orchestrator.types import GREEDY, Generation, Message, Sampling, StopCriteria, Transcript
+from orchestrator.types import GREEDY, Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
 from policies import POLICIES
-from tests.workers.engine.local import force
+from tests.workers.engine.local import STEPS, continued, force, run
 from tests.workers.remote.test_worker import QUESTIONS, answer
 from tests.workers.remote.vllm_like import MODEL, VllmLike, serving
 from workers import run_ahead
@@ -24,14 +24,6 @@ from workers.worker import EngineWorker, ModelWorker
 
 AHEAD = 24
 QUESTION = Call("r1", Transcript((Message("user", "What is 12 + 34 + 56 - 7?"),)), "small")
-STEPS = (
-    StopCriteria(7),
-    StopCriteria(40, ("\n\n",)),
-    StopCriteria(10, min_confidence=0.9),
-    StopCriteria(3),
-    StopCriteria(60, ("\n\n",)),
-    StopCriteria(60, ("\n\n",)),
-)
 
 
 @pytest.fixture(scope="module")
@@ -53,23 +45,11 @@ async def ahead(engine: EngineWorker) -> AsyncIterator[tuple[ModelWorker[RemoteB
         await worker.backend.aclose()
 
 
-async def run(
-    worker: ModelWorker, call: Call, criteria: StopCriteria, sampling: Sampling = GREEDY
-) -> Generation:
-    *_, answer = [item async for item in worker.generate(call, criteria, sampling)]
-    assert isinstance(answer, Generation)
-    return answer
-
-
 async def all_made(app: VllmLike) -> None:
     """Wait until the server has made every token that it may."""
     async with asyncio.timeout(60):
         while app.live:
             await asyncio.sleep(0.01)
-
-
-def after(call: Call, answer: Generation) -> Call:
-    return replace(call, transcript=call.transcript.extend(answer.segment))
 
 
 async def test_texts_are_those_without(ahead: Any, engine: EngineWorker) -> None:
@@ -80,7 +60,7 @@ async def test_texts_are_those_without(ahead: Any, engine: EngineWorker) -> None
             answer = await run(worker, call, criteria)
             segment = answer.segment
             made.append((segment.tokens, segment.finish, segment.text, answer.usage.prompt))
-            call = after(call, answer)
+            call = continued(call, segment)
         chains.append(made)
     assert chains[0] == chains[1]
     assert len(ahead[1].requests) < len(STEPS)
@@ -109,11 +89,11 @@ async def test_a_step_that_goes_on_makes_no_request(ahead: Any) -> None:
     worker, app = ahead
     first = await run(worker, QUESTION, StopCriteria(6))
     await all_made(app)
-    second = await run(worker, after(QUESTION, first), StopCriteria(6))
+    second = await run(worker, continued(QUESTION, first.segment), StopCriteria(6))
     assert len(app.requests) == 1
     assert second.usage.cached == second.usage.prompt == first.usage.prompt + 6
     assert second.usage.adopted == second.usage.generated == 6
-    third = await run(worker, after(after(QUESTION, first), second), StopCriteria(40))
+    third = await run(worker, continued(QUESTION, first.segment, second.segment), StopCriteria(40))
     assert len(app.requests) == 2  # the first was cut off `AHEAD` tokens after its call
     whole = await run(worker, replace(QUESTION, request="r2"), StopCriteria(52))
     parts = first.segment.tokens + second.segment.tokens + third.segment.tokens
@@ -124,7 +104,7 @@ async def test_a_token_in_doubt_is_read_again(ahead: Any, engine: EngineWorker) 
     worker, app = ahead
     first = await run(worker, QUESTION, StopCriteria(60, min_confidence=0.95))
     assert first.segment.finish == "doubt"
-    second = await run(worker, after(QUESTION, first), StopCriteria(8))
+    second = await run(worker, continued(QUESTION, first.segment), StopCriteria(8))
     assert len(app.requests) == 1
     whole = await run(engine, QUESTION, StopCriteria(len(first.segment.tokens) + 8))
     assert first.segment.tokens + second.segment.tokens == whole.segment.tokens
@@ -135,9 +115,9 @@ async def test_another_call_ends_it(ahead: Any, change: str) -> None:
     worker, app = ahead
     criteria = StopCriteria(6)
     first = await run(worker, QUESTION, criteria)
-    call, sampling = after(QUESTION, first), GREEDY
+    call, sampling = continued(QUESTION, first.segment), GREEDY
     if change == "text":
-        call = after(QUESTION, replace(first, segment=replace(first.segment, text="No", tokens=())))
+        call = continued(QUESTION, replace(first.segment, text="No", tokens=()))
     elif change == "sampling":
         sampling = Sampling(0.8, seed=1)
     elif change == "request":
@@ -159,8 +139,8 @@ async def test_it_reads_no_further_than_it_may(ahead: Any, engine: EngineWorker)
             await asyncio.sleep(0.01)
     assert len(stream._unread) <= AHEAD + 1
     await all_made(app)
-    second = await run(worker, after(QUESTION, first), StopCriteria(300))
-    whole = await run(engine, after(QUESTION, first), StopCriteria(300))
+    second = await run(worker, continued(QUESTION, first.segment), StopCriteria(300))
+    whole = await run(engine, continued(QUESTION, first.segment), StopCriteria(300))
     assert second.segment.tokens == whole.segment.tokens
     assert second.segment.finish == whole.segment.finish == "think_end"
 
@@ -218,6 +198,6 @@ async def test_a_broken_stream_is_asked_for_again(
     stream._reading.cancel()
     stream._unread.clear()
     stream._unread.append(end)
-    second = await run(worker, after(QUESTION, first), StopCriteria(6))
+    second = await run(worker, continued(QUESTION, first.segment), StopCriteria(6))
     whole = await run(engine, QUESTION, StopCriteria(12))
     assert first.segment.tokens + second.segment.tokens == whole.segment.tokens

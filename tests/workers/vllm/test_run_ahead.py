@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.types import GREEDY, Message, Sampling, Segment, StopCriteria, Transcript
 from orchestrator.worker import Call
-from tests.workers.engine.local import run
+from tests.workers.engine.local import STEPS, continued, run
 from workers import run_ahead
 from workers.vllm.loading import load
 
@@ -47,27 +47,15 @@ async def all_made(worker: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-def behind(call: Call, segment: Segment) -> Call:
-    return replace(call, transcript=call.transcript.extend(segment))
-
-
 async def test_texts_are_those_without(ahead: Any, builtin_small: Any) -> None:
     """Steps of every kind, against our own engine without run-ahead."""
-    steps = [
-        StopCriteria(7),
-        StopCriteria(40, ("\n\n",)),
-        StopCriteria(10, min_confidence=0.9),
-        StopCriteria(3),
-        StopCriteria(60, ("\n\n",)),
-        StopCriteria(40, ("\n\n",)),
-    ]
     chains = []
     for worker in (ahead, builtin_small):
         call, made = QUESTION, []
-        for criteria in steps:
+        for criteria in STEPS:
             answer = await run(worker, call, criteria)
             made.append((answer.segment.tokens, answer.segment.finish, answer.usage.generated))
-            call = behind(call, answer.segment)
+            call = continued(call, answer.segment)
         chains.append(made)
     assert chains[0] == chains[1]
 
@@ -84,7 +72,7 @@ async def test_a_step_that_goes_on_makes_no_request(ahead: Any, requests: list[A
     before = ahead.stats()["adopted_tokens"]
     first = await run(ahead, QUESTION, StopCriteria(6))
     await all_made(ahead)
-    second = await run(ahead, behind(QUESTION, first.segment), StopCriteria(6))
+    second = await run(ahead, continued(QUESTION, first.segment), StopCriteria(6))
     assert len(requests) == 1
     assert second.usage.cached == second.usage.prompt
     assert ahead.stats()["adopted_tokens"] - before == second.usage.adopted == 6
@@ -96,7 +84,7 @@ async def test_a_request_that_has_made_its_tokens_is_followed_by_another(
     whole = await run(ahead, replace(QUESTION, request="whole"), StopCriteria(14))
     monkeypatch.setattr(ahead.backend._ahead, "tokens", 3)
     first = await run(ahead, QUESTION, StopCriteria(4))
-    rest = await run(ahead, behind(QUESTION, first.segment), StopCriteria(10))
+    rest = await run(ahead, continued(QUESTION, first.segment), StopCriteria(10))
     assert first.segment.tokens + rest.segment.tokens == whole.segment.tokens
     assert len(requests) == 3
 
@@ -108,9 +96,8 @@ async def test_the_models_own_choice_is_adopted_where_another_made_it(
     first = await run(ahead, QUESTION, StopCriteria(4))
     token = whole.segment.tokens[4]
     text = ahead.tokenizer.pieces[token].decode()
-    call = behind(
-        behind(QUESTION, first.segment), Segment("large", text, (token,), (), ahead.tokenizer.hash)
-    )
+    choice = Segment("large", text, (token,), (), ahead.tokenizer.hash)
+    call = continued(QUESTION, first.segment, choice)
     answer = await run(ahead, call, StopCriteria(7))
     assert answer.segment.tokens == whole.segment.tokens[5:]
     assert len(requests) == 2
@@ -123,7 +110,7 @@ async def doubtful(ahead: Any) -> tuple[Segment, list[int]]:
     """A text up to a doubtful token, and the likeliest tokens there, its own first."""
     draft = await run(ahead, replace(QUESTION, request="draft"), DOUBTS)
     assert draft.segment.finish == "doubt"
-    place = await ahead.verify(behind(QUESTION, draft.segment), Segment("large", ""), GREEDY, 3)
+    place = await ahead.verify(continued(QUESTION, draft.segment), Segment("large", ""), GREEDY, 3)
     return draft.segment, [choice.token for choice in place.top[0]]
 
 
@@ -140,7 +127,7 @@ async def test_each_likely_token_in_doubt_is_continued(
     requests.clear()
     text = ahead.tokenizer.pieces[token].decode()
     choice = Segment("large", text, (token,), (), ahead.tokenizer.hash)
-    call = behind(behind(QUESTION, first.segment), choice)
+    call = continued(QUESTION, first.segment, choice)
     answer = await run(ahead, call, StopCriteria(7))
     assert not requests
     assert (answer.usage.adopted, answer.usage.cached) == (7, answer.usage.prompt)
@@ -158,7 +145,7 @@ async def test_another_text_is_a_request_of_its_own(ahead: Any, requests: list[A
     first = await run(ahead, QUESTION, StopCriteria(4))
     ids = ahead.tokenizer.encode("\n\nNo.")
     other = Segment("large", "\n\nNo.", tuple(ids), (), ahead.tokenizer.hash)
-    await run(ahead, behind(behind(QUESTION, first.segment), other), StopCriteria(4))
+    await run(ahead, continued(QUESTION, first.segment, other), StopCriteria(4))
     assert len(requests) == 2
 
 
@@ -207,8 +194,8 @@ async def test_a_sampled_text_goes_on_by_the_seed_it_began_with(
 ) -> None:
     sampling = Sampling(temperature=0.8, seed=3)
     first = await run(ahead, QUESTION, StopCriteria(4), sampling)
-    await run(ahead, behind(QUESTION, first.segment), StopCriteria(4), sampling)
+    await run(ahead, continued(QUESTION, first.segment), StopCriteria(4), sampling)
     assert len(requests) == 1
     other = replace(sampling, seed=4)
-    await run(ahead, behind(QUESTION, first.segment), StopCriteria(4), other)
+    await run(ahead, continued(QUESTION, first.segment), StopCriteria(4), other)
     assert len(requests) == 2
