@@ -30,13 +30,6 @@ def probability(logprob: float) -> float:
     return exp(min(0.0, logprob)) if logprob > _FLOOR else 0.0
 
 
-def likeliest(
-    positions: Sequence[Mapping[int, float]], count: int
-) -> list[list[tuple[int, float]]]:
-    """Return the `count` likeliest tokens at each position, likeliest first."""
-    return [sorted(logprobs.items(), key=lambda one: -one[1])[:count] for logprobs in positions]
-
-
 def stop_nll(logprobs: Mapping[int, float], stop_token_ids: Collection[int]) -> float:
     """Return the negative log-likelihood that the next token is any of `stop_token_ids`.
 
@@ -105,7 +98,9 @@ async def estimate(known: Known, wanted: Scoring, lookup: Lookup | None) -> Scor
         scores.choices = [*choices(positions, wanted.sampling, wanted.part.start), known.made]
         chosen = zip(scores.choices, known.shown, strict=True)
         scores.logprobs = [here[token] for token, here in chosen]
-        scores.top = likeliest(known.shown, wanted.top) if wanted.top else []
+        if wanted.top:
+            ranked = [sorted(here.items(), key=lambda one: -one[1]) for here in known.shown]
+            scores.top = [rank[: wanted.top] for rank in ranked]
     return scores
 
 
