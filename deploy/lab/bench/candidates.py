@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any, Final, TypeAlias
 
 import torch
+from transformers import GenerationConfig
 
 from deploy.lab.pair.generation import generate
 from deploy.lab.stock import stock
@@ -267,5 +268,7 @@ class Field:
     def _stock(self, which: str) -> Any:
         if which not in self._stocks:
             dtype = choose_dtype(self._device, self.loaded.dtype)  # the peers know no 8 bits
-            self._stocks[which] = stock(resolve(str(self._names[which])), dtype).to(self._device)
+            made = stock(resolve(str(self._names[which])), dtype).to(self._device)
+            made.generation_config = GenerationConfig()  # its own may penalise repetitions
+            self._stocks[which] = made
         return self._stocks[which]

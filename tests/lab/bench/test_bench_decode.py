@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,25 @@ def test_methods_side_by_side(baton: Any, tiny: Path, tmp_path: Path) -> None:
     reason = data["unavailable"]["hf-assisted drafts 3"]
     assert reason == "assisted generation takes one stream: give --streams 1"
     assert "Temperature 1, streams: 1" in said
+
+
+def test_peers_decode_without_settings_of_the_checkpoint(
+    baton: Any, tiny: Path, tmp_path: Path
+) -> None:
+    """A generation_config.json may penalise repetitions, as Qwen2.5's does."""
+    shutil.copytree(tiny, tmp_path / "pair")
+    for name in ("large", "small"):
+        file = tmp_path / "pair" / name / "generation_config.json"
+        file.write_text(json.dumps({"repetition_penalty": 3.0}))
+    out = tmp_path / "decode.json"
+    status, _, err = baton(
+        "--model", str(tmp_path / "pair" / "large"), "--draft", str(tmp_path / "pair" / "small"),
+        "--methods", "hf-generate,hf-assisted:drafts=3", "--prompts", "2", "--rounds", "1",
+        "--max-new", "24", "--temperature", "0", "--json", str(out),
+    )  # fmt: skip
+    assert status == 0, err
+    found = {row["method"]: row["identical"] for row in json.loads(out.read_text())["rows"]}
+    assert found == {"vanilla": 1, "hf-generate": 1, "hf-assisted": 1}
 
 
 def test_what_is_missing_is_told(
