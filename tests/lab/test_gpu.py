@@ -44,6 +44,11 @@ def test_a_stage_is_ended_at_its_limit(tmp_path: Path) -> None:
     assert rows_of(path)[0]["status"] == "at its limit of 0 s"
 
 
+def test_an_unknown_stage_is_refused(baton: Any) -> None:
+    ran = baton("lab", "gpu", "--device", "cpu", "--only", "ngram")
+    assert (ran.status, "expected some of draft-model, sharing" in ran.err) == (2, True)
+
+
 def test_texts_are_what_was_written_here() -> None:
     texts = Texts()
     texts.learn((), Segment("small", "ab", (1, 2)), (11, 12, 13))  # the third was in doubt

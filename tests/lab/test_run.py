@@ -39,6 +39,8 @@ def test_a_step_is_run_for_each_value_and_a_failure_ends_the_run(
         "- {name: c, run: '{ask} never'}\n"
     )
     assert baton("lab", "run", str(file), "--only", "a").status == 0
+    ran = baton("lab", "run", str(file), "--only", "a,d")
+    assert (ran.status, "--only: expected some of a, b, c, not 'd'" in ran.err) == (2, True)
     ran = baton("lab", "run", str(file))
     assert (ran.status, "step b ended with status 1" in ran.err) == (1, True)
 

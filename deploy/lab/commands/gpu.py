@@ -9,7 +9,7 @@ import typer
 import yaml
 
 from deploy.cli.common import write
-from deploy.lab.commands.options import Device
+from deploy.lab.commands.options import Device, named
 from orchestrator.errors import ConfigError
 
 
@@ -38,7 +38,8 @@ def gpu(
 
     from deploy.lab.gpu import plan, report
 
-    chosen = [stage for stage in plan.STAGES if only is None or stage.name in only.split(",")]
+    names = named("--only", only, (stage.name for stage in plan.STAGES))
+    chosen = [stage for stage in plan.STAGES if stage.name in names]
     if device != "cpu" and not torch.cuda.is_available():
         raise ConfigError("no GPU: run it on a machine with one, or try it with --device cpu")
     path = out / "rows.jsonl"

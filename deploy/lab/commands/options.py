@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -44,3 +45,16 @@ def counts(option: str, text: str) -> list[int]:
     if any(number % 1 for number in found):
         raise InvalidRequest(f"{option} {text}: expected whole numbers from 1, such as 1,4")
     return [int(number) for number in found]
+
+
+def named(option: str, text: str | None, known: Iterable[str]) -> list[str]:
+    """The names of an option; all that are known if it is not given.
+
+    Raises:
+        InvalidRequest: one is not known.
+    """
+    names = list(dict.fromkeys(known))
+    wanted = names if text is None else text.split(",")
+    if unknown := [name for name in wanted if name not in names]:
+        raise InvalidRequest(f"{option}: expected some of {', '.join(names)}, not {unknown[0]!r}")
+    return wanted

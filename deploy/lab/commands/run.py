@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from deploy.lab.commands.options import named
 from orchestrator.errors import ConfigError
 
 
@@ -32,10 +33,9 @@ def run(
 
       baton lab run deploy/lab/experiments/real-pair.yaml --only times
     """
-    chosen = None if only is None else only.split(",")
-    for name, command in commands(file):
-        if chosen is not None and name not in chosen:
-            continue
+    steps = commands(file)
+    chosen = named("--only", only, (name for name, _ in steps))
+    for name, command in [step for step in steps if step[0] in chosen]:
         print(f"{name}: baton {command}", file=sys.stderr, flush=True)
         if dry_run:
             continue
