@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deploy.lab.gpu import plan
 from deploy.lab.gpu.models import VOCABULARY, builtin_worker
-from deploy.lab.gpu.plan import MINUTES, STAGES, Stage, rows_of, run_stages
+from deploy.lab.gpu.plan import MINUTES, STAGES, Stage, opened, rows_of, run_stages
 from deploy.lab.gpu.played_worker import PlayedWorker, Texts
 from deploy.lab.gpu.report import costs, page
 from deploy.lab.reenact.dialogues import Answers, shipped
@@ -42,6 +44,20 @@ def test_a_stage_is_ended_at_its_limit(tmp_path: Path) -> None:
     waits = [sys.executable, "-c", "import threading; threading.Event().wait()"]
     run_stages(path, "cuda", [Stage("waits", 0, 0)], lambda _: None, waits)
     assert rows_of(path)[0]["status"] == "at its limit of 0 s"
+
+
+def test_stages_that_do_not_end_are_named(
+    baton: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_one(path: Path, device: str, stages: list[Stage]) -> None:
+        with closing(opened(path)) as file:
+            file.add({"stage": stages[0].name, "row": "ended"})
+            file.add({"stage": stages[1].name, "row": "failed", "status": "status 1: no memory"})
+
+    monkeypatch.setattr(plan, "run_stages", run_one)
+    ran = baton("lab", "gpu", "--device", "cpu", "--out", str(tmp_path), "--only", "n-gram,correct")
+    assert (ran.status, "did not end: correct; their logs" in ran.err) == (1, True)
+    assert "- correct: failed, status 1: no memory" in (tmp_path / "page.md").read_text()
 
 
 def test_an_unknown_stage_is_refused(baton: Any) -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from deploy.cli.common import write
 from deploy.lab.commands.options import Device, named
-from orchestrator.errors import ConfigError
+from orchestrator.errors import BatonError, ConfigError
 
 
 def gpu(
@@ -52,3 +52,5 @@ def gpu(
         data = costs.model_dump(mode="json", exclude_defaults=True)
         write(out / "costs.yaml", yaml.safe_dump(data, sort_keys=False))
     print(text)
+    if failed := [name for name in names if not plan.has(rows, stage=name, row="ended")]:
+        raise BatonError(f"stages that did not end: {', '.join(failed)}; their logs are in {out}")
