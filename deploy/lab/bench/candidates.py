@@ -1,17 +1,20 @@
-"""What decodes side by side: our methods with their parameters, and transformers' own loops."""
+"""What decodes side by side: our methods with their parameters, and transformers' own loops.
+
+A `Candidate` here is a method or one of `PEERS`, in the place of a policy.
+"""
 
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final, TypeAlias
 
 import torch
 from transformers import GenerationConfig
 
+from deploy.evaluation.candidates import Candidate
 from deploy.lab.pair.generation import generate
 from deploy.lab.stock import stock
 from orchestrator.errors import BatonError
@@ -31,36 +34,19 @@ EXTENDING: Final = ("kangaroo", "fspad")
 """Methods that make every pass of their target dearer: they have the same network with a separate
 cache, so that the other methods' turns take no longer."""
 
-SETS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
-    "hf-assisted": [{"drafts": drafts} for drafts in (3, 5, 8, 20)],  # 20 is its default
-    "chain": [
-        *({"gamma": gamma} for gamma in (2, 4, 8, 12)),
-        {"gamma": 12, "threshold": 0.4},
-        {"gamma": 16, "threshold": 0.6},
-    ],
-    "lookup": [{"gamma": 10}],
-    "spectr": [{"count": count, "gamma": 4} for count in (2, 4)],
-    "recursive-c": [{"branching": [2, 2, 1, 1]}],
-    "recursive-s": [{"width": width, "gamma": 4} for width in (2, 4, 8)],
-    "fspad": [{}, {"depth": 8, "width": 1, "nodes": 8}],
-}
+SETS: Final = (
+    *(f"hf-assisted:drafts={drafts}" for drafts in (3, 5, 8, 20)),  # 20 is its default
+    *(f"chain:gamma={gamma}" for gamma in (2, 4, 8, 12)),
+    "chain:gamma=12:threshold=0.4",
+    "chain:gamma=16:threshold=0.6",
+    "lookup:gamma=10",
+    *(f"spectr:count={count}:gamma=4" for count in (2, 4)),
+    "recursive-c:branching=[2,2,1,1]",
+    *(f"recursive-s:width={width}:gamma=4" for width in (2, 4, 8)),
+    "fspad",
+    "fspad:depth=8:width=1:nodes=8",
+)
 """The parameters a method is measured with; one that is not named here, with its own defaults."""
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateSpec:
-    """A method, or a peer, with parameters."""
-
-    method: str
-    parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
-
-    @property
-    def label(self) -> str:
-        parts = [
-            f"{key} {json.dumps(value)}" if not isinstance(value, str) else value
-            for key, value in self.parameters.items()
-        ]
-        return " ".join([self.method, *parts]).replace(", ", ",")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,25 +74,25 @@ class SpeculationCandidate:
     """A speculation method under the token loop, without the engine's thread around it."""
 
     def __init__(
-        self, entry: CandidateSpec, loaded: LoadedTarget, draft: str | None, max_new: int
+        self, entry: Candidate, loaded: LoadedTarget, draft: str | None, max_new: int
     ) -> None:
         self.entry, self.max_new, self.dtype = entry, max_new, loaded.dtype
         self.stop_token_ids = sorted(loaded.stop_token_ids)
-        parameters = dict(entry.parameters)
-        known = inspect.signature(METHODS[entry.method]).parameters
+        parameters = dict(entry.params)
+        known = inspect.signature(METHODS[entry.policy]).parameters
         if "draft" in known and draft is not None:
             parameters.setdefault("draft", draft)
         elif "draft" in known and known["draft"].default is inspect.Parameter.empty:
             raise ValueError("needs a draft model: give one with --draft")
         target = loaded.target
-        if {entry.method, parameters.get("base")} & {*EXTENDING}:
+        if {entry.policy, parameters.get("base")} & {*EXTENDING}:
             target = Target(
                 target.model, slots=target.cache.slots, max_len=target.max_len,
                 vocabulary=target.vocabulary, encode=target.encode,
             )  # fmt: skip
-        method = build(entry.method, target, loaded.load_draft, **parameters)
+        method = build(entry.policy, target, loaded.load_draft, **parameters)
         self.lossless = method.lossless
-        self.decoder = Decoder(target, {entry.method: method})
+        self.decoder = Decoder(target, {entry.policy: method})
         self.counts = _Counts(method)
 
     @property
@@ -159,7 +145,7 @@ class TransformersCandidate:
 
     def __init__(
         self,
-        entry: CandidateSpec,
+        entry: Candidate,
         model: Any,
         stop_token_ids: Sequence[int],
         max_new: int,
@@ -182,7 +168,7 @@ class TransformersCandidate:
         if temperature:
             options = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         if self.assistant is not None:
-            self.assistant.generation_config.num_assistant_tokens = self.entry.parameters["drafts"]
+            self.assistant.generation_config.num_assistant_tokens = self.entry.params["drafts"]
             options["assistant_model"] = self.assistant
         torch.manual_seed(seed)
         before, began = self.passes, _now(device)
@@ -218,16 +204,15 @@ def _now(device: torch.device) -> float:
     return perf_counter()
 
 
-def entries(requested: Sequence[CandidateSpec] | None) -> Iterator[CandidateSpec]:
+def entries(requested: Sequence[Candidate] | None) -> Iterator[Candidate]:
     """What to measure, the baseline first; a name alone means all of its parameter sets."""
-    yield CandidateSpec(BASELINE)
-    for entry in requested if requested is not None else map(CandidateSpec, (*PEERS, *METHODS)):
-        if entry.method == BASELINE:
-            continue
-        if entry.parameters:
-            yield entry
-        else:
-            yield from (CandidateSpec(entry.method, one) for one in SETS.get(entry.method, [{}]))
+    yield Candidate(BASELINE, BASELINE)
+    if requested is None:
+        requested = [Candidate.parse(name) for name in (*PEERS, *METHODS)]
+    for entry in requested:
+        sets = [one for one in map(Candidate.parse, SETS) if one.policy == entry.policy]
+        if entry.policy != BASELINE:
+            yield from sets if sets and not entry.params else [entry]
 
 
 class Field:
@@ -241,7 +226,7 @@ class Field:
         self._device, self._stocks = device, dict[str, Any]()
         self.missing: dict[str, str] = {}
 
-    def enter(self, chosen: Sequence[CandidateSpec], streams: int) -> list[DecodingCandidate]:
+    def enter(self, chosen: Sequence[Candidate], streams: int) -> list[DecodingCandidate]:
         """Make the candidates for this number of prompts at once."""
         entered: list[DecodingCandidate] = []
         for entry in chosen:
@@ -251,11 +236,11 @@ class Field:
                 self.missing[entry.label] = " ".join(str(error).split()) or type(error).__name__
         return entered
 
-    def _candidate(self, entry: CandidateSpec, streams: int) -> DecodingCandidate:
-        if entry.method not in PEERS:
+    def _candidate(self, entry: Candidate, streams: int) -> DecodingCandidate:
+        if entry.policy not in PEERS:
             return SpeculationCandidate(entry, self.loaded, self.draft, self.max_new)
         assistant = None
-        if entry.method == "hf-assisted":
+        if entry.policy == "hf-assisted":
             if self.draft is None:
                 raise ValueError("needs a draft model: give one with --draft")
             if streams > 1:

@@ -101,12 +101,12 @@ def rows(
     is_right: Callable[[int, list[int]], bool],
 ) -> list[Row]:
     """A row for each candidate; `is_right` takes a prompt's number and an output."""
-    base = next(one for one in turns if one.candidate.entry.method == BASELINE)
+    base = next(one for one in turns if one.candidate.entry.policy == BASELINE)
     return [
         {
-            "method": one.candidate.entry.method,
+            "method": one.candidate.entry.policy,
             "label": one.candidate.entry.label,
-            "parameters": dict(one.candidate.entry.parameters),
+            "parameters": dict(one.candidate.entry.params),
             "lossless": one.candidate.lossless,
             "dtype": one.candidate.dtype,
             "temperature": temperature,

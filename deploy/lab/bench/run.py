@@ -9,11 +9,12 @@ from typing import Any, Final
 import torch
 
 from deploy.cli.common import Bar
+from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.evaluate import Question
 from deploy.evaluation.problems import load_problems
 from deploy.evaluation.summary import Row
 from deploy.evaluation.tables import Column
-from deploy.lab.bench.candidates import CandidateSpec, Field, entries
+from deploy.lab.bench.candidates import Field, entries
 from deploy.lab.bench.rounds import rows, take_turns
 from orchestrator.answers.equality import compare
 from orchestrator.errors import InvalidRequest
@@ -41,7 +42,7 @@ class DecodeSettings:
 
 
 def bench(
-    settings: DecodeSettings, requested: Sequence[CandidateSpec] | None, shown: Bar
+    settings: DecodeSettings, requested: Sequence[Candidate] | None, shown: Bar
 ) -> dict[str, Any]:
     """Measure all rows; say what was not available."""
     chosen = list(entries(requested))

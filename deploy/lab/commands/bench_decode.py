@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from deploy.cli.common import bar, wide_console, write
+from deploy.evaluation.candidates import Candidate
 from deploy.lab.commands.options import Device, JsonFile, ModelName, Threads, counts, numbers
 from orchestrator.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from deploy.lab.bench.candidates import CandidateSpec
 
 
 def bench_decode(
@@ -58,7 +56,7 @@ def bench_decode(
     chosen = None if methods is None else _methods(methods)
     warmths = numbers("--temperature", temperature, least=0)
     widths = counts("--streams", streams)
-    if prompts % max(widths) or any(prompts % width for width in widths):
+    if any(prompts % width for width in widths):
         raise InvalidRequest(f"--prompts {prompts}: want a multiple of each of --streams {streams}")
     import torch
     from transformers.utils.logging import disable_progress_bar, set_verbosity_error
@@ -88,17 +86,14 @@ def bench_decode(
         console.print(f"- {line}", style="dim", markup=False)
 
 
-def _methods(text: str) -> list[CandidateSpec]:
+def _methods(text: str) -> list[Candidate]:
     """The entries of the option; a comma inside brackets belongs to a value."""
-    from deploy.evaluation.candidates import Candidate
-    from deploy.lab.bench.candidates import PEERS, CandidateSpec
+    from deploy.lab.bench.candidates import PEERS
     from workers.speculation import METHODS
 
-    found = []
-    for part in re.split(r",(?![^\[]*\])", text):
-        one = Candidate.parse(part)
+    found = [Candidate.parse(part) for part in re.split(r",(?![^\[]*\])", text)]
+    for one in found:
         if one.policy not in (*PEERS, *METHODS):
             known = ", ".join((*PEERS, *METHODS))
             raise InvalidRequest(f"no method {one.policy!r}; there are {known}")
-        found.append(CandidateSpec(one.policy, one.params))
     return found

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from deploy.cli import main as cli
-from deploy.lab.bench.candidates import CandidateSpec, TurnResult, entries
+from deploy.evaluation.candidates import Candidate
+from deploy.lab.bench.candidates import TurnResult, entries
 from deploy.lab.bench.rounds import Turns, estimate, identical, rows
 from workers.embedded import checkpoints
 from workers.speculation import METHODS
@@ -67,7 +68,7 @@ def test_methods_side_by_side(baton: Any, tiny: Path, tmp_path: Path) -> None:
             assert row["tokens_per_s_low"] <= row["tokens_per_s"] <= row["tokens_per_s_high"]
             exact = case[0] == 0 and row["dtype"] == "float32"
             assert row["identical"] == (1.0 if exact else None)
-    reason = data["unavailable"]["hf-assisted drafts 3"]
+    reason = data["unavailable"]["hf-assisted:drafts=3"]
     assert reason == "assisted generation takes one stream: give --streams 1"
     assert "Temperature 1, streams: 1" in said
 
@@ -103,10 +104,10 @@ def test_what_is_missing_is_told(
     )  # fmt: skip
     assert status == 0, err
     data = json.loads(out.read_text())
-    assert [row["label"] for row in data["rows"]] == ["vanilla", "lookup gamma 2"]
+    assert [row["label"] for row in data["rows"]] == ["vanilla", "lookup:gamma=2"]
     reasons = data["unavailable"]
-    assert "no embedded model 'embedded:draft'" in reasons["chain gamma 2"]
-    assert "gamme" in reasons["chain gamme 2"]
+    assert "no embedded model 'embedded:draft'" in reasons["chain:gamma=2"]
+    assert "gamme" in reasons["chain:gamme=2"]
 
 
 @pytest.mark.parametrize(
@@ -132,12 +133,12 @@ def test_what_is_asked_wrongly(baton: Any, args: tuple[str, ...], said: str) -> 
 
 def test_every_method_is_entered() -> None:
     entered = list(entries(None))
-    assert entered[0] == CandidateSpec("vanilla")
-    assert {entry.method for entry in entered} == {*METHODS, "hf-generate", "hf-assisted"}
-    assert sum(entry.method == "hf-assisted" for entry in entered) == 4
-    assert [entry.label for entry in entries([CandidateSpec("chain", {"gamma": 3})])] == [
+    assert entered[0] == Candidate("vanilla", "vanilla")
+    assert {entry.policy for entry in entered} == {*METHODS, "hf-generate", "hf-assisted"}
+    assert sum(entry.policy == "hf-assisted" for entry in entered) == 4
+    assert [entry.label for entry in entries([Candidate.parse("chain:gamma=3")])] == [
         "vanilla",
-        "chain gamma 3",
+        "chain:gamma=3",
     ]
 
 
@@ -146,8 +147,8 @@ class Scripted:
 
     dtype, lossless = "float32", True
 
-    def __init__(self, name: str, **parameters: Any) -> None:
-        self.entry = CandidateSpec(name, parameters)
+    def __init__(self, label: str) -> None:
+        self.entry = Candidate.parse(label)
 
     def turns(self, *seconds: float, tokens: int = 10, rounds: int = 10, said: int = 7) -> Turns:
         works = [
@@ -162,17 +163,17 @@ class Scripted:
 
 def test_figures_of_turns() -> None:
     base = Scripted("vanilla").turns(1.0, 3.0)
-    chain = Scripted("chain", gamma=4).turns(0.5, 1.5, rounds=5)
-    beam = Scripted("recursive-s", gamma=4).turns(0.25, 0.75, rounds=4, said=8)
+    chain = Scripted("chain:gamma=4").turns(0.5, 1.5, rounds=5)
+    beam = Scripted("recursive-s:gamma=4").turns(0.25, 0.75, rounds=4, said=8)
     made = rows([base, chain, beam], 0.0, 1, lambda prompt, out: prompt == 1 and out == [7] * 10)
     found = {row["label"]: row for row in made}
-    assert set(found) == {"vanilla", "chain gamma 4", "recursive-s gamma 4"}
-    one = found["recursive-s gamma 4"]
+    assert set(found) == {"vanilla", "chain:gamma=4", "recursive-s:gamma=4"}
+    one = found["recursive-s:gamma=4"]
     assert one["ratio"] == one["ratio_low"] == one["ratio_high"] == pytest.approx(4)
     assert one["mean_acceptance_length"] == pytest.approx(2.5)
     assert one["tokens_per_s"] == pytest.approx(20)
-    assert (one["identical"], found["chain gamma 4"]["identical"]) == (0.0, 1.0)
-    assert (one["right"], found["chain gamma 4"]["right"]) == (0.0, 0.5)
+    assert (one["identical"], found["chain:gamma=4"]["identical"]) == (0.0, 1.0)
+    assert (one["right"], found["chain:gamma=4"]["right"]) == (0.0, 0.5)
     assert identical(beam, base) == 0
 
 
