@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import sub
 from time import perf_counter
 from typing import Any, Final, TypeAlias
 
@@ -21,12 +22,11 @@ from orchestrator.errors import BatonError
 from orchestrator.types import Sampling
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import LoadedTarget, choose_dtype
-from workers.model.target import ModelOutput, Target
-from workers.model.tree import Accepted, Plan
+from workers.model.target import Target
+from workers.model.tree import Accepted, Row
 from workers.speculation import METHODS, build
 from workers.speculation.auto import Auto
 from workers.speculation.decode import Decoder
-from workers.speculation.method import Method
 
 BASELINE: Final = "vanilla"
 PEERS: Final = ("hf-generate", "hf-assisted")
@@ -92,19 +92,17 @@ class SpeculationCandidate:
             )  # fmt: skip
         method = build(entry.policy, target, loaded.load_draft, **parameters)
         self.lossless = method.lossless
-        self.decoder = Decoder(target, {entry.policy: method})
-        self.counts = _Counts(method)
+        self.decoder = _CountingDecoder(target, {entry.policy: method})
 
     @property
     def converged(self) -> bool:
         return not isinstance(self.decoder.method, Auto) or self.decoder.method.converged
 
     def run(self, prompts: Sequence[list[int]], temperature: float, seed: int) -> TurnResult:
-        target, counts = self.decoder.target, self.counts
+        target = self.decoder.target
         for slot in range(target.cache.slots):  # the candidate before has prefilled this prompt too
             target.cache.evict(slot)
-        counts.reset()
-        before, began = target.passes, _now(target.device)
+        before, began = self.decoder.counts(), _now(target.device)
         outputs = generate(
             self.decoder,
             prompts,
@@ -112,30 +110,26 @@ class SpeculationCandidate:
             sampling=Sampling(temperature, seed=seed),
             stop_token_ids=self.stop_token_ids,
         )
-        seconds, passes = _now(target.device) - began, target.passes - before
+        seconds = _now(target.device) - began
+        passes, rounds, drafted, accepted = map(sub, self.decoder.counts(), before)
         emitted = sum(map(len, outputs)) - len(prompts)
-        return TurnResult(
-            outputs, seconds, passes, emitted, counts.rounds, counts.drafted, counts.accepted
-        )
+        return TurnResult(outputs, seconds, passes, emitted, rounds, drafted, accepted)
 
 
-class _Counts:
-    """Counts what a method's rounds drafted and accepted."""
+class _CountingDecoder(Decoder):
+    """Counts rows times rounds."""
 
-    def __init__(self, method: Method) -> None:
-        self.verify = method.verify
-        self.reset()
-        method.verify = self  # type: ignore[method-assign]
+    rounds = 0
 
-    def reset(self) -> None:
-        self.rounds = self.drafted = self.accepted = 0
+    def step(self, rows: list[Row], late: Sequence[Row] = ()) -> list[tuple[Row, Accepted]]:
+        made = super().step(rows, late)
+        self.rounds += len(made)
+        return made
 
-    def __call__(self, plan: Plan, scores: ModelOutput) -> list[Accepted]:
-        accepted = self.verify(plan, scores)
-        self.rounds += len(plan.trees)
-        self.drafted += sum(len(tree) - 1 for tree in plan.trees)
-        self.accepted += sum(len(one.path) - 1 for one in accepted)
-        return accepted
+    def counts(self) -> tuple[int, ...]:
+        """Passes, rounds, drafted and accepted tokens so far."""
+        known = self.acceptance.stats()
+        return self.target.passes, self.rounds, known["drafted_tokens"], known["accepted_tokens"]
 
 
 class TransformersCandidate:
