@@ -102,57 +102,49 @@ def rows(
 ) -> list[Row]:
     """A row for each candidate; `is_right` takes a prompt's number and an output."""
     base = next(one for one in turns if one.candidate.entry.policy == BASELINE)
-    return [
-        {
-            "method": one.candidate.entry.policy,
-            "label": one.candidate.entry.label,
-            "parameters": dict(one.candidate.entry.params),
-            "lossless": one.candidate.lossless,
-            "dtype": one.candidate.dtype,
-            "temperature": temperature,
-            "streams": streams,
-            **_row(one, base, temperature, is_right),
-        }
-        for one in turns
-    ]
+    return [_row(one, base, temperature, streams, is_right) for one in turns]
 
 
 def _row(
-    one: Turns, base: Turns, temperature: float, is_right: Callable[[int, list[int]], bool]
+    one: Turns,
+    base: Turns,
+    temperature: float,
+    streams: int,
+    is_right: Callable[[int, list[int]], bool],
 ) -> Row:
-    works = [work for group in one.works for work in group]
+    candidate, works = one.candidate, [work for group in one.works for work in group]
     drafted = sum(work.drafted for work in works)
-    outputs = [  # with the number of their prompt
-        (first + at, output)
-        for group, first in zip(one.works, _firsts(one), strict=True)
+    right = [
+        is_right(number * streams + at, output)
+        for number, group in enumerate(one.works)
         for work in group
         for at, output in enumerate(work.outputs)
     ]
-    alike = temperature == 0 and one.candidate.dtype == base.candidate.dtype
-    prompts = sum(len(group[0].outputs) for group in one.works)
-    same = identical(one, base) if alike else None
+    alike = temperature == 0 and candidate.dtype == base.candidate.dtype
     return {
+        "method": candidate.entry.policy,
+        "label": candidate.entry.label,
+        "parameters": candidate.entry.params,
+        "lossless": candidate.lossless,
+        "dtype": candidate.dtype,
+        "temperature": temperature,
+        "streams": streams,
         **estimate("tokens_per_s", speed(one)),
         **estimate("ratio", speed(one), speed(base)),
         **estimate("mean_acceptance_length", (one.sums("emitted"), one.sums("rounds"))),
-        "target_passes": sum(work.passes for work in works) / sum(map(len, one.works)),
+        "target_passes": sum(work.passes for work in works) / len(works),
         "acceptance_rate": sum(work.accepted for work in works) / drafted if drafted else None,
-        "identical": None if same is None else same / prompts,
-        "right": sum(is_right(*numbered) for numbered in outputs) / len(outputs),
-        "prompts": prompts,
+        "identical": identical(one, base) if alike else None,
+        "right": sum(right) / len(right),
+        "prompts": streams * len(one.works),
     }
 
 
-def _firsts(turns: Turns) -> list[int]:
-    """The number of each group's first prompt."""
-    sizes = [len(group[0].outputs) for group in turns.works]
-    return [sum(sizes[:place]) for place in range(len(sizes))]
-
-
-def identical(one: Turns, base: Turns) -> int:
-    """Prompts whose outputs equal plain decoding's in every round."""
-    count = 0
-    for mine, theirs in zip(one.works, base.works, strict=True):
-        for at, expected in enumerate(theirs[0].outputs):
-            count += all(work.outputs[at] == expected for work in (*mine, *theirs))
-    return count
+def identical(one: Turns, base: Turns) -> float:
+    """The share of prompts whose outputs equal plain decoding's in every round."""
+    same = [
+        all(work.outputs[at] == expected for work in (*mine, *theirs))
+        for mine, theirs in zip(one.works, base.works, strict=True)
+        for at, expected in enumerate(theirs[0].outputs)
+    ]
+    return sum(same) / len(same)
