@@ -24,9 +24,9 @@ import pytest
 from deploy.lab.torture import attack as attack_module
 from deploy.lab.torture import faults as faults_module
 from deploy.lab.torture import load
-from deploy.lab.torture.attack import Attack, AttackedService, ScenarioOutcome
+from deploy.lab.torture.attack import Attack, ScenarioOutcome
 from deploy.lab.torture.faults import FAULTS, QUESTIONS, ProcessFault
-from deploy.lab.torture.own import KINDS, OwnProcesses
+from deploy.lab.torture.own import KINDS, AttackedService, OwnProcesses
 from deploy.lab.torture.run import SCENARIOS, torture
 from orchestrator.errors import WorkerError
 from orchestrator.http.settings import ServiceLimits

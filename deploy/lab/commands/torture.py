@@ -13,7 +13,8 @@ from deploy.cli.common import print_table
 from orchestrator.errors import InvalidRequest, WorkerError
 
 if TYPE_CHECKING:
-    from deploy.lab.torture.attack import AttackedService, ScenarioOutcome
+    from deploy.lab.torture.attack import ScenarioOutcome
+    from deploy.lab.torture.own import AttackedService
 
 
 def torture(
@@ -38,7 +39,7 @@ def torture(
     capacity, or faults.
     """
     from deploy.lab.torture import run
-    from deploy.lab.torture.attack import AttackedService
+    from deploy.lab.torture.own import AttackedService, own_service
 
     wanted = _wanted(scenarios, own=url is None)
     console = Console(highlight=False)
@@ -58,7 +59,7 @@ def torture(
             key = os.environ.get("BATON_API_KEY")
             asyncio.run(attack(AttackedService(url.rstrip("/"), key)))
         else:
-            with run.started() as target:
+            with own_service() as target:
                 asyncio.run(attack(target))
     finally:  # report the scenarios that ended even if the next one fails
         print_table(["scenario", "requests", "held", "seen"], (one.row() for one in outcomes))

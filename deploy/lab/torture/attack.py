@@ -1,4 +1,4 @@
-"""The service under attack, a question to it, and the outcome of a scenario."""
+"""A question to the service under attack, and the outcome of a scenario."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from deploy.lab.torture.own import OwnProcesses
+from deploy.lab.torture.own import AttackedService
 
 HANG_S: Final = 60.0  # a longer wait counts as no answer
 LOST: Final = (aiohttp.ClientError, TimeoutError)  # errors of a request without an answer
@@ -55,15 +55,6 @@ class ScenarioOutcome:
         seen = ", ".join(f"{what} {times}" for what, times in sorted(self.seen.items()))
         held = "yes" if not self.broken else f"no: {'; '.join(self.broken[:3])}"
         return [self.scenario, f"{self.requests}", held, seen]
-
-
-@dataclass(frozen=True, slots=True)
-class AttackedService:
-    """The service under attack; `processes` is None for one that others started."""
-
-    url: str
-    key: str | None = None
-    processes: OwnProcesses | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A service that is started to be attacked, and its processes."""
+"""The service under attack, which may be started for this."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,13 +52,22 @@ def _signal_again(process: psutil.Process, sign: signal.Signals) -> None:
         process.send_signal(sign)
 
 
+@dataclass(frozen=True, slots=True)
+class AttackedService:
+    """The service under attack; `processes` is None for one that others started."""
+
+    url: str
+    key: str | None = None
+    processes: OwnProcesses | None = None
+
+
 @contextmanager
-def own_service() -> Iterator[tuple[str, str, OwnProcesses]]:
-    """Serve the local deployment for the block: address, key, processes."""
+def own_service() -> Iterator[AttackedService]:
+    """Serve the local deployment for the block."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end what was started, as by Ctrl-C
     key = secrets.token_hex(16)
     with TemporaryDirectory(prefix="bt-") as name:
         folder, changes = Path(name), {"auth": {"api_keys_env": KEYS}}
         how = baton(DEFAULT_FILE, folder, lambda args: args.update(changes))
         with running(replace(how, env={KEYS: key}), folder / "log") as server:
-            yield server.url, key, OwnProcesses(server.process.pid)
+            yield AttackedService(server.url, key, OwnProcesses(server.process.pid))

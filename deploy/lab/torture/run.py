@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Final
 
 import aiohttp
 
-from deploy.lab.torture.attack import HANG_S, Attack, AttackedService, ScenarioOutcome
+from deploy.lab.torture.attack import HANG_S, Attack, ScenarioOutcome
 from deploy.lab.torture.faults import faults
 from deploy.lab.torture.load import capacity, overload
-from deploy.lab.torture.own import own_service
+from deploy.lab.torture.own import AttackedService
 
 SCENARIOS: Final[Mapping[str, tuple[Callable[[Attack], Awaitable[None]], int]]] = {
     "overload": (overload, 1000),
@@ -49,10 +48,3 @@ async def torture(
                 await scenario(attack)
             await attack.check_alive()
         yield outcome
-
-
-@contextmanager
-def started() -> Iterator[AttackedService]:
-    """Start a service for the block."""
-    with own_service() as (url, key, processes):
-        yield AttackedService(url, key, processes)
