@@ -9,6 +9,7 @@ import asyncio
 import time
 from typing import Final
 
+from deploy.evaluation.intervals import quantile
 from deploy.lab.torture.attack import Attack, Reply, ScenarioOutcome
 
 ADMITTED_SLOWER: Final = 3.0  # most p95 at four times the capacity, relative to that at capacity
@@ -62,7 +63,7 @@ async def capacity(attack: Attack) -> None:
     for concurrent in CONCURRENT:
         done = await _at_once(attack, concurrent)
         if len(done) / STEP_S > most:
-            most, usual = len(done) / STEP_S, _p95(done)
+            most, usual = len(done) / STEP_S, quantile(done, 0.95)
     outcome.seen[f"capacity {most:.1f} answers a second, p95 {usual:.2f} s"] = 1
     if not most:
         outcome.broken.append("no request was answered")
@@ -84,16 +85,12 @@ async def capacity(attack: Attack) -> None:
             asked.create_task(one())
             due += attack.chance.expovariate(4 * most)  # whether or not this one was late
             await asyncio.sleep(due - time.monotonic())
-    goodput, slow = within / number, _p95(times)
+    goodput, slow = within / number, quantile(times, 0.95)
     outcome.seen[f"goodput {goodput / most:.0%}, p95 {slow:.2f} s"] = 1
     if goodput < GOODPUT * most:
         outcome.broken.append(f"goodput is {goodput / most:.0%} of the most")
     if slow > ADMITTED_SLOWER * usual:
         outcome.broken.append(f"p95 of the admitted is {slow / usual:.1f} times the usual")
-
-
-def _p95(values: list[float]) -> float:
-    return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))] if values else 0.0
 
 
 async def _at_once(attack: Attack, concurrent: int) -> list[float]:
