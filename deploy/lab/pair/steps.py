@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from os.path import commonprefix
 
 from deploy.evaluation.builtin.sketch import Fact, GeneratedProblem, apply
 from deploy.lab.pair import words
@@ -150,11 +151,4 @@ def wrong_from(problem: GeneratedProblem, index: int, text: str) -> int:
     written = text[start:]
     if index < len(problem.facts) and not _EQUATION.search(text):
         return start  # a conclusion where a step was due
-    return start + max(_common(written, option) for option in options)
-
-
-def _common(a: str, b: str) -> int:
-    length = 0
-    while length < min(len(a), len(b)) and a[length] == b[length]:
-        length += 1
-    return length
+    return start + max(len(commonprefix((written, option))) for option in options)  # noqa: RUF071
