@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
+import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -61,11 +61,8 @@ class WorkerCosts(_Strict):
     def token_ms_at(self, streams: int) -> float:
         """Milliseconds of a pass with this many live streams, at most `most`: on the line between
         two figures, and below the fewest streams what those take."""
-        known = sorted(self.token_ms.items())
-        for (fewer, fast), (more, slow) in pairwise(known):
-            if fewer <= streams <= more:
-                return fast + (slow - fast) * (streams - fewer) / (more - fewer)
-        return known[0][1]
+        known = sorted(self.token_ms)
+        return float(np.interp(streams, known, [self.token_ms[count] for count in known]))
 
     def pass_ms(self, streams: int, new: int = 0) -> float:
         """Milliseconds of a pass with this many live streams that reads `new` tokens."""
