@@ -16,12 +16,9 @@ import json
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,16 +26,14 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import httpx
-
+from deploy.lab.processes import ROOT, ServerCommand, free_port, running
 from tests.clients.tools import TOOLS, Tool, write_tasks
 
-ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 BUILD = ROOT / "build" / "clients"
 PINNED = "2026-11-20T00:00:00Z"
 CAPABILITIES = ("chat", "stream", "reasoning", "structured", "tools", "history")
-CLIENT_S, TOOL_S, START_S = 600, 900, 300
+CLIENT_S, TOOL_S = 600, 900
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,29 +92,11 @@ def serving(url: str | None) -> Iterator[str]:
     if url is not None:
         yield url.rstrip("/")
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    baton = Path(sys.executable).with_name("baton")
-    service = subprocess.Popen([baton, "serve", "--port", str(port)], start_new_session=True)
-    try:
-        until = time.monotonic() + START_S
-        while not _is_ready(url):
-            if service.poll() is not None or time.monotonic() > until:
-                raise SystemExit("the service did not start: see its messages above")
-            time.sleep(1)
-        yield url
-    finally:
-        service.send_signal(signal.SIGINT)
-        service.wait(60)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
+    port = free_port()
+    command = [sys.executable, "-m", "deploy.cli.main", "serve", "--port", str(port)]
+    how = ServerCommand(command, port, ready="/ready")
+    with running(how, BUILD / "service.log") as server:
+        yield server.url
 
 
 def python_client(script: Path, env: dict[str, str]) -> Row:
