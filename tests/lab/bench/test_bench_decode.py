@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from deploy.cli import main as cli
 from deploy.evaluation.candidates import Candidate
 from deploy.lab.bench.candidates import TurnResult, entries
 from deploy.lab.bench.rounds import Turns, estimate, identical, rows
 from workers.embedded import checkpoints
 from workers.speculation import METHODS
 
+COMMAND = ("lab", "bench-decode")
 CONTRACT = {
     "method", "lossless", "tokens_per_s", "ratio", "mean_acceptance_length", "target_passes",
     "identical", "temperature",
 }  # fmt: skip
-
-
-@pytest.fixture
-def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["baton", "lab", "bench-decode", *args])
-        with pytest.raises(SystemExit) as info:
-            cli.main()
-        output = capsys.readouterr()
-        return int(info.value.code or 0), output.out, output.err
-
-    return run
 
 
 def test_methods_side_by_side(baton: Any, tiny: Path, tmp_path: Path) -> None:
@@ -45,13 +32,14 @@ def test_methods_side_by_side(baton: Any, tiny: Path, tmp_path: Path) -> None:
         "hf-generate,hf-assisted,chain:gamma=4,recursive-c:branching=[2,1,1,1],recursive-s,"
         "lookup,auto"
     )
-    status, said, err = baton(
+    ran = baton(
+        *COMMAND,
         "--model", str(tiny / "large"), "--draft", str(tiny / "small"), "--methods", chosen,
         "--prompts", "2", "--rounds", "1", "--max-new", "8", "--streams", "1,2",
         "--json", str(out),
     )  # fmt: skip
-    assert (status, torch.get_num_threads()) == (0, threads), err
-    assert re.search(r"1 of \d+, 0:\d\d: vanilla, warming up\n", err)  # there is no terminal
+    assert (ran.status, torch.get_num_threads()) == (0, threads), ran.err
+    assert re.search(r"1 of \d+, 0:\d\d: vanilla, warming up\n", ran.err)  # there is no terminal
     data = json.loads(out.read_text())
     found = data["rows"]
     assert all(row.keys() >= CONTRACT for row in found)
@@ -70,7 +58,7 @@ def test_methods_side_by_side(baton: Any, tiny: Path, tmp_path: Path) -> None:
             assert row["identical"] == (1.0 if exact else None)
     reason = data["unavailable"]["hf-assisted:drafts=3"]
     assert reason == "assisted generation takes one stream: give --streams 1"
-    assert "Temperature 1, streams: 1" in said
+    assert "Temperature 1, streams: 1" in ran.out
 
 
 def test_peers_decode_without_settings_of_the_checkpoint(
@@ -82,12 +70,13 @@ def test_peers_decode_without_settings_of_the_checkpoint(
         file = tmp_path / "pair" / name / "generation_config.json"
         file.write_text(json.dumps({"repetition_penalty": 3.0}))
     out = tmp_path / "decode.json"
-    status, _, err = baton(
+    ran = baton(
+        *COMMAND,
         "--model", str(tmp_path / "pair" / "large"), "--draft", str(tmp_path / "pair" / "small"),
         "--methods", "hf-generate,hf-assisted:drafts=3", "--prompts", "2", "--rounds", "1",
         "--max-new", "24", "--temperature", "0", "--json", str(out),
     )  # fmt: skip
-    assert status == 0, err
+    assert ran.status == 0, ran.err
     found = {row["method"]: row["identical"] for row in json.loads(out.read_text())["rows"]}
     assert found == {"vanilla": 1, "hf-generate": 1, "hf-assisted": 1}
 
@@ -97,12 +86,13 @@ def test_what_is_missing_is_told(
 ) -> None:
     monkeypatch.setattr(checkpoints, "MODELS", tmp_path)
     out = tmp_path / "decode.json"
-    status, _, err = baton(
+    ran = baton(
+        *COMMAND,
         "--model", str(tiny / "large"), "--draft", "embedded:draft", "--methods",
         "chain:gamma=2,chain:gamme=2,lookup:gamma=2", "--prompts", "2", "--rounds", "1",
         "--max-new", "4", "--temperature", "0", "--json", str(out),
     )  # fmt: skip
-    assert status == 0, err
+    assert ran.status == 0, ran.err
     data = json.loads(out.read_text())
     assert [row["label"] for row in data["rows"]] == ["vanilla", "lookup:gamma=2"]
     reasons = data["unavailable"]
@@ -126,9 +116,9 @@ def test_what_is_missing_is_told(
     ],
 )
 def test_what_is_asked_wrongly(baton: Any, args: tuple[str, ...], said: str) -> None:
-    status, _, err = baton(*args)
-    assert status in (1, 2)
-    assert said in err
+    ran = baton(*COMMAND, *args)
+    assert ran.status in (1, 2)
+    assert said in ran.err
 
 
 def test_every_method_is_entered() -> None:
