@@ -480,7 +480,8 @@ def check_held(constraint: Constraint | None, text: str, name: str) -> None:
 
 def _shared(prompt: Prompt, able: ServerCapabilities) -> bool:
     """Whether other owners' prompts may be in what the server says it had cached."""
-    return bool(prompt.call.owner) and not able.dialect.salts
+    owner = prompt.call.owner
+    return bool(owner) and not able.dialect.owner_fields(owner)
 
 
 def _total(spent: Sequence[Usage]) -> Usage:

@@ -38,7 +38,6 @@ class OpenAI:
     Attributes:
         id_fields: ask for the ids of tokens; every server is sent those of all dialects once.
         returns_ids: whether it returns the ids of the tokens that it made.
-        salts: whether it keeps the cached prefixes of callers apart (`owner_fields`).
         most_logprobs: of one position, if it returns as many as it is asked for; else 0.
         token_a_chunk: whether a stream has a chunk for each token, and one for the reason to end.
         left_out: tokens at the end of a text that it may count and not send.
@@ -50,7 +49,6 @@ class OpenAI:
     name: ClassVar[str] = "OpenAI"
     id_fields: ClassVar[Mapping[str, Any]] = {}
     returns_ids: ClassVar[bool] = False
-    salts: ClassVar[bool] = False
     most_logprobs: ClassVar[int] = 0
     token_a_chunk: ClassVar[bool] = False
     left_out: ClassVar[int] = 0
@@ -140,7 +138,7 @@ class OpenAI:
         return {"structured_outputs": {"json": json.loads(constraint.source)}}
 
     def owner_fields(self, owner: str) -> dict[str, Any]:
-        """Return the field that keeps the cached prefixes of owners apart."""
+        """Return the field that keeps owners' cached prefixes apart; none if no field does."""
         return {}
 
     def effort_fields(self, level: Mapping[str, str]) -> dict[str, Any]:

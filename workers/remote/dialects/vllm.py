@@ -36,7 +36,6 @@ class Vllm(OpenAI):
     name = "vLLM"
     id_fields: ClassVar = {"return_token_ids": True, "return_tokens_as_token_ids": True}
     returns_ids = True
-    salts = True
     restricts = True
 
     def cuts(self, sampling: Sampling) -> dict[str, Any]:
