@@ -157,7 +157,7 @@ def reference(
 ) -> list[str]:
     """What the template itself writes of each form of a conversation that it takes."""
     family = prompts.tokenizer.format
-    variables = dict((family.on if thinking else family.off) if family else {})
+    variables = dict(family.variables(thinking) if family else {})
     written = []
     for form in arrangements(messages):
         for bare in (False, True):  # some refuse a thought beside calls

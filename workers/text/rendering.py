@@ -55,7 +55,7 @@ class ConversationRenderer:
     def efforts(self) -> TemplateEfforts | None:
         """The levels of effort that the template has, if any."""
         family, template = self.tokenizer.format, self.tokenizer.chat_template
-        on = {} if family is None else family.on
+        on = {} if family is None else family.variables(True)
         question = [{"role": "user", "content": "?"}]
         return find_efforts(template.source, lambda own: template.render(question, {**on, **own}))
 
@@ -242,7 +242,7 @@ class ConversationRenderer:
         family = self.tokenizer.format
         variables: dict[str, Any] = {"tools": tools, "add_generation_prompt": replies}
         if family is not None:
-            variables |= family.on if thinking else family.off
+            variables |= family.variables(thinking)
         if level and self.efforts is not None:
             variables[self.efforts.variable] = level
         return self.tokenizer.chat_template.render(messages, variables)

@@ -48,15 +48,10 @@ class ThinkingFormat:
     def name(self) -> str:
         return self.names[0]
 
-    @property
-    def on(self) -> Variables:
-        """The template's variables that switch the thought on."""
-        return {name: on for name, (on, _) in (_SWITCH | dict(self.switch)).items()}
-
-    @property
-    def off(self) -> Variables:
-        """The template's variables that switch the thought off."""
-        return {name: off for name, (_, off) in (_SWITCH | dict(self.switch)).items()}
+    def variables(self, thinking: bool) -> Variables:
+        """Return the template's variables that switch the thought on or off."""
+        switch = _SWITCH | dict(self.switch)
+        return {name: on if thinking else off for name, (on, off) in switch.items()}
 
     @property
     def closing(self) -> str:
@@ -128,8 +123,9 @@ def find_format(template: ChatTemplate | None, added: Collection[str]) -> Thinki
             if as_tokens and not one.mark:
                 return one
             continue
-        prompt = prompt_of(template, tuple(one.on.items()))
-        said = template.source + prompt + prompt_of(template, tuple(one.off.items()))
+        prompt = prompt_of(template, tuple(one.variables(True).items()))
+        without = prompt_of(template, tuple(one.variables(False).items()))
+        said = template.source + prompt + without
         if one.mark not in said:
             continue
         if closing in said and (opening in said or as_tokens or one.mark):

@@ -180,7 +180,7 @@ def test_tokens_with_a_suffix_of_the_checkpoints_own() -> None:
     found = find_format(template, (opening, closing, "<tool_call:6124c78e>"))
     assert found is not None
     assert (found.name, found.open, found.close) == ("hy_v4", opening, closing)
-    assert found.off["reasoning_effort"] == "no_think"
+    assert found.variables(False)["reasoning_effort"] == "no_think"
     assert find_format(template, ("<think:a>", "</think:b>")) is None
 
 
