@@ -161,7 +161,8 @@ def open_target(model: str | Path, **options: Unpack[BuiltinOptions]) -> LoadedT
     tokenizer = load_tokenizer(path, chosen["thinking"])
     config, stored = load_config(path), choose_dtype(device, dtype)
     longest = config.longest_text
-    cached = cache_dtype(device, dtype)
+    packing = packing_of(device, dtype)
+    cached = stored if packing is None else computation(packing)
     length = chosen["max_len"] or _default_len(config, longest, device, cached, slots, share)
     if length > longest:
         raise ConfigError(
@@ -194,7 +195,6 @@ def open_target(model: str | Path, **options: Unpack[BuiltinOptions]) -> LoadedT
             )
         # What it drafts is verified, so 8 bits do if the target's own weights are packed,
         # and 4 if those have 4.
-        packing = packing_of(device, dtype)
         few = "int4" if packing in FOUR_BITS else "int8" if packing and can_pack() else dtype
         return load_model(folder, device=device, dtype=few)
 
@@ -259,18 +259,16 @@ def load_config(path: str) -> ModelConfig:
         ConfigError: there is none, or it asks for a computation that is not ours (`families`).
     """
     try:
-        return gguf_checkpoint.read_config(path) if is_gguf(path) else _read_config(path)
+        if is_gguf(path):
+            return gguf_checkpoint.read_config(path)
+        file = checkpoint_folder(path, CONFIG) / CONFIG
+        if not file.is_file():
+            raise ConfigError(f"{path} has no {CONFIG} that can be read from here")
+        written = read_object(file)
+        check_family(written, path)
+        return ModelConfig.read(written)
     except (OSError, ValueError, ArithmeticError) as error:
         raise ConfigError(f"cannot read the config of {path}: {first_line(error)}") from error
-
-
-def _read_config(path: str) -> ModelConfig:
-    file = checkpoint_folder(path, CONFIG) / CONFIG
-    if not file.is_file():
-        raise ConfigError(f"{path} has no {CONFIG} that can be read from here")
-    written = read_object(file)
-    check_family(written, path)
-    return ModelConfig.read(written)
 
 
 def choose_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
@@ -305,12 +303,6 @@ def packing_of(device: str, dtype: str | torch.dtype | None) -> Packing | None:
     if chosen == torch.bfloat16 and computes_in_bfloat16():
         return "bfloat16"
     return "half" if can_pack() else None
-
-
-def cache_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
-    """Return the cache's type: the weights', or the computation's if they are packed."""
-    packing = packing_of(device, dtype)
-    return choose_dtype(device, dtype) if packing is None else computation(packing)
 
 
 def load_model(
