@@ -543,7 +543,11 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of the steps that users see: a draft, a rewrite, or a text inserted by a policy."""
+    """One line of the steps that users see: a draft, a rewrite, or a text inserted by a policy.
+
+    `given_up`: the policy accepted it, but the cap that cut the thought left no room for an answer
+    after it. So it is not `accepted`.
+    """
 
     author: Author
     text: str
@@ -552,6 +556,7 @@ class Step:
     ms: float
     score: float | None = None
     phase: Literal["thought", "answer", "advice"] = "thought"
+    given_up: bool = False
 
 
 def chain_steps(steps: Sequence[Step]) -> list[Step]:

@@ -120,14 +120,16 @@ def lossy(speculation: Mapping[str, str]) -> list[str]:
 
 
 def format_step(step: Step) -> Styled:
-    """Format a step: its author, whether it was accepted, its score, and its text."""
+    """Format a step: its author, what became of it, its score, and its text."""
     colour = COLOURS[step.author]
-    mark = "✓" if step.accepted else "✗"
+    mark = "✓" if step.accepted else "–" if step.given_up else "✗"
     score = "" if step.score is None else f" {step.score:.1f}"
     line = Styled(f"{step.author:>6} {mark}{score:>5} ", style=f"bold {colour}")
     margin = "\n" + " " * line.cell_len
     text = margin.join(step.text.strip("\n").rstrip().splitlines()) or "(nothing)"
-    return line.append(text, style="" if step.accepted else "dim strike")
+    line.append(text, style="" if step.accepted else "dim strike")
+    why = f"{margin}given up: the cap left no room for an answer after it"
+    return line.append(why, style="dim") if step.given_up else line
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:

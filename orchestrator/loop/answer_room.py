@@ -67,7 +67,7 @@ class HeldEnd:
         if not cut or not (self.budget.holds(before) or self.budget.overruns(before, size)):
             return events, None
         rejected: list[Shown] = [
-            replace(event, step=replace(event.step, accepted=False))
+            replace(event, step=replace(event.step, accepted=False, given_up=event.step.accepted))
             for event in events
             if isinstance(event, StepCompleted)
         ]

@@ -41,6 +41,7 @@ function pair(one, other) {
 }
 
 export function draftReason(run, draft) {
+  if (draft.given_up) return "accepted, but max_tokens then left no room for an answer";
   const limit = threshold(run);
   if (draft.score === null || draft.score === undefined)
     return UNSCORED[run.policyName] ?? "rejected without a score";

@@ -158,6 +158,14 @@ def test_ask_in_process(baton: Any, tiny_file: Path) -> None:
     assert "large tokens" in ran.out
 
 
+def test_ask_says_what_the_cap_took_back(baton: Any) -> None:
+    ran = baton("ask", "What is 37*6+12?", "--max-tokens", "5")
+    assert ran.status == 0, ran.err
+    assert "small –  9.0 37*6=" in ran.out
+    assert "given up: the cap left no room for an answer after it" in ran.out
+    assert "✗" not in ran.out
+
+
 def test_ask_as_json(baton: Any, tiny_file: Path) -> None:
     config = ("--config", str(tiny_file), "--max-tokens", "60")
     ran = baton("ask", "12 + 34", "--policy", "large-only", "--json", *config)

@@ -176,9 +176,10 @@ async def test_what_is_held_back_shows_when_the_thought_ends() -> None:
 
 async def test_a_draft_that_leaves_no_room_for_an_answer_is_given_up() -> None:
     _, ended = await run(SpecReason(), pair(), limits=Limits(max_tokens=5))
-    assert [(step.text, step.accepted) for step in ended.steps if step.phase == "thought"] == [
-        ("2+2 is 5.\n\n", True),
-        ("and 2 ", False),
+    thought = [step for step in ended.steps if step.phase == "thought"]
+    assert [(step.text, step.accepted, step.given_up) for step in thought] == [
+        ("2+2 is 5.\n\n", True, False),
+        ("and 2 ", False, True),
     ]
     assert (ended.transcript.text, ended.transcript.finish) == ("2+2 is 5.\n\n", "length")
     assert (ended.metrics.discarded_tokens, ended.metrics.acceptance_rate) == (2, 0.5)
