@@ -7,6 +7,7 @@ command line or request, 130 for Ctrl-C. `BATON_DEBUG=1` shows the traceback.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from importlib import import_module, metadata
@@ -62,10 +63,19 @@ def program(names: Iterable[str] = COMMANDS) -> typer.Typer:
         module, attribute = COMMANDS[name]
         command = getattr(import_module(module), attribute)
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
+            app.add_typer(command, name=name, help=_help(command, f"baton {name}"))
         else:
             app.command(name)(command)
+    app.info.help = _help(app, "baton")
     return app
+
+
+def _help(group: typer.Typer, called: str) -> str:
+    """Return a group's help, with an example of each of its commands."""
+    texts = [one.callback.__doc__ or "" for one in group.registered_commands if one.callback]
+    found = [re.search(rf"^ +({called} .+)", text, re.MULTILINE) for text in texts]
+    examples = [f"  {one[1]}" for one in found if one]
+    return "\n".join((f"{group.info.help}\n\n[bold]Examples[/]\n", *examples))
 
 
 def main() -> None:
