@@ -24,19 +24,6 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CHECK_S = 1.0  # between looks at whether Ray lives
 
-EXAMPLES = """
-
-[bold]Examples[/]
-
-  baton serve                       the embedded pair on the CPU
-  baton serve --port 9000           elsewhere
-  baton serve deploy/local.yaml     a deployment file of your own
-  baton serve --small Qwen/Qwen3-1.7B --large Qwen/Qwen3-8B --dry-run   a file for this machine
-  baton serve --small http://127.0.0.1:8001/v1 --large Qwen/Qwen3-8B@http://10.0.0.7:8000/v1
-
-WHAT may be followed by fields of a worker: MODEL@URL,api_key_env=LARGE_KEY,max_len=16384
-"""
-
 
 def serve(
     config: Annotated[
@@ -72,7 +59,18 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a deployment file, in the foreground. SIGTERM finishes what is under way, Ctrl-C ends
-    it; the exit status is 1 if Ray dies."""
+    it; the exit status is 1 if Ray dies.
+
+    [bold]Examples[/]
+
+      baton serve                       the embedded pair on the CPU
+      baton serve --port 9000           elsewhere
+      baton serve deploy/local.yaml     a deployment file of your own
+      baton serve --small Qwen/Qwen3-1.7B --large Qwen/Qwen3-8B --dry-run   a file for this machine
+      baton serve --small http://127.0.0.1:8001/v1 --large Qwen/Qwen3-8B@http://10.0.0.7:8000/v1
+
+    WHAT may be followed by fields of a worker: MODEL@URL,api_key_env=LARGE_KEY,max_len=16384
+    """
     if small is not None or large is not None or dry_run or out is not None:
         text = _planned(config, small, large, port)
         if dry_run:
@@ -130,9 +128,6 @@ def serve(
             console.print("Stopping ...", style="dim")
             if left := service.drain(seconds, lambda: stop.hurried):
                 console.print(f"{left} answers were cut short.", style="yellow")
-
-
-serve.__doc__ = f"{serve.__doc__}{EXAMPLES}"
 
 
 def _planned(config: Path | None, small: str | None, large: str | None, port: int | None) -> str:
