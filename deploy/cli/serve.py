@@ -14,7 +14,8 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from deploy.cli.common import lossy
+from deploy.cli.common import lossy, write
+from orchestrator.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from deploy.launch.plan import DeploymentPlan
@@ -132,8 +133,6 @@ def serve(
 
 def _planned(config: Path | None, small: str | None, large: str | None, port: int | None) -> str:
     """Return a deployment file for two models on this machine."""
-    from orchestrator.errors import InvalidRequest
-
     if small is None or large is None:
         raise InvalidRequest("name both models, --small and --large: a file is written for the two")
     if config is not None:
@@ -150,7 +149,6 @@ async def _plan(sources: dict[WorkerName, Source]) -> DeploymentPlan:
     from deploy.launch.sizes import Machine
     from deploy.service.config import explain
     from deploy.service.worker_spec import Workers
-    from orchestrator.errors import ConfigError
 
     here = any(source.url is None for source in sources.values())
     machine = Machine.look() if here else None
@@ -166,14 +164,12 @@ async def _plan(sources: dict[WorkerName, Source]) -> DeploymentPlan:
 
 def _write_new(path: Path, text: str) -> None:
     """Write a file, unless another one is there."""
-    from orchestrator.errors import ConfigError
-
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise ConfigError(
             f"{path} exists and is another file: serve it (`baton serve {path}`), or name another "
             "by --out"
         )
-    path.write_text(text, encoding="utf-8")
+    write(path, text)
     print(f"Wrote {path}:\n")
     print("".join(line for line in text.splitlines(True) if line.startswith("#")))
 

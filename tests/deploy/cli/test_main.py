@@ -21,6 +21,7 @@ from deploy.evaluation.problems import EXTERNAL
 from deploy.evaluation.recording import dumps
 from deploy.launch.deployment_file import load
 from deploy.service.notes import pair_of, uncalibrated
+from orchestrator.errors import ConfigError
 from orchestrator.loop.request import Request
 from orchestrator.types import Message
 from policies import POLICIES
@@ -406,6 +407,19 @@ def test_trace_show_reads_a_recording(baton: Any, saved: str, tmp_path: Path) ->
     again = tmp_path / "saved.json"
     again.write_text(baton("trace", "show", saved, "--json").out)
     assert baton("trace", "show", str(again)).out == ran.out
+
+
+def test_the_file_of_two_models_is_written_into_a_new_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "new" / "baton.yaml"
+    serve._write_new(file, "# why\nkey: 1\n")
+    assert file.read_text() == "# why\nkey: 1\n"
+    assert capsys.readouterr().out == f"Wrote {file}:\n\n# why\n\n"
+    with pytest.raises(ConfigError, match="exists and is another file"):
+        serve._write_new(file, "key: 2\n")
+    with pytest.raises(ConfigError, match="File exists"):
+        serve._write_new(file / "below", "key: 1\n")
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
