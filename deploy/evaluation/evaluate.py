@@ -18,7 +18,7 @@ from typing import Any
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.concurrency import map_concurrently
 from deploy.evaluation.recording import Recording
-from orchestrator.errors import BatonError, InvalidRequest
+from orchestrator.errors import BatonError, InvalidRequest, Unsupported
 from orchestrator.loop.events import Metrics
 from orchestrator.types import Step, chain_steps
 
@@ -149,5 +149,6 @@ async def _ask(problem: Question, candidate: Candidate, ask: Ask) -> EvaluatedAn
             raise
         answer = EvaluatedAnswer("", error=refusal.message)
     except BatonError as failure:
-        answer = EvaluatedAnswer("", error=str(failure), transient=True)
+        passes = not isinstance(failure, Unsupported)  # such a pair never serves the policy
+        answer = EvaluatedAnswer("", error=str(failure), transient=passes)
     return replace(answer, ms=(perf_counter() - began) * 1000)

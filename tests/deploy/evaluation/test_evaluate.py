@@ -18,7 +18,7 @@ from deploy.evaluation.evaluate import (
     run,
 )
 from orchestrator.answers.equality import compare
-from orchestrator.errors import DeadlineExceeded, InvalidRequest
+from orchestrator.errors import BatonError, DeadlineExceeded, InvalidRequest, Unsupported
 
 PROBLEMS = [Question(str(number), str(number)) for number in range(6)]
 OLD = EvaluatedAnswer("old", correct=True, ms=7.0)
@@ -76,12 +76,17 @@ async def test_policies_take_turns_and_the_order_rotates() -> None:
     assert all(result.correct for turn in outcomes for result in turn)
 
 
-async def test_a_failure_is_a_wrong_answer_with_a_reason() -> None:
+@pytest.mark.parametrize(
+    ("failure", "passes"),
+    [(DeadlineExceeded("no answer within 1 s"), True), (Unsupported("two tokenizers"), False)],
+)
+async def test_a_failure_is_a_wrong_answer_with_a_reason(failure: BatonError, passes: bool) -> None:
     async def ask(question: str, candidate: Candidate) -> EvaluatedAnswer:
-        raise DeadlineExceeded("no answer within 1 s")
+        raise failure
 
     turns = await run(PROBLEMS, lineup([], [None]), ask, same)
-    assert [turn[0].error for turn in turns] == ["no answer within 1 s"] * 6
+    assert [turn[0].error for turn in turns] == [str(failure)] * 6
+    assert [turn[0].transient for turn in turns] == [passes] * 6
     assert not any(turn[0].correct for turn in turns)
 
 
