@@ -135,6 +135,7 @@ class HttpClient:
         # A thought may take long without text, but the service sends pings meanwhile.
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(120.0, connect=10.0),
+            limits=httpx.Limits(max_connections=None),  # the caller decides how many run at once
             headers=authorization(API_KEYS),
             follow_redirects=False,
             trust_env=False,

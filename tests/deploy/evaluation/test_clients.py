@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import httpx
@@ -51,14 +52,16 @@ async def test_nothing_runs_ahead_of_one_answer_while_another_is_timed(fresh: bo
     assert len(vars(large).get("ended", [])) == 2 * fresh
 
 
+END = {
+    "policy": "large-only", "forced": False, "speculation": None, "trace_id": "t",
+    "experiment": None, "arm": None, "metrics": {}, "steps": [],
+}  # fmt: skip
+
+
 async def test_a_stream_may_hold_what_unicode_calls_an_end_of_a_line() -> None:
     odd = "four\u2028\u0085five"
-    end = {
-        "policy": "large-only", "forced": False, "speculation": None, "trace_id": "t",
-        "experiment": None, "arm": None, "metrics": {}, "steps": [],
-    }  # fmt: skip
     for chunks, said in (
-        ([{"choices": [{"delta": {"content": odd}}]}, {"choices": [], "baton": end}], odd),
+        ([{"choices": [{"delta": {"content": odd}}]}, {"choices": [], "baton": END}], odd),
         ("{half", None),
     ):
         lines = [chunks] if isinstance(chunks, str) else map(dump, chunks)
@@ -80,6 +83,27 @@ async def test_a_stream_may_hold_what_unicode_calls_an_end_of_a_line() -> None:
                 assert answer.text == odd
         finally:
             await client.aclose()
+
+
+async def test_as_many_questions_are_asked_at_once_as_are_given() -> None:
+    """A service answers nobody here before all have asked."""
+    asked = asyncio.Barrier(101)
+    head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+    reply = f"{head}data: {dump({'choices': [], 'baton': END})}\n\n".encode()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await asked.wait()
+        writer.write(reply)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, asyncio.timeout(60):
+        host, port = server.sockets[0].getsockname()
+        client = HttpClient(f"http://{host}:{port}")
+        candidate = Candidate.parse("large-only")
+        await asyncio.gather(*(ask(client, "2+2?", candidate) for _ in range(asked.parties)))
+        await client.aclose()
 
 
 def dump(data: object) -> str:
