@@ -100,7 +100,8 @@ async def run(
 
     At most `concurrency` requests run at once. At 1 the candidates take turns, problem by problem;
     first each answers a problem unmeasured, so that one-time costs are not measured. Above 1 times
-    are not compared. Grading and `keep` happen outside all measured time.
+    are not compared. Grading and `keep` happen outside all measured time. `keep` alone gets
+    recordings.
     """
     options = options or RunOptions()
     slots = asyncio.Semaphore(options.concurrency)
@@ -125,7 +126,7 @@ async def run(
         answered = dict(zip(order, answers, strict=True))
         found = [answered[candidate] for candidate in candidates]
         await options.keep(at, found)
-        return found
+        return [replace(one, recording=None) for one in found]  # thousands would fill memory
 
     if options.concurrency == 1:
         fresh = (problem for at, problem in enumerate(problems) if at not in options.known)

@@ -90,6 +90,19 @@ async def test_a_failure_is_a_wrong_answer_with_a_reason(failure: BatonError, pa
     assert not any(turn[0].correct for turn in turns)
 
 
+async def test_recordings_are_let_go_once_they_are_kept() -> None:
+    async def ask(question: str, candidate: Candidate) -> EvaluatedAnswer:
+        return EvaluatedAnswer(question, recording=lambda: pytest.fail("made"))
+
+    async def keep(at: int, turn: Turn) -> None:
+        kept.extend(one.recording is not None for one in turn)
+
+    kept: list[bool] = []
+    turns = await run(PROBLEMS, lineup([], [None]), ask, same, RunOptions(keep=keep))
+    assert kept == [True] * 6
+    assert [one.recording for (one,) in turns] == [None] * 6
+
+
 async def test_a_policy_that_does_not_exist_ends_the_run() -> None:
     async def ask(question: str, candidate: Candidate) -> EvaluatedAnswer:
         raise InvalidRequest("threshold: too large", param="policy.threshold")
