@@ -74,7 +74,12 @@ def gate(
     known = to_be_extended(out, pair)  # refuses a file of another pair before the work
     found = _recordings(recordings, settings_of(args.workers))
     log = out.with_suffix(".calls.jsonl")
+    console = wide_console()
     examples, failures = asyncio.run(_examples(found, args.workers, log, limit, concurrency))
+    if failures:  # maybe also why there are too few examples for a fit
+        console.print(
+            f"{len(failures)} drafts are left out, the first because: {failures[0]}", markup=False
+        )
     report = fit(examples)
     models: dict[str, FittedModel[Any]] = {"draft": report.draft, "reading": report.reading}
     learned: dict[str, Any] = {
@@ -95,15 +100,10 @@ def gate(
     }
     known.get("unmet", {}).pop("learned-gate", None)  # that was another gate
     write(out, json.dumps(known, indent=2) + "\n")
-    console = wide_console()
     console.print(
         f"{report.requests} questions, {report.examples} drafts; a rewrite would have helped "
         f"{report.helps}"
     )
-    if failures:
-        console.print(
-            f"{len(failures)} drafts are left out, the first because: {failures[0]}", markup=False
-        )
     for name, model in models.items():
         before = "before" if name == "draft" else "after"
         console.print(f"{before} reading: AUC {model.auc:.3f}, Brier score {model.brier:.4f}")
@@ -115,6 +115,12 @@ async def _examples(
     found: Sequence[Recording], workers: Workers, log: Path, limit: int | None, concurrency: int
 ) -> tuple[list[GateExample], list[str]]:
     questions = (await by_question(found))[:limit]
+    if not questions:
+        raise ConfigError(
+            f"expected drafts of the small model, found none in {len(found)} recordings: record "
+            "greedy requests (temperature 0) of a policy that drafts step by step, as specreason, "
+            "by no lossy method"
+        )
     async with opened_pair(workers, log) as pair:
         with closing(Grader()) as grader, bar(Console(stderr=True, highlight=False)) as shown:
             return await examples(
@@ -152,7 +158,8 @@ def _recordings(place: Path, settings: dict[str, Any]) -> list[Recording]:
             then = about.get("served_by", {}).get(name, settings[name])
             if then != settings[name]:
                 raise ConfigError(
-                    f"{path}: recorded with {brief(then)}, not {brief(settings[name])}"
+                    f"{path}: recorded with {brief(then)}, not {brief(settings[name])}: name the "
+                    "deployment file that it was recorded with (--config)"
                 )
         found.append(recording)
     return found

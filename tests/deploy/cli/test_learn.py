@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,33 @@ async def test_no_question_of_figures_is_learned_from(baton: Any, tmp_path: Path
     for one in (replace(recording, question=question), replace(recording, messages=turns)):
         leave(tmp_path, one)
         assert said in refused(baton, tmp_path)
+
+
+def test_recordings_that_teach_nothing_are_named_before_a_model_is_loaded(
+    baton: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.cli.learn.opened_pair", None)
+    recording, *_ = asyncio.run(record(SpecReason()))  # not greedy
+    leave(tmp_path, recording)
+    assert "found none in 1 recordings: record greedy requests" in refused(baton, tmp_path)
+
+
+def test_what_failed_is_said_also_if_nothing_can_be_learned(
+    baton: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def by_question(found: Any) -> Any:
+        return [found]
+
+    async def examples(*given: Any, **named: Any) -> Any:
+        return [], ["the large worker is gone"] * 3
+
+    for stub in (by_question, examples):
+        monkeypatch.setattr(f"deploy.cli.learn.{stub.__name__}", stub)
+    recording, *_ = asyncio.run(record(SpecReason()))
+    leave(tmp_path, recording)
+    ran = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
+    assert (ran.status, "expected at least 20 drafts" in ran.err) == (1, True)
+    assert "3 drafts are left out, the first because: the large worker is gone" in ran.out
 
 
 def test_a_lossy_pair_teaches_nothing(baton: Any, tmp_path: Path) -> None:
