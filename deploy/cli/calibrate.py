@@ -38,6 +38,7 @@ from deploy.evaluation.threshold_search import CalibrationTarget, Measure, Range
 from deploy.launch.deployment_file import DEFAULT_FILE, load_args
 from deploy.service.calibration import to_be_extended
 from deploy.service.config import Args
+from deploy.service.extras import want
 from deploy.service.notes import pair_of
 from orchestrator.errors import BatonError, InvalidRequest, Unsupported
 from policies import POLICIES
@@ -130,6 +131,7 @@ def calibrate(
     (target,) = targets
     if for_figures(problems):
         raise InvalidRequest(f"{problems}: nothing is tuned on held-out problems: use builtin:dev")
+    want("eval", "baton calibrate", "pebble", "math_verify")
     args = load_args(config or DEFAULT_FILE)
     searches = _searches(args, policy, parameter, bounds)
     chosen = load_problems(problems, limit, seed, answers=False)

@@ -20,6 +20,7 @@ from deploy.cli.pair import Pair
 from deploy.evaluation.problems import EXTERNAL
 from deploy.evaluation.recording import dumps
 from deploy.launch.deployment_file import load
+from deploy.service import extras
 from deploy.service.notes import pair_of, uncalibrated
 from orchestrator.errors import ConfigError
 from orchestrator.loop.request import Request
@@ -270,6 +271,16 @@ def test_an_evaluation_is_continued(baton: Any, tiny_file: Path, tmp_path: Path)
     refused = baton(*asked, "--concurrency", "2")
     assert refused.status == 1
     assert "its concurrency is 1, now 2" in refused.err
+
+
+@pytest.mark.parametrize("line", [EVAL, CALIBRATE, "learn gate runs --out pair.json"])
+def test_what_the_extra_installs_is_asked_for_before_the_work(
+    baton: Any, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    ran = baton(*line.split())
+    assert (ran.status, ran.out) == (1, "")
+    assert "which is not installed here: pip install 'baton[eval]'" in ran.err
 
 
 def test_calibrate(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
