@@ -133,7 +133,10 @@ def calibrate(
         raise InvalidRequest(f"{problems}: nothing is tuned on held-out problems: use builtin:dev")
     want("eval", "baton calibrate", "pebble", "math_verify")
     args = load_args(config or DEFAULT_FILE)
-    searches = _searches(args, policy, parameter, bounds)
+    known: dict[str, Any] = {"pair": pair_of(args.workers), "policies": {}}
+    if out is not None:
+        known = to_be_extended(out, known["pair"])  # refuses a file of another pair before the work
+    searches = _searches(args, known, policy, parameter, bounds)
     chosen = load_problems(problems, limit, seed, answers=False)
     if target.measure == "accuracy" and not all(problem.known for problem in chosen):
         raise InvalidRequest(
@@ -144,7 +147,7 @@ def calibrate(
     asked["max_tokens"] = max_tokens
 
     options = CalibrationOptions(out, max_tokens, concurrency, skip=not policy)
-    document = asyncio.run(_calibrate(args, searches, target, chosen, asked, options))
+    document = asyncio.run(_calibrate(args, known, searches, target, chosen, asked, options))
     if out is not None:
         write(out, json.dumps(document, indent=2) + "\n")
     if as_json:
@@ -166,9 +169,16 @@ def calibrate(
 
 
 def _searches(
-    args: Args, names: Sequence[str] | None, parameter: str | None, bounds: str | None
+    args: Args,
+    known: dict[str, Any],
+    names: Sequence[str] | None,
+    parameter: str | None,
+    bounds: str | None,
 ) -> list[tuple[Candidate, Range]]:
-    """Return the candidates with the range of each."""
+    """Return the candidates with the range of each.
+
+    What the file that is added to has of a policy holds for its other thresholds too.
+    """
     if (parameter is not None or bounds is not None) and len(names or ()) != 1:
         raise InvalidRequest("--parameter and --range go with one --policy")
     if not names:
@@ -181,13 +191,20 @@ def _searches(
     for candidate in candidates:
         if candidate.policy not in POLICIES:
             raise InvalidRequest(f"no policy {candidate.policy!r}; there are {', '.join(POLICIES)}")
-        built = policy_of(args, candidate)
-        where = Range.of(type(built), parameter, limits, built.model_dump())
-        if where.parameter in candidate.params:
+        searched = parameter or POLICIES[candidate.policy].calibrated
+        if searched in candidate.params:
             raise InvalidRequest(
-                f"{candidate.label}: {where.parameter} is what is searched for; leave it out, or "
+                f"{candidate.label}: {searched} is what is searched for; leave it out, or "
                 "name another with --parameter"
             )
+        kept = {**known["policies"].get(candidate.policy, {}).get("params", {})}
+        if gate := args.policy.params.get(candidate.policy, {}).get("gate"):
+            kept.setdefault("gate", gate)  # a threshold means nothing without it
+        for key, value in kept.items():
+            if key not in (searched, "scoring"):  # the judge is measured again
+                candidate.params.setdefault(key, value)
+        built = policy_of(args, candidate)
+        where = Range.of(type(built), parameter, limits, built.model_dump())
         searches.append((candidate, where))
     return searches
 
@@ -204,6 +221,7 @@ def _bounds(text: str | None) -> tuple[float, float] | None:
 
 async def _calibrate(
     args: Args,
+    known: dict[str, Any],
     searches: Sequence[tuple[Candidate, Range]],
     target: CalibrationTarget,
     problems: Sequence[Question],
@@ -211,13 +229,7 @@ async def _calibrate(
     options: CalibrationOptions,
 ) -> dict[str, Any]:
     """Return the calibration file's content."""
-    pair = pair_of(args.workers)
-    known = to_be_extended(options.out, pair) if options.out is not None else {}
-    kept: dict[str, Any] = known.get("policies", {})
-    for candidate, _ in searches:
-        learned = kept.get(candidate.policy, {}).get("params", {}).get("gate")
-        if gate := learned or args.policy.params.get(candidate.policy, {}).get("gate"):
-            candidate.params.setdefault("gate", gate)  # a threshold means nothing without it
+    kept: dict[str, Any] = known["policies"]
     console = Console(stderr=True, highlight=False)
     log = options.out.with_suffix(".calls.jsonl") if options.out is not None else None
     async with opened_pair(args.workers, log) as workers, AsyncExitStack() as stack:
@@ -256,7 +268,7 @@ async def _calibrate(
     small, large = calibrator.ends
     return {
         "baton_calibration": 1,
-        "pair": pair,
+        "pair": known["pair"],
         **asked,
         "searched": [*met, *unmet],
         "small_only": asdict(small),

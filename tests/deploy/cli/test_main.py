@@ -410,6 +410,28 @@ def test_calibrate_into_a_file_that_holds_more(baton: Any, tiny_file: Path, tmp_
     assert both.status == 1
 
 
+def test_a_second_threshold_of_a_policy_is_searched_beside_the_first(
+    baton: Any, tiny_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "pair.json"
+    asked = ("calibrate", "--config", str(tiny_file), "--max-tokens", "10", "--limit", "1")
+    asked += ("--target-large-share", "1", "--out", str(out), "--policy", "bild")
+
+    def found() -> Any:
+        return json.loads(out.read_text())["policies"]["bild"]["params"]
+
+    first = baton(*asked)
+    assert first.status == 0, first.err
+    fallback = found()["fallback"]
+    second = baton(*asked, "--parameter", "rollback", "--range", "0.5,10")
+    assert second.status == 0, second.err
+    assert found().keys() == {"fallback", "rollback"}
+    assert found()["fallback"] == fallback
+    rollback = found()["rollback"]
+    assert baton(*asked).status == 0
+    assert found()["rollback"] == rollback
+
+
 def test_trace_show_reads_a_recording(baton: Any, saved: str, tmp_path: Path) -> None:
     ran = baton("trace", "show", saved)
     assert ran.status == 0
