@@ -185,13 +185,13 @@ async def _run(
         shown.set_total(len(problems) * len(candidates))
 
         async def keep(index: int, turn: Turn) -> None:
-            log.add(index, turn)
             if feedback:
                 assert isinstance(client, HttpClient)
                 sent = [one for one in turn if one.error is None]
                 await asyncio.gather(
                     *(client.send_feedback(one.trace_id, float(one.correct)) for one in sent)
                 )
+            log.add(index, turn)  # only then, so that a second run rates what was not rated
 
         def progress(candidate: Candidate) -> None:
             shown.advance(candidate.label)

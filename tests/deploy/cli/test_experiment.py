@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from deploy.evaluation.clients import HttpClient
+from orchestrator.errors import WorkerUnavailable
 from tests.orchestrator.serving import post, service, serving, until
 from tests.orchestrator.state.test_set_aside import spoiled
 
@@ -97,6 +99,28 @@ def test_an_evaluation_tells_the_experiment_what_its_answers_were_worth(
         return [units, sum(arm["units"] * arm["mean"] for arm in arms)]
 
     until(lambda: rewards() == [8, 4.0])
+
+
+def test_a_second_run_rates_what_could_not_be_rated(
+    baton: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems, rated = tmp_path / "problems.jsonl", list[float]()
+    problems.write_text('{"question": "2+2?", "answer": "8"}\n')
+    asked = ("eval", "--problems", str(problems), "--policies", "large-only", "--feedback")
+    asked += ("--url", url, "--rows", str(tmp_path / "rows.jsonl"))
+
+    async def away(*given: Any) -> None:
+        raise WorkerUnavailable("the store is away")
+
+    async def rate(client: HttpClient, trace_id: str, reward: float) -> None:
+        rated.append(reward)
+
+    monkeypatch.setattr(HttpClient, "send_feedback", away)
+    assert baton(*asked).err.endswith("baton: the store is away\n")
+    monkeypatch.setattr(HttpClient, "send_feedback", rate)
+    for _ in range(2):
+        assert baton(*asked).status == 0
+        assert rated == [1.0]
 
 
 def test_what_goes_wrong_is_told_in_a_line(
