@@ -40,7 +40,9 @@ def show(
 
       baton trace show 3f2a9c... --json > saved.json
     """
-    record = _read(Path(which)) if Path(which).is_file() else _fetch(which, url)
+    path = Path(which)
+    is_file = path.is_file() or path.suffix in (".json", ".jsonl")
+    record = _read(path) if is_file else _fetch(which, url)
     if as_json:
         print_json(record)
         return
@@ -121,7 +123,7 @@ def _read(path: Path) -> dict[str, Any]:
         whole = json.loads(path.read_text(encoding="utf-8-sig"))
         if isinstance(whole, dict) and "steps" in whole:
             return whole
-    except ValueError:
+    except (OSError, ValueError):
         pass
     return read_rows(path, KIND)[0]
 

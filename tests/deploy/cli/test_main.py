@@ -109,6 +109,7 @@ HELD_OUT = "nothing is tuned on held-out problems"
         ("lab reenact --costs nope", 1, "nope: No such file"),
         (f"trace show abc --url {DEAD}", 1, DEAD),
         (f"trace show {__file__}", 1, "found another file"),
+        ("trace show nope.jsonl", 1, "nope.jsonl: No such file"),
         (f"trace replay {__file__}", 1, "found another file"),
         ("trace replay SAVED --policy specreason:treshold=8", 2, "treshold: unknown"),
         ("trace replay SAVED --policy nope", 2, "no policy 'nope'"),
