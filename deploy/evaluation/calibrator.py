@@ -18,6 +18,7 @@ from deploy.evaluation.concurrency import map_concurrently
 from deploy.evaluation.evaluate import EvaluatedAnswer, Question
 from deploy.evaluation.grading import Grader
 from deploy.evaluation.intervals import mean, wilson
+from deploy.evaluation.json_lines import brief
 from deploy.evaluation.judging import JudgedAnswer, JudgeReport, report
 from deploy.evaluation.threshold_search import DIGITS, CalibrationTarget, Point, Range, search
 from orchestrator.answers.text import final
@@ -177,17 +178,18 @@ class Calibrator:
 
         async def one(problem: Question) -> EvaluatedAnswer:
             nonlocal done
-            answer = await self._ask(problem.question, candidate)
+            try:
+                answer = await self._ask(problem.question, candidate)
+            except Unsupported:
+                raise
+            except BatonError as error:
+                what = f"{candidate.label}: {brief(problem.question)}"
+                raise BatonError(f"{what}: {error}") from error
             done += 1
             self._progress(candidate.label, done)
             return answer
 
-        try:
-            return await map_concurrently(one, self._problems, self._concurrency)
-        except Unsupported:
-            raise
-        except BatonError as error:
-            raise BatonError(f"{candidate.label}: {error}") from error
+        return await map_concurrently(one, self._problems, self._concurrency)
 
     async def _judged(self, candidate: Candidate) -> list[Answered]:
         rows = []

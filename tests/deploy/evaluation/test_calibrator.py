@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -13,11 +15,12 @@ from deploy.evaluation.cached_worker import CachedWorker
 from deploy.evaluation.calibrator import Calibrator, coin
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.clients import LocalClient, RequestOptions, ask
-from deploy.evaluation.evaluate import Question
+from deploy.evaluation.evaluate import EvaluatedAnswer, Question
 from deploy.evaluation.grading import Grader
 from deploy.evaluation.threshold_search import CalibrationTarget, Point, Range
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.launch.workers import load_pair
+from orchestrator.errors import BatonError, ContextLengthExceeded
 from policies.specreason import SpecReason
 
 QUESTIONS = [Question(problem.question, "") for problem in draw("dev", 0, 18)]
@@ -83,6 +86,18 @@ async def test_the_scoring_that_tells_more_is_chosen(workers: Any) -> None:
     assert by_likelihood.auc is not None
     assert by_likelihood.auc > by_digit.auc + 0.1
     assert judge.scoring == "likelihood"
+
+
+async def test_a_question_that_cannot_be_answered_is_named() -> None:
+    async def ask(question: str, who: Candidate) -> EvaluatedAnswer:
+        if question == QUESTIONS[1].question:
+            raise ContextLengthExceeded("the prompt is too long")
+        return EvaluatedAnswer("")
+
+    said = f"large-only: {json.dumps(QUESTIONS[1].question)[:40]}"
+    with closing(Grader()) as grader, pytest.raises(BatonError, match=re.escape(said)) as told:
+        await Calibrator(QUESTIONS, ask, grader).begin()
+    assert str(told.value).endswith(": the prompt is too long")
 
 
 def test_a_coin_lies_on_the_line_between_the_models() -> None:
