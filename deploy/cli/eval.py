@@ -25,8 +25,8 @@ from deploy.cli.common import (
     wide_console,
     write,
 )
-from deploy.cli.pair import Pair, large_speculation
-from deploy.evaluation.candidates import Candidate, lineup, policy_of
+from deploy.cli.pair import Pair
+from deploy.evaluation.candidates import Candidate, lineup
 from deploy.evaluation.clients import Client, HttpClient, RequestOptions, ask
 from deploy.evaluation.evaluate import Question, RunOptions, Turn, run
 from deploy.evaluation.evaluation_log import EvaluationLog, read
@@ -36,7 +36,6 @@ from deploy.evaluation.problems import load_problems
 from deploy.evaluation.summary import SERVICE
 from deploy.evaluation.summary import rows as summarise
 from deploy.evaluation.tables import MAIN, WORK, notes, show
-from deploy.launch.deployment_file import DEFAULT_FILE, load_args
 from deploy.service.extras import want
 from deploy.service.notes import settings_of
 from deploy.service.worker_spec import Speculation
@@ -209,11 +208,8 @@ def _served_by(
     """
     if pair.url is not None:
         return SERVICE, {"url": pair.url}
-    args = load_args(pair.config or DEFAULT_FILE)
-    for candidate in candidates:
-        policy_of(args, candidate)
+    args, method = pair.read(candidates)
     workers = args.workers
-    method = large_speculation(workers, pair.speculation, pair.default_speculation)
     return SERVER_METHOD if method is None else _written(method, workers.small.model), {
         **settings_of(workers),
         "speculation": workers.small.speculation.model_dump(),  # the large one's is the method

@@ -12,6 +12,7 @@ from deploy.evaluation.candidates import Candidate, policy_of
 from deploy.evaluation.clients import Client, HttpClient, LocalClient, RequestOptions
 from deploy.launch.deployment_file import DEFAULT_FILE, load_args
 from deploy.launch.workers import close, load_pair, want_engines
+from deploy.service.config import Args
 from deploy.service.worker_spec import Speculation, Workers
 from orchestrator.errors import ConfigError, InvalidRequest
 
@@ -35,6 +36,23 @@ class Pair:
                 "--url (or $BATON_URL) names a service, --config models to run here: leave one out"
             )
 
+    def read(self, candidates: Sequence[Candidate]) -> tuple[Args, Speculation | None]:
+        """Return the deployment file's args, and what its large worker decodes with; None if its
+        server decides.
+
+        Raises:
+            ConfigError, InvalidRequest: the file, a policy, a parameter or the method is wrong, or
+                an engine is not installed.
+        """
+        args = load_args(self.config or DEFAULT_FILE)
+        for candidate in candidates:
+            policy_of(args, candidate)
+        try:
+            want_engines(args.workers)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; or name a running service: --url ADDRESS") from None
+        return args, large_speculation(args.workers, self.speculation, self.default_speculation)
+
     @asynccontextmanager
     async def client(
         self,
@@ -52,15 +70,8 @@ class Pair:
             async with aclosing(HttpClient(self.url, options)) as remote:
                 yield remote
             return
-        args = load_args(self.config or DEFAULT_FILE)
-        for candidate in candidates:
-            policy_of(args, candidate)
+        args, chosen = self.read(candidates)
         workers = args.workers
-        try:
-            want_engines(workers)
-        except ConfigError as error:
-            raise ConfigError(f"{error}; or name a running service: --url ADDRESS") from None
-        chosen = large_speculation(workers, self.speculation, self.default_speculation)
         if chosen is not None:  # one method alone: no request here can name another
             large = workers.large.model_copy(update={"speculation": chosen})
             workers = workers.model_copy(update={"large": large})

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,21 @@ def test_what_the_extra_installs_is_asked_for_before_the_work(
     assert "which is not installed here: pip install 'baton[eval]'" in ran.err
 
 
+@pytest.mark.parametrize("line", ["ask x", EVAL])
+def test_what_runs_models_is_asked_for_before_the_work(
+    baton: Any, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    def found(name: str) -> Any:
+        return None if name == "torch" else find_spec(name)
+
+    monkeypatch.setattr(extras, "find_spec", found)
+    monkeypatch.setitem(sys.modules, "workers.speculation", None)  # which imports torch
+    ran = baton(*line.split())
+    assert (ran.status, ran.out) == (1, "")
+    assert "workers.small needs torch, which is not installed here" in ran.err
+    assert "or name a running service: --url" in ran.err
+
+
 def test_calibrate(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
     """The tiny models know nothing, so the judge turns all drafts down at 9 and none at 0."""
     config = ("--config", str(tiny_file), "--max-tokens", "40", "--limit", "2")
@@ -499,7 +515,8 @@ def test_trace_replay_as_json(baton: Any, saved: str) -> None:
     assert f"baton: {other['difference']}\n" == ran.err
 
 
-def test_rows_are_of_one_deployment_file(tmp_path: Path) -> None:
+def test_rows_are_of_one_deployment_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.cli.pair.want_engines", lambda workers: None)
     data = yaml.safe_load(Path("deploy/local.yaml").read_text())
     args = data["applications"][0]["args"]
     args["limits"] = {"max_tokens": 50}
