@@ -42,7 +42,7 @@ def show(
     """
     path = Path(which)
     is_file = path.is_file() or path.suffix in (".json", ".jsonl")
-    record = _read(path) if is_file else _fetch(which, url)
+    record = _read(path) if is_file else call(url, "GET", f"/v1/traces/{quote(which, safe='')}")
     if as_json:
         print_json(record)
         return
@@ -126,7 +126,3 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         pass
     return read_rows(path, KIND)[0]
-
-
-def _fetch(trace_id: str, url: str) -> dict[str, Any]:
-    return call(url, "GET", f"/v1/traces/{quote(trace_id, safe='')}")
