@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -112,14 +112,14 @@ def gate(
 
 
 async def _examples(
-    found: Sequence[Recording], workers: Workers, log: Path, limit: int | None, concurrency: int
+    found: Iterable[Recording], workers: Workers, log: Path, limit: int | None, concurrency: int
 ) -> tuple[list[GateExample], list[str]]:
     questions = (await by_question(found))[:limit]
     if not questions:
         raise ConfigError(
-            f"expected drafts of the small model, found none in {len(found)} recordings: record "
-            "greedy requests (temperature 0) of a policy that drafts step by step, as specreason, "
-            "by no lossy method"
+            "expected drafts of the small model, found none in the recordings: record greedy "
+            "requests (temperature 0) of a policy that drafts step by step, as specreason, by no "
+            "lossy method"
         )
     async with opened_pair(workers, log) as pair:
         with closing(Grader()) as grader, bar(Console(stderr=True, highlight=False)) as shown:
@@ -132,8 +132,8 @@ async def _examples(
             )
 
 
-def _recordings(place: Path, settings: dict[str, Any]) -> list[Recording]:
-    """The recordings of a folder and those in it, among other files.
+def _recordings(place: Path, settings: dict[str, Any]) -> Iterator[Recording]:
+    """Yield the recordings of a folder and those in it, among other files.
 
     Raises:
         ConfigError: no recording was found, or one is of another pair, or figures are measured on
@@ -143,7 +143,6 @@ def _recordings(place: Path, settings: dict[str, Any]) -> list[Recording]:
     if not paths:
         raise ConfigError(f"{place}: expected recordings, found none (baton eval --recordings)")
     external = {one.question for one in load_problems(str(EXTERNAL), None, 0)}
-    found = []
     for path in paths:
         recording = load(path)
         about = recording.about
@@ -161,5 +160,4 @@ def _recordings(place: Path, settings: dict[str, Any]) -> list[Recording]:
                     f"{path}: recorded with {brief(then)}, not {brief(settings[name])}: name the "
                     "deployment file that it was recorded with (--config)"
                 )
-        found.append(recording)
-    return found
+        yield recording  # thousands may not fit in memory

@@ -85,8 +85,8 @@ def test_a_folder_without_recordings_is_refused(baton: Any, tmp_path: Path) -> N
     assert "expected recordings, found none" in refused(baton, tmp_path)
 
 
-async def test_other_files_beside_recordings_are_passed_over(baton: Any, tmp_path: Path) -> None:
-    recording, *_ = await record(SpecReason())
+def test_other_files_beside_recordings_are_passed_over(baton: Any, tmp_path: Path) -> None:
+    recording, *_ = asyncio.run(record(SpecReason()))
     (tmp_path / "a.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
     leave(tmp_path, recording, problems="builtin:heldout")
     assert "one.jsonl: expected recordings to learn from" in refused(baton, tmp_path)
@@ -99,16 +99,16 @@ async def test_other_files_beside_recordings_are_passed_over(baton: Any, tmp_pat
     ["builtin:heldout", "builtin:strangers", "deploy/../deploy/evaluation/external.jsonl"],
 )
 @pytest.mark.parametrize("below", ["", "runs"])
-async def test_nothing_is_learned_from_problems_of_figures(
+def test_nothing_is_learned_from_problems_of_figures(
     baton: Any, tmp_path: Path, problems: str, below: str
 ) -> None:
-    recording, *_ = await record(SpecReason())
+    recording, *_ = asyncio.run(record(SpecReason()))
     leave(tmp_path / below, recording, problems=problems)
     assert f"of {problems}, on which figures are measured" in refused(baton, tmp_path)
 
 
-async def test_no_question_of_figures_is_learned_from(baton: Any, tmp_path: Path) -> None:
-    recording, *_ = await record(SpecReason())
+def test_no_question_of_figures_is_learned_from(baton: Any, tmp_path: Path) -> None:
+    recording, *_ = asyncio.run(record(SpecReason()))
     question = load_problems("builtin:strangers", 1, 0)[0].question
     turns = (Message("user", question), Message("assistant", "4"), *recording.messages)
     said = "one.jsonl: expected recordings to learn from, found a question of builtin:str"
@@ -123,14 +123,14 @@ def test_recordings_that_teach_nothing_are_named_before_a_model_is_loaded(
     monkeypatch.setattr("deploy.cli.learn.opened_pair", None)
     recording, *_ = asyncio.run(record(SpecReason()))  # not greedy
     leave(tmp_path, recording)
-    assert "found none in 1 recordings: record greedy requests" in refused(baton, tmp_path)
+    assert "found none in the recordings: record greedy requests" in refused(baton, tmp_path)
 
 
 def test_what_failed_is_said_also_if_nothing_can_be_learned(
     baton: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def by_question(found: Any) -> Any:
-        return [found]
+        return [*found]
 
     async def examples(*given: Any, **named: Any) -> Any:
         return [], ["the large worker is gone"] * 3
@@ -154,10 +154,10 @@ def test_a_lossy_pair_teaches_nothing(baton: Any, tmp_path: Path) -> None:
     assert said in refused(baton, tmp_path, "--config", str(file))
 
 
-async def test_recordings_of_another_pair_or_other_settings_are_refused(
+def test_recordings_of_another_pair_or_other_settings_are_refused(
     baton: Any, tmp_path: Path
 ) -> None:
-    recording, *_ = await record(SpecReason())
+    recording, *_ = asyncio.run(record(SpecReason()))
     own = settings_of(load(DEFAULT_FILE).args.workers)
     leave(tmp_path, recording, served_by=own | {"pair": {"small": "a", "large": "b"}})
     assert 'recorded with {"small": "a", "large": "b"}, not {"small": ' in refused(baton, tmp_path)
