@@ -90,13 +90,17 @@ def refusing(before: str = "", instead_of: str = "") -> Iterator[None]:
 
 
 def invalid_request(
-    error: ValidationError, prefix: str = "", model: type[BaseModel] | None = None
+    error: ValidationError,
+    prefix: str = "",
+    model: type[BaseModel] | None = None,
+    what: str = "parameter",
 ) -> InvalidRequest:
     """Return the first of pydantic's errors in OpenAI's form, its place after `prefix`.
 
     With the `model` that was validated, the message on an unknown parameter names the known ones.
+    `what` is the word for a parameter there.
     """
-    kind, loc, message = next(each_error(error.errors(include_url=False), model, "parameter"))
+    kind, loc, message = next(each_error(error.errors(include_url=False), model, what))
     place = body_path(loc, prefix)
     match kind:
         case "extra_forbidden" | "unexpected_keyword_argument":

@@ -221,7 +221,9 @@ class Planner:
         else:
             policy, version = self.default(name), 0
         if own:
-            policy = self._build(name, own, published)
+            by_default = wanted.model == DEFAULT_MODEL and named is None
+            called = f"{name}, which {DEFAULT_MODEL} stands for" if by_default else name
+            policy = self._build(name, own, published, called)
         by_speculation = () if wanted.speculation is None else ("speculation",)
         overrides = (*sorted(own), *by_speculation)
         return RequestPlan(name, policy, GREEDY, version, overrides, speculation=wanted.speculation)
@@ -234,10 +236,14 @@ class Planner:
             raise no_model(model) from None
 
     def _build(
-        self, name: str, own: Mapping[str, Any], published: PublishedPolicy | None = None
+        self,
+        name: str,
+        own: Mapping[str, Any],
+        published: PublishedPolicy | None = None,
+        called: str = "",
     ) -> Policy:
         """Return a policy with a request's `own` parameters over those of a published version or
-        the deployment file.
+        the deployment file; errors name it as `called`.
 
         Raises:
             InvalidRequest: as `PolicyVersions.build`.
@@ -245,7 +251,7 @@ class Planner:
         params = (
             self.catalog.params.get(name, {}) if published is None else published.document.params
         )
-        return self._versions.build(name, {**params, **own}, "policy")
+        return self._versions.build(name, {**params, **own}, "policy", called)
 
 
 def _thought_cap(ask: Ask, called: Iterable[ModelFacts | None]) -> int | None:

@@ -144,8 +144,8 @@ class PolicyVersions:
         self.policies, self.defaults = policies, defaults
         self._cache: LRUCache[tuple[str, str], PublishedPolicy] = LRUCache(_CACHED)
 
-    def build(self, name: str, params: Mapping[str, Any], place: str) -> Policy:
-        """Build a policy from its parameters.
+    def build(self, name: str, params: Mapping[str, Any], place: str, called: str = "") -> Policy:
+        """Build a policy from its parameters; errors name it as `called`, by default its name.
 
         Raises:
             InvalidRequest: names one at `place` that is unknown, has a wrong value or needs prices.
@@ -153,7 +153,14 @@ class PolicyVersions:
         try:
             policy = build(self.policies, name, params)
         except ValidationError as error:
-            raise invalid_request(error, place, self.policies[name]) from None
+            what = f"parameter of {called or name}"
+            wrong = invalid_request(error, place, self.policies[name], what)
+            given = (wrong.param or "").removeprefix(f"{place}.")
+            others = [other for other, kind in self.policies.items() if given in kind.model_fields]
+            if wrong.code == "unknown_parameter" and others:
+                said = f"{wrong.param}: unknown {what}; it is a parameter of {', '.join(others)}"
+                wrong = InvalidRequest(said, param=wrong.param, code=wrong.code)
+            raise wrong from None
         check_priced(policy, self._priced, place)
         return policy
 

@@ -237,6 +237,27 @@ def test_all_that_is_refused_is_named_at_once_the_most_telling_first(url: str) -
     assert len(found["message"]) < 200
 
 
+def test_a_policys_parameter_is_looked_up_where_it_belongs(url: str) -> None:
+    """Users try the parameter of a policy that they read about on the model that they have."""
+
+    def said(**body: Any) -> str:
+        return str(error(post(url, body), 400)["message"])
+
+    here = "policy.rollback: unknown parameter of specreason"
+    assert said(policy={"rollback": 1.5}) == (
+        f"{here}, which baton stands for; it is a parameter of bild"
+    )
+    assert said(model="specreason", policy={"rollback": 1.5}) == (
+        f"{here}; it is a parameter of bild"
+    )
+    assert said(policy={"name": "specreason", "rollback": 1.5}) == (
+        f"{here}; it is a parameter of bild"
+    )
+    assert said(model="bild", policy={"rolback": 1.5}) == (
+        "policy.rolback: unknown parameter of bild; did you mean rollback?"
+    )
+
+
 def test_a_path_allows_all_of_its_methods(url: str) -> None:
     for method, path, allowed in (
         ("DELETE", "/v1/policies/active", "GET, HEAD, PUT"),
