@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, ValidationError
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.errors import HttpError
 from orchestrator.http.settings import HttpSettings
+from orchestrator.loop.policy import Policy
 from orchestrator.validation import body_path, closest, invalid_request
 
 Json = dict[str, Any]
@@ -311,7 +312,7 @@ def _refusal(
 ) -> InvalidRequest:
     """Return one error for all parameters that cannot be honoured, unsupported ones first.
 
-    It may propose a name of `known` for an unknown one.
+    If names are `known`, it says what an unknown one may be: one of them, or a policy's parameter.
     """
     first = (*refused, *unknown)[0][:_LONGEST_NAME]
     said = [
@@ -320,7 +321,10 @@ def _refusal(
         if names
     ]
     code = "unsupported_parameter" if refused else "unknown_parameter"
-    meant = closest(unknown[0], known) if len(unknown) == 1 else ""
+    meant = ""
+    if known and len(unknown) == 1:
+        misplaced = unknown[0] in Policy.model_fields
+        meant = "; it goes under policy" if misplaced else closest(unknown[0], known)
     return InvalidRequest("; ".join(said) + meant, param=first, code=code)
 
 

@@ -256,6 +256,7 @@ def test_a_policys_parameter_is_looked_up_where_it_belongs(url: str) -> None:
     assert said(model="bild", policy={"rolback": 1.5}) == (
         "policy.rolback: unknown parameter of bild; did you mean rollback?"
     )
+    assert said(budget=256) == "budget is unknown here; it goes under policy"
 
 
 def test_a_path_allows_all_of_its_methods(url: str) -> None:
