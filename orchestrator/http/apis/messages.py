@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -341,7 +342,9 @@ class MessagesEncoder(BlockEncoder):
         assert self.call is not None
         head = {"type": "tool_use", "id": self.call.id, "name": self.call.name}
         given = read_json(text)  # of a call that was cut off the trace has the text
-        return {**head, "input": given if isinstance(given, dict) else {}}
+        # It may escape half a surrogate pair, which UTF-8 cannot encode.
+        whole = json.loads(json.dumps(given, ensure_ascii=False).encode(errors="replace"))
+        return {**head, "input": whole if isinstance(whole, dict) else {}}
 
     def _delta(self, kind: str, **more: str) -> bytes:
         delta = {"type": kind, **more}

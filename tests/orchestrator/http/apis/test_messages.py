@@ -243,6 +243,17 @@ def test_parallel_calls_are_a_block_each(delay: float) -> None:
         assert len(create(url, **body, tool_choice=alone).content) == 3
 
 
+def test_half_a_surrogate_pair_in_a_call_is_an_answer_and_goes_back() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": "x\\ud83d"}}\n</tool_call>'
+    large = Scripted(story=("Go.", call), call_format=FORMAT)
+    with serving(service(tool_worker(), large)) as url:
+        first = create(url, tools=[ADD])
+        assert first.content[-1].input == {"a": "x?"}
+        result = {"type": "tool_result", "tool_use_id": first.content[-1].id, "content": "5"}
+        turns = [ASKED, first.to_param(), {"role": "user", "content": [result]}]
+        assert create(url, messages=turns, tools=[ADD]).stop_reason == "tool_use"
+
+
 def test_a_call_that_a_cap_cuts_has_no_input() -> None:
     large = Scripted(story=("Go.", BOTH), call_format=FORMAT)
     with serving(service(tool_worker(), large)) as url:
