@@ -52,7 +52,6 @@ DATA = {  # types that requests are made of, and the errors that they may meet
 }
 BACKGROUND = {  # tasks of their own, that run whether there are requests or not
     "orchestrator/experiments/experimenter.py",
-    "orchestrator/http/shared.py",
     "orchestrator/state/memory.py",
     "orchestrator/state/store.py",
     "orchestrator/state/watcher.py",

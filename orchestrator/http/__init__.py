@@ -7,14 +7,13 @@ In reading order, the first seven as a request meets them:
 - `api`: the table of APIs: path, form of errors, headers.
 - `apis`: one file an API: `chat`, `completions`, `responses`, `messages`.
 - `ask`: the values between an API and the step loop: `Ask`, `Incoming`, `RequestPlan`, `Choice`.
-- `service`: one replica's parts, and how a request is admitted.
+- `service`: one replica's parts, what it shares through the store, how a request is admitted.
 - `answering`: runs the step loop for a request and sends its answer.
 - `body`: a body of bounded size, as JSON and as a request; unknown parameters are refused by name.
 - `rendering`: what the answers of all APIs share: usage, the `baton` object.
 - `records`: a request and its answer as the store keeps them.
 - `tools`: the tools of a request, and their calls in an answer.
 - `planning`: which policy answers a request.
-- `shared`: what replicas share through the store.
 - `settings`: what the deployment decides.
 - `admission`: places for requests, shared fairly between keys, and when to try again.
 - `errors`: every error with its status, and when to try again.
