@@ -93,7 +93,8 @@ class Planner:
             if name not in catalog.policies:
                 raise ConfigError(f"no policy is named {name!r}")
         try:
-            self._defaults = {name: self._build(name, {}) for name in catalog.policies}
+            # By name, with the deployment file's parameters.
+            self.defaults = {name: self._build(name, {}) for name in catalog.policies}
         except InvalidRequest as error:
             raise ConfigError(f"the deployment file's {error.message}") from None
 
@@ -104,17 +105,13 @@ class Planner:
         pinned = [f"{name}@{version}" for name, version in newest if name in policies]
         return [DEFAULT_MODEL, *policies, *pinned]
 
-    def default(self, name: str) -> Policy:
-        """Return a policy with the deployment file's parameters."""
-        return self._defaults[name]
-
     def context_of(self, model: str, facts: Facts) -> int | None:
         """Return a model's context in tokens: the smallest known one of its policy's workers."""
         name, active = model.partition("@")[0], self._watcher.current.active
         if name == DEFAULT_MODEL and active is not None:
             policy = active.policy
         else:
-            policy = self.default(name if name in self.catalog.policies else self.catalog.default)
+            policy = self.defaults.get(name) or self.defaults[self.catalog.default]
         known = [fact.context for worker in policy.called if (fact := facts[worker]) is not None]
         return min((context for context in known if context is not None), default=None)
 
@@ -219,7 +216,7 @@ class Planner:
         if published is not None:
             policy, version = published.policy, published.document.version
         else:
-            policy, version = self.default(name), 0
+            policy, version = self.defaults[name], 0
         if own:
             by_default = wanted.model == DEFAULT_MODEL and named is None
             called = f"{name}, which {DEFAULT_MODEL} stands for" if by_default else name

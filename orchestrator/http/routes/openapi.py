@@ -73,7 +73,7 @@ def _policy(schemas: dict[str, Json], service: Service, name: str) -> str:
     kind = service.planner.catalog.policies[name]
     schema = kind.model_json_schema(ref_template=_REF + "{model}")
     schemas.update(schema.pop("$defs", {}))
-    values = service.planner.default(name).model_dump(mode="json")
+    values = service.planner.defaults[name].model_dump(mode="json")
     for parameter, about in schema["properties"].items():
         about["default"] = values[parameter]
     schema["title"] = f"policy {name}"

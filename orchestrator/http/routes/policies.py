@@ -164,7 +164,7 @@ async def _version(service: Service, target: str | None) -> Json:
         "id": name,
         "policy": name,
         "version": 0,
-        "params": service.planner.default(name).model_dump(mode="json"),
+        "params": service.planner.defaults[name].model_dump(mode="json"),
         "note": "the deployment file's default",
         "author": "",
         "created": None,
