@@ -199,11 +199,15 @@ def _check_values(root: dict[str, Any]) -> None:
             raise InvalidRequest(
                 f"{place}: too many values, or nested too deep", param=place, code="invalid_value"
             )
+        # The input of an earlier call becomes JSON, which escapes what a text cannot hold.
+        is_input = loc[:1] == ("messages",) and loc[4:5] == ("input",)
         if isinstance(value, str):
-            _check_text(value, loc)
+            if not is_input:
+                _check_text(value, loc)
         elif isinstance(value, dict):
             for key, inner in value.items():
-                _check_text(key, loc)
+                if not is_input:
+                    _check_text(key, loc)
                 todo.append((inner, (*loc, key)))
         # A prompt of token ids counts as one value, and needs no check.
         elif isinstance(value, list) and not (loc[:1] == ("prompt",) and _are_ids(value)):

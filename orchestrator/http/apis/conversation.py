@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -20,6 +19,7 @@ from orchestrator.http.body import (
     without_nulls,
 )
 from orchestrator.http.tools.offered import ToolName, check_type
+from orchestrator.http.tools.tagged_arguments import dumped
 from orchestrator.types import Message, ToolCall
 
 FAILED = "Error: "
@@ -199,8 +199,7 @@ def read_turns(turns: Sequence[Turn]) -> tuple[Message, ...]:
             elif isinstance(block, AdviceBlock):
                 thoughts.append(block.content.text)
             elif isinstance(block, ToolUseBlock):
-                written = json.dumps(block.input, ensure_ascii=False)
-                calls.append(ToolCall(block.id, block.name, written))
+                calls.append(ToolCall(block.id, block.name, dumped(block.input)))
             elif isinstance(block, ToolResultBlock):
                 name = called_tool(called, block.tool_use_id, f"{place}.tool_use_id")
                 text = FAILED * block.is_error + _text(block.content)

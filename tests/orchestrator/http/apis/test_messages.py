@@ -254,6 +254,25 @@ def test_half_a_surrogate_pair_in_a_call_is_an_answer_and_goes_back() -> None:
         assert create(url, messages=turns, tools=[ADD]).stop_reason == "tool_use"
 
 
+def test_an_earlier_call_holds_what_a_model_escaped() -> None:
+    """A stream passes a call's JSON on as it was written, and the client sends back its reading."""
+    large = tool_worker()
+    called = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": ["x\ud83d\0"]}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "5"}
+    turns = [
+        ASKED,
+        {"role": "assistant", "content": [called]},
+        {"role": "user", "content": [result]},
+    ]
+    headers = {"content-type": "application/json"}
+    with serving(service(tool_worker(), large)) as url:
+        body = json.dumps(asking(messages=turns, tools=[ADD]))
+        reply = HTTP.post(f"{url}/v1/messages", content=body, headers=headers)
+        assert reply.status_code == 200, reply.text
+    (call,) = large.calls[-1].call.transcript.messages[2].calls
+    assert call.arguments == '{"a": ["x\\ud83d\\u0000"]}'
+
+
 def test_a_call_that_a_cap_cuts_has_no_input() -> None:
     large = Scripted(story=("Go.", BOTH), call_format=FORMAT)
     with serving(service(tool_worker(), large)) as url:
