@@ -157,16 +157,9 @@ function askForKey(which) {
   return asking;
 }
 
-let described = null;
-/** What /openapi.json says. */
-export async function description() {
-  described ??= get("openapi.json").catch((error) => { described = null; throw error; });
-  return described;
-}
-
 /** A policy's parameters as JSON schemas with this service's defaults, by policy. */
 export async function policySchemas() {
-  const { components } = await description();
+  const { components } = await get("openapi.json");
   return Object.fromEntries(Object.entries(components.schemas)
     .filter(([name]) => name.startsWith("policy."))
     .map(([name, schema]) => [name.slice(7), schema]));

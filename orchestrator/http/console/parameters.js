@@ -2,17 +2,29 @@
 
 import { field, h } from "./dom.js";
 
-/** The form of a policy; `values()` returns the changed parameters, or throws the fault. */
-export function parameterForm(schema) {
-  const controls = Object.entries(schema?.properties ?? {})
-    .filter(([name]) => name !== "name")
-    .map(([name, about]) => [name, about, control(name, about)]);
-  const element = h("div", { class: "parameters" }, controls.map(([name, about, input]) =>
-    field(name, input, [about.description, range(about)].filter(Boolean).join("; "))));
-  const values = () => Object.fromEntries(controls
-    .map(([name, about, input]) => [name, read(name, about, input), about.default])
-    .filter(([, value, usual]) => value !== undefined && differs(value, usual)));
-  return { element, values };
+/** The form of a policy. */
+export class ParameterForm {
+  element = h("div", { class: "parameters" });
+  schema = null;
+  controls = [];
+
+  /** What was entered stays, unless the schema is another. */
+  show(schema) {
+    if (!differs(schema, this.schema)) return;
+    this.schema = schema;
+    this.controls = Object.entries(schema?.properties ?? {})
+      .filter(([name]) => name !== "name")
+      .map(([name, about]) => [name, about, control(name, about)]);
+    this.element.replaceChildren(...this.controls.map(([name, about, input]) =>
+      field(name, input, [about.description, range(about)].filter(Boolean).join("; "))));
+  }
+
+  /** The changed parameters. Throws the fault of one. */
+  values() {
+    return Object.fromEntries(this.controls
+      .map(([name, about, input]) => [name, read(name, about, input), about.default])
+      .filter(([, value, usual]) => value !== undefined && differs(value, usual)));
+  }
 }
 
 const differs = (one, other) => JSON.stringify(one) !== JSON.stringify(other);

@@ -137,6 +137,35 @@ def test_a_policys_parameters_are_a_form_with_ranges(browser: Browser, url: str)
         expect(page.locator(".run-head .state.cancelled")).to_have_text("cut")
 
 
+def test_a_form_follows_the_services_defaults(browser: Browser, url: str) -> None:
+    """Of parameters, those that differ from them alone are sent."""
+
+    def changed(route: Route) -> None:
+        document = route.fetch().json()
+        policy = document["components"]["schemas"]["policy.specreason"]
+        policy["properties"]["threshold"]["default"] = 3.5
+        route.fulfill(json=document)
+
+    with page_of(browser, url) as page:
+        page.locator("#model option[value=specreason]").wait_for(state="attached")
+        page.locator("#model").select_option("specreason")
+        expect(page.locator("input[name=threshold]")).to_have_value("7")
+        page.route("**/openapi.json", changed)
+        page.get_by_role("link", name="Traces").click()
+        page.get_by_role("link", name="Ask").click()
+        expect(page.locator("input[name=threshold]")).to_have_value("3.5")
+
+
+def test_a_first_visit_while_the_service_starts_asks_later(browser: Browser, url: str) -> None:
+    starting = {"error": {"message": "the service is starting"}}
+    with page_of(browser, f"{url}/ui#/api", first=True) as page:
+        page.route("**/v1/**", lambda route: route.fulfill(status=503, json=starting))
+        page.get_by_role("link", name="Ask").click()
+        expect(page.locator("p.bad")).to_contain_text("the service is starting")
+        page.unroute("**/v1/**")
+        ended(page)
+
+
 def test_ask_again_repeats_what_is_shown(browser: Browser, url: str) -> None:
     """Neither a question that is being written, nor parameters that were changed since."""
     with page_of(browser, url) as page:

@@ -2,7 +2,7 @@
 
 import { get, load, policySchemas } from "../api.js";
 import { announce, field, h, offer, tell } from "../dom.js";
-import { parameterForm } from "../parameters.js";
+import { ParameterForm } from "../parameters.js";
 import { QUESTIONS, questionForm } from "../questions.js";
 import { Run } from "../run.js";
 import { RunView } from "../runview.js";
@@ -13,8 +13,7 @@ export class AskView {
     this.model = h("select", { id: "model", onchange: () => this.choose() }, h("option", { value: "baton" }, "baton"));
     this.cap = h("input", { type: "number", min: 1, step: 1, placeholder: "default", name: "max_tokens" });
     this.temperature = h("input", { type: "number", min: 0, max: 2, step: "any", placeholder: "0", name: "temperature" });
-    this.parameters = parameterForm(null);
-    this.own = h("div", {});
+    this.parameters = new ParameterForm();
     this.about = h("p", { class: "hint", id: "about-policy" });
     this.form = questionForm({
       id: "question",
@@ -27,7 +26,7 @@ export class AskView {
         h("div", { class: "parameters" },
           field("max_tokens", this.cap, "cap on thought and answer together, in tokens"),
           field("temperature", this.temperature, "0 is greedy; from 0 to 2")),
-        this.own),
+        this.parameters.element),
     });
     this.notes = h("div", {});
     this.result = h("div", { class: "result" });
@@ -38,10 +37,9 @@ export class AskView {
   enter() {
     load(this.form.trouble, () => Promise.all([policySchemas(), get("v1/models")]), ([schemas, { data, notes }]) => {
       this.notes.replaceChildren(...notes.map((note) => h("p", { class: "note" }, note)));
-      const before = this.schemas && this.model.value;
-      offer(this.model, data.map(({ id }) => id), before ?? session().model);
+      offer(this.model, data.map(({ id }) => id), this.schemas ? this.model.value : session().model);
       this.schemas = schemas;
-      if (this.model.value !== before) this.choose();
+      this.choose();
       if (!this.run && !localStorage.getItem("baton.visited")) this.welcome();
     });
   }
@@ -51,8 +49,7 @@ export class AskView {
     const schema = this.schemas?.[name];
     this.about.textContent = name === "baton" ? "this service's default, or a running experiment"
       : String(schema?.description ?? "a published version").split("\n\n")[0];
-    this.parameters = parameterForm(schema);
-    this.own.replaceChildren(this.parameters.element);
+    this.parameters.show(schema);
   }
 
   /** On a first visit, ask the first question at once, so that there is something to see. */

@@ -17,10 +17,11 @@ export class ExperimentsView {
   }
 
   enter() {
+    this.schemas = null;
     load(this.trouble, async () => {
       const overview = await get("v1/experiments");
       const reports = await Promise.all(overview.data.map((run) => run.experiment && reportOf(run)));
-      if (overview.data.length) this.schemas = await policySchemas();
+      if (overview.data.length) this.schemas ??= await policySchemas();
       return [overview, reports];
     }, ([overview, reports]) => {
       this.draw(overview.data, reports);

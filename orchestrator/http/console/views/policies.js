@@ -2,7 +2,7 @@
 
 import { get, load, policySchemas, send } from "../api.js";
 import { field, h, inTrouble, moment, offer, say, tell } from "../dom.js";
-import { changed, parameterForm, shown } from "../parameters.js";
+import { ParameterForm, changed, shown } from "../parameters.js";
 import { plain } from "../richtext.js";
 
 export class PoliciesView {
@@ -14,13 +14,13 @@ export class PoliciesView {
     this.policy = h("select", { id: "publish-policy", onchange: () => this.choose() });
     this.note = h("input", { type: "text", maxlength: 500, placeholder: "why", name: "note" });
     this.activate = h("input", { type: "checkbox", checked: true });
-    this.place = h("div", {});
+    this.form = new ParameterForm();
     this.element = h("div", { class: "policies" },
       this.now, this.trouble,
       h("details", { class: "card more" },
         h("summary", {}, "Publish a version"),
         h("form", { novalidate: true, onsubmit: (event) => { event.preventDefault(); this.publish(); } },
-          field("policy", this.policy), this.place,
+          field("policy", this.policy), this.form.element,
           field("note", this.note, "shown in the history"),
           h("div", { class: "row" },
             h("label", { class: "check" }, this.activate, "make it what baton means"),
@@ -52,10 +52,8 @@ export class PoliciesView {
       h("div", { class: "row" },
         h("button", { onclick: () => this.change("POST", "v1/policies/rollback", { to: overview.previous ?? "default" }, "Rolled back"), disabled: !overview.can_roll_back }, "Roll back"), // to what stands beside it, whatever happened since
         h("span", { class: "hint" }, overview.can_roll_back ? `to ${overview.previous ?? "the deployment file's default"}` : "nothing was active before")));
-    if (!this.policy.options.length) {
-      offer(this.policy, overview.data.map((row) => row.policy), active.policy);
-      this.choose();
-    }
+    offer(this.policy, overview.data.map((row) => row.policy), this.policy.value || active.policy);
+    this.choose();
     this.versions.replaceChildren(h("h2", {}, "Versions"), ...(lists.length ? lists.map((versions) => this.list(versions)) : [h("p", { class: "note" }, "A version is a policy with its parameters. Publish one to change what the model baton means, without a restart; roll back to undo it. No version has been published: baton is the deployment file's default.")]));
     this.history.replaceChildren(h("h2", {}, "History"), history.length ? h("ul", { class: "plain" }, history.map((entry) => h("li", {}, event(entry)))) : h("p", { class: "note" }, "No changes yet."));
   }
@@ -74,8 +72,7 @@ export class PoliciesView {
   }
 
   choose() {
-    this.form = parameterForm(this.schemas[this.policy.value]);
-    this.place.replaceChildren(this.form.element);
+    this.form.show(this.schemas[this.policy.value]);
   }
 
   publish() {

@@ -1,6 +1,6 @@
 // The API's endpoints, from /openapi.json.
 
-import { description, load } from "../api.js";
+import { get, load } from "../api.js";
 import { h, table } from "../dom.js";
 
 export class ReferenceView {
@@ -13,7 +13,7 @@ export class ReferenceView {
   }
 
   enter() {
-    load(this.trouble, description, (document) => {
+    load(this.trouble, () => get("openapi.json"), (document) => {
       this.list.replaceChildren(...Object.entries(document.paths).flatMap(([path, operations]) =>
         Object.entries(operations).map(([method, operation]) => endpoint(document, method, path, operation))));
     });
