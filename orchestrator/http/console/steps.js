@@ -40,11 +40,12 @@ export class Steps {
         item.stamp = stamp;
         return;
       }
+      const focused = document.activeElement;
       const made = stepItem(run, row);
       if (item) {
-        const focused = item === document.activeElement;
         item.replaceWith(made);
-        if (focused) made.focus();
+        if (focused === item) made.focus();
+        else if (made.contains(focused)) focused.focus();
       } else this.group(index).append(made);
       this.items[index] = Object.assign(made, { stamp, drafts: row.drafts.length });
       if (made.parentElement.near) enrich(made);
@@ -68,7 +69,7 @@ function stepItem(run, row) {
   const element = h("li", { class: `step ${writtenBy(row) ?? ""}`, tabindex: "-1" },
     h("div", { class: "who" }, row.spans.length ? badge(row) : null),
     h("div", { class: "what" },
-      row.drafts.map((draft) => rejected(run, draft)),
+      row.drafts.map((draft) => (draft.element ??= rejected(run, draft))), // an unfolded one stays so
       body,
       reason ? h("p", { class: "reason" }, reason) : null,
       row.closed ? tokenView(row.pieces) : null),

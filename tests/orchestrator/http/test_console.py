@@ -609,6 +609,30 @@ def test_a_draft_that_was_rejected_last_stands_alone(page: Page, phase: str) -> 
     assert badges == 0
 
 
+def test_a_draft_stays_unfolded_if_its_step_is_complete(page: Page) -> None:
+    drawn = """async () => {
+        const { Run } = await import("./ui/run.js");
+        const { Steps } = await import("./ui/steps.js");
+        const [run, steps] = [new Run("", "specreason"), new Steps()];
+        document.body.append(steps.element);
+        run.event({ type: "step", author: "small", text: "Two.", accepted: false, score: 2 });
+        const write = (text) => {
+            run.event({ type: "text", author: "large", phase: "thought", text, tokens: 1 });
+            steps.show(run, run.rows);
+        };
+        write("Three");
+        const draft = steps.element.querySelector("details");
+        draft.open = true;
+        draft.firstChild.focus();
+        write(".\\n\\n");
+        const now = steps.element.querySelector("details");
+        const seen = [now.open, now.contains(document.activeElement), run.rows[0].closed];
+        steps.element.remove();
+        return seen;
+    }"""
+    assert page.evaluate(drawn) == [True, True, True]
+
+
 def test_publish_and_roll_back_with_keys(browser: Browser) -> None:
     with serving(keyed()) as url, page_of(browser, f"{url}/ui#/policies") as page:
         give(page, "an API key", "sk-wrong")
