@@ -236,7 +236,11 @@ export class Run {
     run.traceId = record.trace_id ?? record.id ?? null;
     run.origin = { ...record, trace_id: run.traceId };
     run.status = "running";
-    const calls = (record.calls ?? []).map((call) => ({ ...call, type: "call", due: call.at_ms + call.ms }));
+    let end = 0; // a call's result came after those of the calls before it: steps name calls by their places
+    const calls = (record.calls ?? []).map((call) => {
+      end = Math.max(end, call.at_ms + call.ms);
+      return { ...call, type: "call", due: end };
+    });
     let last = 0;
     const steps = (record.steps ?? []).flatMap((step) => {
       last = step.at_ms ?? last + step.ms;

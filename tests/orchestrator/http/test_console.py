@@ -609,6 +609,17 @@ def test_a_draft_that_was_rejected_last_stands_alone(page: Page, phase: str) -> 
     assert badges == 0
 
 
+def test_a_saved_trace_keeps_the_order_of_its_calls(page: Page) -> None:
+    """The first draft may end while the large model still reads the prompt."""
+    kinds = """async () => {
+        const { Run } = await import("./ui/run.js");
+        const calls = [["prefill", 0, 5], ["prefill", 0, 500], ["draft", 5, 100], ["judge", 500, 50]];
+        const record = { steps: [], calls: calls.map(([kind, at_ms, ms]) => ({ kind, at_ms, ms })) };
+        return Run.of(record).calls.map((call) => call.kind);
+    }"""
+    assert page.evaluate(kinds) == ["prefill", "prefill", "draft", "judge"]
+
+
 def test_a_draft_stays_unfolded_if_its_step_is_complete(page: Page) -> None:
     drawn = """async () => {
         const { Run } = await import("./ui/run.js");
