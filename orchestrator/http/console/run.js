@@ -5,6 +5,7 @@
 // before it. If the steps have the origins of their tokens, a row has its tokens, too.
 
 import { events as streamed, get, send } from "./api.js";
+import { sleep } from "./dom.js";
 
 export class Run {
   constructor(question, model, { policy = {}, body = {}, messages = [{ role: "user", content: question }] } = {}) {
@@ -79,13 +80,8 @@ export class Run {
   take(chunk) {
     const { baton } = chunk;
     const finish = chunk.choices?.[0]?.finish_reason;
-    if (finish) {
-      this.finish = finish;
-      this.metrics = baton.metrics;
-      this.acceptance = baton.acceptance ?? {};
-      this.forced = baton.forced;
-      this.ms = baton.metrics.ms.total;
-    } else if (baton?.events) {
+    if (finish) this.settle(finish, baton);
+    else if (baton?.events) {
       this.ms = baton.ms;
       this.running = baton.running;
       for (const event of baton.events) this.event(event);
@@ -94,6 +90,12 @@ export class Run {
       this.traceId = baton.trace_id;
       this.status = "running";
     }
+  }
+
+  /** What is known of the whole at its end. */
+  settle(finish, { metrics = null, acceptance = {}, forced = false }) {
+    Object.assign(this, { finish, metrics, acceptance, forced });
+    this.ms = metrics?.ms?.total || this.ms;
   }
 
   event(event) {
@@ -207,15 +209,15 @@ export class Run {
     return { ...by, accepted, kept, rejected: rejected + this.waiting.length };
   }
 
-  /** The time of the large model alone: reading the prompt, then the accepted tokens at its pace
-   * here. */
+  /** The time of the large model alone, in ms: reading the prompt, then the accepted tokens at its pace
+   * here; null if it wrote too few. */
   get largeOnly() {
     const wrote = this.calls.filter((call) => call.worker === "large" && ["write", "draft"].includes(call.kind) && !call.error);
     const tokens = wrote.reduce((sum, call) => sum + call.tokens, 0);
-    if (tokens < 8 || wrote.length === 0) return null;
+    if (tokens < 8) return null;
     const pace = wrote.reduce((sum, call) => sum + call.ms, 0) / tokens;
     const prompt = this.calls.find((call) => call.worker === "large" && call.kind === "prefill")?.ms ?? 0;
-    return { tokens, ms: prompt + pace * this.totals.accepted };
+    return prompt + pace * this.totals.accepted;
   }
 
   /** A saved record, whole. */
@@ -253,11 +255,8 @@ export class Run {
 
   conclude() {
     const { record } = this;
-    this.metrics = record.metrics ?? null;
-    this.acceptance = record.acceptance ?? {};
-    this.finish = record.finish_reason ?? null;
-    this.forced = Boolean(record.forced);
-    this.ms = record.metrics?.ms?.total || Math.max(0, ...this.script.map((item) => item.due));
+    this.ms = this.script.at(-1)?.due ?? 0;
+    this.settle(record.finish_reason ?? null, record);
     this.error = record.error ?? null;
     this.end(record.status === "failed" || record.status === "cancelled" ? record.status : "finished");
   }
@@ -270,7 +269,7 @@ export class Run {
     const began = performance.now();
     for (const item of this.script) {
       const wait = item.due - (performance.now() - began);
-      if (wait > 4 && !signal.aborted) await Promise.race([stopped, new Promise((resolve) => setTimeout(resolve, wait))]);
+      if (wait > 4 && !signal.aborted) await Promise.race([stopped, sleep(wait)]);
       this.ms = item.due;
       this.event(item);
       changed(this);
@@ -287,7 +286,7 @@ export class Run {
         return await get(`v1/traces/${encodeURIComponent(this.traceId)}`);
       } catch (error) {
         if (error.status !== 404 || tries === 5) throw error;
-        await new Promise((resolve) => setTimeout(resolve, 200));
+        await sleep(200);
       }
     }
   }

@@ -148,12 +148,11 @@ function lossy(origin) {
 function totals(run) {
   const sum = run.totals;
   if (!sum.accepted) return [];
-  const estimate = run.largeOnly;
   const judged = sum.kept + sum.rejected;
   const rate = run.metrics ? run.metrics.acceptance_rate : sum.kept ? sum.kept / judged : null;
   const discarded = run.metrics?.discarded_tokens ?? null;
   const figures = [
-    figure(duration(run.ms), "time", run.status === "finished" && run.policyName !== "large-only" ? against(run, estimate) : null),
+    figure(duration(run.ms), "time", run.status === "finished" && run.policyName !== "large-only" ? against(run) : null),
     figure(percent(sum.small / sum.accepted), "by the small model", `${number(sum.small)} of ${plural(sum.accepted, "accepted token")}`),
     figure(percent(rate), "of judged drafts kept", rate === null ? "none was judged" : sum.kept || rate === 0 ? `${number(sum.kept)} of ${number(judged)}` : "accepted over judged drafts"),
     discarded === null ? null : figure(number(discarded), "tokens thrown away", `of ${number(run.metrics.small_tokens + run.metrics.large_tokens)} generated`),
@@ -164,10 +163,8 @@ function totals(run) {
   return [share(sum), h("dl", { class: "figures" }, figures)];
 }
 
-function against(run, estimate) {
-  if (!estimate) return null; // too few tokens by the large model
-  const ratio = estimate.ms / run.ms;
-  return `estimate for large-only: ${duration(estimate.ms).replace(" ", "\u00a0")} (${number(ratio, 2)}× as fast)`;
+function against({ largeOnly, ms }) {
+  return largeOnly && `estimate for large-only: ${duration(largeOnly).replace(" ", "\u00a0")} (${number(largeOnly / ms, 2)}× as fast)`;
 }
 
 /** How many drafted tokens the large model accepted, and how far into a draft. */
