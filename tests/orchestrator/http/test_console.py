@@ -613,9 +613,10 @@ def test_a_saved_trace_keeps_the_order_of_its_calls(page: Page) -> None:
     """The first draft may end while the large model still reads the prompt."""
     kinds = """async () => {
         const { Run } = await import("./ui/run.js");
-        const calls = [["prefill", 0, 5], ["prefill", 0, 500], ["draft", 5, 100], ["judge", 500, 50]];
-        const record = { steps: [], calls: calls.map(([kind, at_ms, ms]) => ({ kind, at_ms, ms })) };
-        return Run.of(record).calls.map((call) => call.kind);
+        const call = (kind, at_ms, ms) => ({ kind, at_ms, ms });
+        const prefills = [call("prefill", 0, 5), call("prefill", 0, 500)];
+        const calls = [...prefills, call("draft", 5, 100), call("judge", 500, 50)];
+        return Run.of({ steps: [], calls }).calls.map(({ kind }) => kind);
     }"""
     assert page.evaluate(kinds) == ["prefill", "prefill", "draft", "judge"]
 
