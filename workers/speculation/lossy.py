@@ -5,7 +5,7 @@ It drafts as its `base` does, but scores (`score`) or verifies (`verify`) the dr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from workers.model.target import ModelOutput, Target
@@ -62,6 +62,9 @@ class LossyMethod(Method):
 
     def copy(self, source: int, slot: int, length: int) -> None:
         self.base.copy(source, slot, length)
+
+    def pause_with(self, serve: Callable[[], None]) -> None:
+        self.base.pause_with(serve)
 
     def stats(self) -> dict[str, int]:
         return self.base.stats()

@@ -244,7 +244,8 @@ def drafting(method: str, **more: Any) -> EngineWorker:
 
 def served_in_a_draft(worker: EngineWorker, *calls: tuple[Call, int]) -> list[Future[Generation]]:
     """Submit calls, each with its `max_tokens`, when the next draft pauses for the first time."""
-    drafter = worker.backend.engine.decoder.method.drafter  # type: ignore[attr-defined]
+    method: Any = worker.backend.engine.decoder.method
+    drafter = getattr(method, "base", method).drafter
     serve, loop, submitted = drafter.pause, asyncio.get_running_loop(), list[Future[Generation]]()
 
     def pause() -> None:
@@ -354,6 +355,28 @@ async def test_prompts_are_read_between_the_passes_of_a_draft(
         usage = (await asyncio.wrap_future(read[0])).usage
         assert sum(sizes) == usage.prompt - usage.cached > 2 * 32
         assert len({*rounds}) == len(rounds)  # one chunk a round, so that the row goes on
+    finally:
+        large.close()
+
+
+@pytest.mark.parametrize("method", ["chain", "relaxed", "reflective"])
+async def test_a_prompt_that_comes_while_a_draft_is_made_is_read_at_once(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    large = drafting(method)
+    engine, target = large.backend.engine, large.backend.engine.decoder.target
+    extend_all, while_drafting = target.extend_all, list[bool]()
+
+    def reading(chunks: Any) -> Any:
+        while_drafting.append(engine._late is not None)
+        return extend_all(chunks)
+
+    try:
+        monkeypatch.setattr(target, "extend_all", reading)
+        read = served_in_a_draft(large, (ask("Is this read?"), 0))
+        await run(large, ask(), StopCriteria(20))
+        await asyncio.wrap_future(read[0])
+        assert while_drafting == [False, True]
     finally:
         large.close()
 
