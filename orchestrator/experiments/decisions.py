@@ -41,7 +41,7 @@ def next_ramp_step(
     if ramp is None or state.ended is not None or state.step >= len(ramp.steps) - 1:
         return None
     live = [name for name in experiment.weights if name not in state.stopped]
-    if live == [experiment.base] or at < state.step_since + ramp.hold_s:
+    if (state.stopped and live == [experiment.base]) or at < state.step_since + ramp.hold_s:
         return None
     if any(units.get(name, 0) < ramp.units for name in live):
         return None

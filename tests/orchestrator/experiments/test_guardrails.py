@@ -140,6 +140,17 @@ def test_the_ramp_goes_up_to_all_and_no_further() -> None:
     assert next_ramp_step(experiment(), initial_state(0.0), {}, 1e9) is None
 
 
+def test_the_ramp_goes_up_for_shadows_alone() -> None:
+    ghost = {"name": "ghost", "policy": "specreason", "shadow": True}
+    made = Experiment.parse(
+        {"name": "trial", "arms": [{"name": "large", "policy": "large-only"}, ghost], "ramp": RAMP}
+    )
+    assert next_ramp_step(made, initial_state(0.0), {"large": 9}, 60) is None
+    higher = next_ramp_step(made, initial_state(0.0), {"large": 10}, 60)
+    assert higher is not None
+    assert higher.step == 1
+
+
 def test_a_ramp_ends_with_its_experiment() -> None:
     made = experiment({"metric": "error", "at_most": 0.05}, ramp=RAMP)
     stops = {"new": StoppedArm(at=1.0, why="slow")}
