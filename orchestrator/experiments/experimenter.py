@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Final
 
 from cachetools import LRUCache
@@ -28,11 +29,26 @@ from orchestrator.state.watcher import ConfigWatcher
 log = logging.getLogger(__name__)
 
 UPDATE_S: Final = 1.0  # seconds between two updates, at the least
-REST: Final = 30  # times as long as an update takes, until the next one
+REST: Final = 30  # times as long as an update, or a slow report, takes, until the next one
+SLOW_S: Final = 1.0  # seconds that a slow report takes, at the least
 REPORTS: Final = 16  # in memory, and logs of runs that have ended
 ITSELF: Final = AuditInfo(author="baton")
 _Input = tuple[Experiment, ExperimentState, int, str]
 """A report's document, state, and the number and position of its events."""
+
+
+@dataclass(frozen=True, slots=True)
+class _MadeReport:
+    """A report and its input; `rests_until`: before that, new events alone make no other one."""
+
+    seen: _Input
+    report: ExperimentReport
+    rests_until: float
+
+    def shows(self, seen: _Input) -> bool:
+        """Return whether it is still shown for an input."""
+        resting = self.seen[:2] == seen[:2] and perf_counter() < self.rests_until
+        return resting or self.seen == seen
 
 
 class Experimenter(Background):
@@ -45,7 +61,7 @@ class Experimenter(Background):
         self._read_from = ""  # the identity of the contents that were read
         self._readers: dict[RunKey, LogReader] = {}  # of runs that have not ended
         self._ended: LRUCache[RunKey, LogReader] = LRUCache(REPORTS)
-        self._reports: LRUCache[RunKey, tuple[_Input, ExperimentReport]] = LRUCache(REPORTS)
+        self._reports: LRUCache[RunKey, _MadeReport] = LRUCache(REPORTS)
         self._reporting = asyncio.Lock()
         self._stops = Counter(
             "baton_experiment_arms_stopped",
@@ -55,7 +71,8 @@ class Experimenter(Background):
         )
 
     async def report(self, name: str) -> tuple[Run, ExperimentReport]:
-        """Return the report of an experiment's newest run, over all its events that are kept.
+        """Return the report of an experiment's newest run, over all its events that are kept; after
+        a slow one, maybe without the latest.
 
         Raises:
             UnknownPolicy: no experiment of this name. StoreError: the store is down.
@@ -66,13 +83,17 @@ class Experimenter(Background):
         await reader.read(self._store)
         async with self._reporting:  # calls share one report until there are new events
             seen = (run.experiment, run.state, reader.events, reader.position)
-            known, made = self._reports.get(run.key, (None, None))
-            if made is None or known != seen:
+            known = self._reports.get(run.key)
+            if known is None or not known.shows(seen):
+                began = perf_counter()
                 made = await asyncio.to_thread(
                     report, *seen[:2], reader.outcomes.requests, reader.since
                 )
-                self._reports[run.key] = seen, made
-        return run, made
+                ended = perf_counter()
+                took = ended - began
+                rests_s = REST * took if took >= SLOW_S else 0.0  # requests go first
+                known = self._reports[run.key] = _MadeReport(seen, made, ended + rests_s)
+        return run, known.report
 
     def _forget_other_contents(self) -> None:
         if (contents := self._watcher.current.identity) != self._read_from:
@@ -120,11 +141,11 @@ class Experimenter(Background):
         duration = 0.0
         while True:
             await asyncio.sleep(max(UPDATE_S, REST * duration))  # requests go first
-            began = time.perf_counter()
+            began = perf_counter()
             try:
                 await self.update()
             except StoreError as error:
                 log.debug("experiments wait for the store: %s", error)
             except Exception:
                 log.exception("experiments could not be updated")
-            duration = time.perf_counter() - began
+            duration = perf_counter() - began

@@ -427,6 +427,24 @@ def lines(first: int, count: int) -> list[bytes]:
     return [one.exposure.model_dump_json().encode() for one in made]
 
 
+async def test_a_slow_report_rests_until_more_than_events_are_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(experimenter, "SLOW_S", 0.0)
+    monkeypatch.setattr(experimenter, "REST", 1e9)
+    shared = service().shared
+    runs = shared.experimenter.runs
+    run = await runs.start(Experiment.parse({"name": "trial", "arms": ARMS}), AuditInfo())
+    _, first = await shared.experimenter.report("trial")
+    await shared.store.append(run.stream, lines(0, 3), keep=20)
+    _, again = await shared.experimenter.report("trial")
+    assert again is first
+    await runs.stop("trial", AuditInfo())
+    _, last = await shared.experimenter.report("trial")
+    assert last.sample_ratio is not None
+    assert last.sample_ratio.counts == {"large": 3, "small": 0}
+
+
 async def test_a_reader_knows_whether_requests_were_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
