@@ -19,6 +19,7 @@ import typer
 from deploy.launch.environment import prepare_torch
 from orchestrator.errors import BatonError, InvalidRequest
 
+INTERRUPTED = 130
 COMMANDS = {  # by name: its module and what it is there
     "serve": ("deploy.cli.serve", "serve"),
     "ask": ("deploy.cli.ask", "ask"),
@@ -85,12 +86,14 @@ def main() -> None:
         called = [name for name in sys.argv[1:2] if name in COMMANDS]  # `serve` starts sooner alone
         app = program(called or COMMANDS)
         status = app(sys.argv[1:] or ["--help"], prog_name="baton", standalone_mode=False)
+        if status == INTERRUPTED:  # typer returns it for Ctrl-C
+            raise KeyboardInterrupt
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         hint = f" (try: {context.command_path} --help)" if context is not None else ""
         status = _fail(f"{getattr(error, 'format_message', error.__str__)()}{hint}", 2)
     except (typer.Abort, KeyboardInterrupt):
-        status = _fail("interrupted", 130)
+        status = _fail("interrupted", INTERRUPTED)
     except BatonError as error:
         if os.environ.get("BATON_DEBUG"):
             raise

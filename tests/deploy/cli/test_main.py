@@ -192,6 +192,12 @@ def test_trace_show_reads_a_recording(baton: Any, saved: str, tmp_path: Path) ->
     assert baton("trace", "show", str(again)).out == ran.out
 
 
+def test_ctrl_c_is_said_in_a_line(baton: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.cli.trace.call", lambda *given: signal.raise_signal(signal.SIGINT))
+    ran = baton("trace", "show", "abc")
+    assert (ran.status, ran.out, ran.err) == (130, "", "baton: interrupted\n")
+
+
 def test_the_file_of_two_models_is_written_into_a_new_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
