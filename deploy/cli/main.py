@@ -98,9 +98,6 @@ def main() -> None:
         if os.environ.get("BATON_DEBUG"):
             raise
         status = _fail(str(error), 2 if isinstance(error, InvalidRequest) else 1)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `baton ... | head`
-        status = 1
     except Exception as error:
         if os.environ.get("BATON_DEBUG"):
             raise
