@@ -153,6 +153,8 @@ def evaluate(
     show(table, MAIN, console)
     show(table, WORK, console)
     console.print(notes(concurrency, method), style="dim")
+    if not any(problem.known for problem in chosen):
+        console.print("The problems have no answers, so accuracy says nothing.", style="dim")
     if recordings is not None:
         _, answers = read(path)
         if lacking := sum("recording" not in row for row in answers):
