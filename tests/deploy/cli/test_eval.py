@@ -74,9 +74,7 @@ def test_an_evaluation_at_a_temperature(baton: Any, tiny_file: Path, tmp_path: P
     assert drawn != answers()
 
 
-def test_accuracy_without_answers_says_nothing(
-    baton: Any, tiny_file: Path, tmp_path: Path
-) -> None:
+def test_accuracy_without_answers_says_nothing(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
     problems = tmp_path / "problems.jsonl"
     asked = ("eval", "--problems", str(problems), "--config", str(tiny_file), "--max-tokens", "5")
     for answer, told in (("", True), ("2", False)):
