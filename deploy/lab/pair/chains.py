@@ -11,21 +11,15 @@ from pathlib import Path
 
 from deploy.evaluation.builtin.problems import stream
 from deploy.lab.pair.batches import TrainingDocument
-from deploy.lab.pair.generation import generate
 from deploy.lab.pair.harvest import Author
 from deploy.lab.pair.noise import disturb
 from orchestrator.types import Sampling
-from workers.engine.loading import load_model
-from workers.model.target import Target
-from workers.speculation.decode import Decoder
-from workers.speculation.vanilla import Vanilla
 
 CHAINS = 8_000
 """Problems of a file."""
 CHAIN_TOKENS = 256
 """A longer thought and answer do not end and are left out."""
 PROMPT_TOKENS = 256
-BATCH = 48
 WRITTEN_AT_ONCE = 960
 """Chains are written to the file in such blocks, decoded a batch at a time."""
 KINDS = {"chains": (2, 0.0), "own-greedy": (3, 0.0), "own-sampled": (4, 1.0)}
@@ -49,8 +43,6 @@ def write_chains(
     """
     author, source = Author(large), stream("train", seed)
     rng = random.Random(f"align/{seed}")
-    target = Target(load_model(str(large)), slots=BATCH, max_len=PROMPT_TOKENS + CHAIN_TOKENS)
-    decoder = Decoder(target, {"vanilla": Vanilla(target)})
     out.parent.mkdir(parents=True, exist_ok=True)
     growing = out.with_name(out.name + ".new")
     with gzip.open(growing, "wt") as file:
@@ -60,9 +52,7 @@ def write_chains(
             prompts = [author.opening(disturb(problem.question, rng)) for problem in problems]
             prompts = [prompt for prompt in prompts if len(prompt) <= PROMPT_TOKENS]
             sampling = Sampling(temperature, seed=seed * count + done)
-            replies = generate(
-                decoder, prompts, CHAIN_TOKENS, sampling=sampling, stop_token_ids=[author.end]
-            )
+            replies = author.write(prompts, CHAIN_TOKENS, sampling)
             for prompt, reply in zip(prompts, replies, strict=True):
                 if reply[-1:] == [author.end]:
                     file.write(json.dumps([prompt, reply]) + "\n")

@@ -8,34 +8,38 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from deploy.evaluation.builtin.problems import stream
 from deploy.evaluation.builtin.sketch import GeneratedProblem
+from deploy.lab.pair.generation import generate
 from deploy.lab.pair.mistakes import LINE, Mistakes, Reflection
 from deploy.lab.pair.steps import DELIMITER, is_right, reflects, step_text
-from deploy.lab.pair.vocabulary import ASSISTANT, CLOSE, END, PAD, THINK, USER
+from deploy.lab.pair.vocabulary import ASSISTANT, CLOSE, END, THINK, USER
 from orchestrator.errors import ConfigError
+from orchestrator.types import Sampling
+from workers.engine.loading import load_model
+from workers.model.target import Target
+from workers.speculation.decode import Decoder
+from workers.speculation.vanilla import Vanilla
 
+AT_ONCE, MOST_TOKENS = 48, 1024  # texts, and tokens of each with its prefix
 STEP_TOKENS = 28
 """A step of the generated problems is shorter than this."""
 
 
 class Author:
-    """A checkpoint of the pair that writes many steps at once (fp32, plain `generate`)."""
+    """A checkpoint of the pair that writes many texts at once, in float32."""
 
     def __init__(self, checkpoint: Path) -> None:
         if not (checkpoint / "config.json").is_file():  # transformers would ask a hub for its name
             raise ConfigError(f"{checkpoint}: run the stage {checkpoint.name} first")
         self.tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(checkpoint)
-        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-        self.model.eval()
+        target = Target(load_model(str(checkpoint)), slots=AT_ONCE, max_len=MOST_TOKENS)
+        self.decoder = Decoder(target, {"vanilla": Vanilla(target)})
         ids = range(len(self.tokenizer))
         self.ends_step = [i for i in ids if DELIMITER in self.tokenizer.decode([i])]
-        self.end, self.close, self.pad = (
-            self.tokenizer.convert_tokens_to_ids(token) for token in (END, CLOSE, PAD)
-        )
+        self.end, self.close = map(self.tokenizer.convert_tokens_to_ids, (END, CLOSE))
 
     def prefix(self, problem: GeneratedProblem, steps: Sequence[str]) -> list[int]:
         """Token ids up to where the next step begins; steps carry their delimiter."""
@@ -48,22 +52,12 @@ class Author:
         ids: list[int] = self.tokenizer.encode(head, add_special_tokens=False)
         return ids
 
-    @torch.inference_mode()
     def write(
-        self, prefixes: Sequence[list[int]], limit: int, *, to_end: bool = False,
-        temperature: float = 0.0,
-    ) -> list[str]:  # fmt: skip
-        """Continue each prefix to the end of its step, or with `to_end` of the turn."""
-        width = max(map(len, prefixes))
-        ids = torch.tensor([[self.pad] * (width - len(p)) + p for p in prefixes])
-        sampling = {"temperature": temperature, "top_k": 0} if temperature else {}
-        out = self.model.generate(
-            ids, attention_mask=(ids != self.pad), max_new_tokens=limit, pad_token_id=self.pad,
-            eos_token_id=[self.end] if to_end else [*self.ends_step, self.close, self.end],
-            do_sample=bool(temperature), **sampling,
-        )[:, width:]  # fmt: skip
-        rows = (row[: row.index(self.pad)] if self.pad in row else row for row in out.tolist())
-        return [self.tokenizer.decode(row) for row in rows]
+        self, prefixes: Sequence[list[int]], most: int, sampling: Sampling, ends: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """Continue each prefix to the end of the turn, to one of `ends`, or by `most` tokens."""
+        stops = [self.end, *ends]
+        return generate(self.decoder, prefixes, most, sampling=sampling, stop_token_ids=stops)
 
 
 StepPlace = tuple[GeneratedProblem, int, list[str]]
@@ -78,10 +72,11 @@ def step_places(problem: GeneratedProblem, rng: random.Random) -> Iterator[StepP
         steps.append(step_text(problem, index, rng) + DELIMITER)
 
 
-def own_steps(author: Author, places: Sequence[StepPlace], temperature: float = 0.0) -> list[str]:
+def own_steps(author: Author, places: Sequence[StepPlace], sampling: Sampling) -> list[str]:
     """The step that the author writes at each place; empty if it closes its thought at once."""
     prefixes = [author.prefix(problem, steps) for problem, _, steps in places]
-    texts = author.write(prefixes, STEP_TOKENS, temperature=temperature)
+    ends = [*author.ends_step, author.close]
+    texts = map(author.tokenizer.decode, author.write(prefixes, STEP_TOKENS, sampling, ends))
     return [text.replace(CLOSE, "").replace(END, "").strip() for text in texts]
 
 
@@ -100,7 +95,8 @@ def harvest(checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[s
             places = [place for problem in problems for place in step_places(problem, rng)]
             rows = {p.question: Mistakes(p, {}, {}, []) for p in problems}
             for temperature in (0.0, 0.9):
-                _collect(author, places, temperature, rows)
+                sampling = Sampling(temperature, seed=1000 * (seed * count + done))
+                _collect(author, places, sampling, rows)
             for row in rows.values():
                 file.write(LINE.dump_json(row) + b"\n")
             if done % 1280 == 0:
@@ -110,14 +106,14 @@ def harvest(checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[s
 def _collect(
     author: Author,
     places: Sequence[StepPlace],
-    temperature: float,
+    sampling: Sampling,
     rows: Mapping[str, Mistakes],
     *,
     reflections_only: bool = False,
 ) -> None:
     """Add what the author writes at each place to the row of its problem."""
     after_wrong: list[StepPlace] = []
-    written = own_steps(author, places, temperature)
+    written = own_steps(author, places, sampling)
     for (problem, index, steps), text in zip(places, written, strict=True):
         row, right = rows[problem.question], is_right(problem, index, text)
         if reflects(text):
@@ -125,8 +121,8 @@ def _collect(
                 said = steps[-1].removesuffix(DELIMITER)
                 row.reflections.append(Reflection(index - 1, said, text, right))
         elif text and not right and not reflections_only:
-            (row.sampled if temperature else row.greedy)[index] = text
+            (row.greedy if sampling.is_greedy else row.sampled)[index] = text
             if index < len(problem.facts):
                 after_wrong.append((problem, index + 1, [*steps, text + DELIMITER]))
     if after_wrong:
-        _collect(author, after_wrong, temperature, rows, reflections_only=True)
+        _collect(author, after_wrong, sampling, rows, reflections_only=True)

@@ -20,6 +20,8 @@ from deploy.lab.pair.documents import JUDGE_QUESTION, texts
 from deploy.lab.pair.harvest import Author, own_steps, step_places
 from deploy.lab.pair.steps import DELIMITER, is_right
 from deploy.lab.pair.vocabulary import ASSISTANT, END, THINK, USER
+from deploy.lab.stock import stock
+from orchestrator.types import Sampling
 from policies.judge import PROMPTS, JudgePrompt
 from policies.specreason import SpecReason
 from workers.embedded.checkpoints import JUDGE_FILE, MODELS
@@ -75,7 +77,8 @@ def test_the_large_one_solves_and_the_small_one_often_errs(pair: dict[str, Autho
     problems = draw("dev", 99, 100)
     shares = {}
     for name, author in pair.items():
-        texts = author.write([author.prefix(one, []) for one in problems], 320, to_end=True)
+        made = author.write([author.prefix(one, []) for one in problems], 320, Sampling())
+        texts = [author.tokenizer.decode(ids) for ids in made]
         answers = [text.rpartition("\\boxed{")[2].partition("}")[0] for text in texts]
         shares[name] = sum(a == one.answer for a, one in zip(answers, problems, strict=True)) / 100
     assert shares["large"] >= 0.80
@@ -85,11 +88,11 @@ def test_the_large_one_solves_and_the_small_one_often_errs(pair: dict[str, Autho
 
 def test_the_large_one_tells_right_steps_from_wrong_ones(pair: dict[str, Author]) -> None:
     """What the small one writes in the place of each step: the judge's expected digit, in pairs."""
-    rng, large = random.Random(99), pair["large"]
+    rng, large, network = random.Random(99), pair["large"], stock(MODELS / "large")
     places = [place for one in draw("dev", 99, 80) for place in step_places(one, rng)]
     digits = [large.tokenizer.convert_tokens_to_ids(str(digit)) for digit in range(10)]
     scores: dict[bool, list[float]] = {True: [], False: []}
-    for place, text in zip(places, own_steps(pair["small"], places), strict=True):
+    for place, text in zip(places, own_steps(pair["small"], places, Sampling()), strict=True):
         problem, index, before = place
         if not text:
             continue
@@ -97,7 +100,7 @@ def test_the_large_one_tells_right_steps_from_wrong_ones(pair: dict[str, Author]
         question = f"{END}{USER}{JUDGE_QUESTION}{END}{ASSISTANT}"
         ids = large.prefix(problem, [*before, step, question])
         with torch.inference_mode():
-            chances = large.model(torch.tensor([ids])).logits[0, -1, digits].softmax(-1)
+            chances = network(torch.tensor([ids])).logits[0, -1, digits].softmax(-1)
         expected = float(chances @ torch.arange(10.0))
         scores[is_right(problem, index, text)].append(expected)
     assert 0.02 < len(scores[False]) / len(places) < 0.5
