@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +44,7 @@ def main() -> None:
     parser.add_argument("--real", action="store_true", help="the pair of `make real-pair`")
     parser.add_argument("--quick", action="store_true", help="whether all of it runs, in minutes")
     parser.add_argument("--rows", help="names, with commas between")
-    parser.add_argument("--fresh", action="store_true", help="measure again what was kept")
+    parser.add_argument("--fresh", action="store_true", help="measure what was kept again")
     parser.add_argument("--out", type=Path, help="default: build/bench, by pair and length")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -60,9 +59,10 @@ def main() -> None:
         figures = list(ROWS[given.one](BenchRun(given.real, given.quick, folder)))
         _kept(folder, given.one).write_text(json.dumps(figures, indent=2) + "\n")
         return
-    if given.fresh:
-        shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
+    if given.fresh:
+        for name in wanted if given.rows else ROWS:
+            _kept(folder, name).unlink(missing_ok=True)
     again = [sys.executable, "-m", "deploy.lab.peers.run", "--out", str(folder)]
     again += ["--real"] * given.real + ["--quick"] * given.quick
     failed = {}
