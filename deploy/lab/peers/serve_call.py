@@ -15,6 +15,7 @@ from typing import Any, Final
 from ray import serve
 
 from deploy.evaluation.summary import Row
+from deploy.lab.bench.calls import QUERY
 from deploy.launch.ray_node import own_ray
 from orchestrator.types import (
     Classification,
@@ -33,11 +34,6 @@ STEP: Final = 30  # tokens of a step
 SHARE: Final = {"num_cpus": 0.2}
 BLOCK: Final = 50  # calls of one kind in a row
 QUESTION: Final = Transcript((Message("user", "How many?"),))
-QUERY: Final = LabelQuery(
-    (Message("user", "Is the last step right? Answer with a digit from 0 to 9."),),
-    "Score: ",
-    tuple("0123456789"),
-)
 
 
 def bench_round_trip(blocks: int = 20) -> list[Row]:
