@@ -19,16 +19,10 @@ from typing import Literal
 import gguf
 import httpx
 import xllamacpp
+from gguf import MODEL_ARCH, TokenType
 from safetensors.torch import load_file
 
 from workers.embedded.checkpoints import resolve
-
-PLAIN, CONTROL, UNUSED = (
-    gguf.TokenType.NORMAL,
-    gguf.TokenType.CONTROL,
-    gguf.TokenType.UNUSED,
-)
-ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3": gguf.MODEL_ARCH.QWEN3}
 
 
 def write_gguf(folder: Path, path: Path) -> Path:
@@ -48,7 +42,7 @@ def write_gguf(folder: Path, path: Path) -> Path:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     _add_tokenizer(writer, folder, config["vocab_size"])
-    names = gguf.get_tensor_name_map(ARCHITECTURES[kind], config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(MODEL_ARCH[kind.upper()], config["num_hidden_layers"])
     for name, tensor in load_file(folder / "model.safetensors").items():
         renamed = names.get_name(name, try_suffixes=(".weight",))
         assert renamed is not None, name
@@ -71,9 +65,9 @@ def embedded_gguf(name: str, folder: Path) -> Path:
 
 def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, size: int) -> None:
     spec = json.loads((folder / "tokenizer.json").read_text())
-    tokens = {i: (f"[unused {i}]", UNUSED) for i in range(size)}
-    tokens |= {i: (text, PLAIN) for text, i in spec["model"]["vocab"].items()}
-    tokens |= {token["id"]: (token["content"], CONTROL) for token in spec["added_tokens"]}
+    tokens = {i: (f"[unused {i}]", TokenType.UNUSED) for i in range(size)}
+    tokens |= {i: (text, TokenType.NORMAL) for text, i in spec["model"]["vocab"].items()}
+    tokens |= {token["id"]: (token["content"], TokenType.CONTROL) for token in spec["added_tokens"]}
     named = json.loads((folder / "tokenizer_config.json").read_text())
     (eos,) = (i for i, (text, _) in tokens.items() if text == named["eos_token"])
     writer.add_tokenizer_model("gpt2")
