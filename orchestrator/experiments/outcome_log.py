@@ -66,7 +66,8 @@ class Outcome(_AnswerEvent):
     drafts that were accepted; `prompt_tokens` counts those computed, not cached. The exposure names
     the arm that served the request. A `shadow` outcome names its arm and the trace of the served
     request; `agreement`: both answers have the same value. `refused`: the request can never be
-    answered (a 4xx). `key` is 8 hex digits of the API key's digest.
+    answered (a 4xx, except that of a policy that cannot run here). `key` is 8 hex digits of the API
+    key's digest.
     """
 
     kind: Literal["outcome"] = "outcome"

@@ -42,6 +42,8 @@ RESET: Final = "x-ratelimit-reset-requests"  # how long that holds, in OpenAI's 
 LIMIT: Final = "x-ratelimit-limit-requests"  # the key's requests in a minute, at this pace
 EXPOSED: Final = ("x-request-id", "retry-after", "x-should-retry", NO_PLACE[0], RESET, LIMIT)
 """The headers of an answer that an allowed page of another origin may read."""
+UNSUPPORTED_POLICY: Final = "unsupported_policy"
+"""The code of an error of a policy that cannot run here."""
 _NO_RETRY: Final = {"x-should-retry": "false"}
 
 
@@ -118,7 +120,7 @@ def http_error(error: Exception) -> HttpError:
         case Unsupported():  # no 5xx, which clients would retry in vain
             policy = f"policy {error.policy}" if error.policy else "this policy"
             message = f"{policy} needs what this deployment does not have: {error}"
-            return HttpError(400, message, param="model", code="unsupported_policy")
+            return HttpError(400, message, param="model", code=UNSUPPORTED_POLICY)
         case Overloaded():
             named = f"the {error.worker} worker has" if error.worker else "the workers have"
             message = f"{named} no room now; try again shortly"

@@ -10,6 +10,7 @@ from orchestrator.experiments.outcome_log import MOST_TOKENS, Outcome, Status
 from orchestrator.http.api import APIS
 from orchestrator.http.ask import Choice
 from orchestrator.http.body import Json
+from orchestrator.http.errors import UNSUPPORTED_POLICY
 from orchestrator.http.rendering import baton, usage
 from orchestrator.loop.accumulator import CallSpan, ResponseAccumulator
 from orchestrator.types import Message
@@ -91,6 +92,7 @@ def outcome(
 ) -> Outcome:
     """Return a request's outcome, an event for experiments."""
     metrics, plan = response.metrics, choice.plan
+    kind, code = ("", "") if error is None else (error["type"], error["code"])
     return Outcome(
         trace_id=choice.trace_id,
         at=time.time(),
@@ -102,7 +104,7 @@ def outcome(
         speculation=plan.decoding.get("large"),
         status=status,
         finish_reason=response.finish_reason if status == "finished" else None,
-        refused=error is not None and error["type"] == "invalid_request_error",
+        refused=kind == "invalid_request_error" and code != UNSUPPORTED_POLICY,
         ms=response.ms,
         first_step_ms=response.first_step_ms,
         small_tokens=_count(metrics.small_tokens),

@@ -14,7 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.errors import Conflict, InvalidRequest, StoreError, StoreUnavailable, WorkerError
+from orchestrator.errors import (
+    Conflict,
+    InvalidRequest,
+    StoreError,
+    StoreUnavailable,
+    Unsupported,
+    WorkerError,
+)
 from orchestrator.experiments import experimenter, outcome_log
 from orchestrator.experiments.documents import Experiment, initial_state
 from orchestrator.experiments.outcome_log import LogReader
@@ -289,15 +296,20 @@ def test_rewards_stop_an_arm_where_an_administrator_trusts_who_gives_them() -> N
 
 
 @pytest.mark.parametrize(
-    ("failure", "refused"), [(WorkerError("gone"), False), (InvalidRequest("too long"), True)]
+    ("failure", "status", "refused"),
+    [
+        (WorkerError("gone"), 503, False),
+        (InvalidRequest("too long"), 400, True),
+        (Unsupported("no probabilities"), 400, False),  # another arm could have answered
+    ],
 )
 def test_an_outcome_says_whether_the_request_could_be_answered_at_all(
-    failure: Exception, refused: bool
+    failure: Exception, status: int, refused: bool
 ) -> None:
     made = service(large=scripted(failures={0: failure}))
     with serving(made) as url:
         start(url, arms=[ARMS[0], {"name": "too", "policy": "large-only"}])
-        assert post(url).status_code == 503 - 103 * refused
+        assert post(url).status_code == status
         until(lambda: len(recorded(made)) == 2)
         (ended,) = [one for one in recorded(made) if one["kind"] == "outcome"]
         assert (ended["status"], ended["refused"]) == ("failed", refused)
