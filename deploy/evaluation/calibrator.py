@@ -80,11 +80,14 @@ class Calibrator:
         alone = await self._answers(LARGE)
         self._outcomes = [final(answer.text) for answer in alone]
         self._large_tokens = sum(answer.metrics.large_tokens for answer in alone)
-        self.ends = await self.point(SMALL, 0.0), await self.point(LARGE, 1.0)
+        # It is not asked again, since a text that looped and was broken off is in no cache.
+        self.ends = await self.point(SMALL, 0.0), await self.point(LARGE, 1.0, alone)
 
-    async def point(self, candidate: Candidate, value: float) -> Point:
-        """Return a candidate's results on the questions."""
-        rows = await self._judged(candidate)
+    async def point(
+        self, candidate: Candidate, value: float, answers: Sequence[EvaluatedAnswer] = ()
+    ) -> Point:
+        """Return a candidate's results on the questions, by its `answers` if it has given them."""
+        rows = await self._judged(candidate, answers)
         large = sum(row.answer.metrics.large_tokens for row in rows)
         known = [row.right for row in rows if row.right is not None]
         return Point(
@@ -191,11 +194,12 @@ class Calibrator:
 
         return await map_concurrently(one, self._problems, self._concurrency)
 
-    async def _judged(self, candidate: Candidate) -> list[Answered]:
+    async def _judged(
+        self, candidate: Candidate, answers: Sequence[EvaluatedAnswer] = ()
+    ) -> list[Answered]:
         rows = []
-        for problem, outcome, answer in zip(
-            self._problems, self._outcomes, await self._answers(candidate), strict=True
-        ):
+        answers = answers or await self._answers(candidate)
+        for problem, outcome, answer in zip(self._problems, self._outcomes, answers, strict=True):
             agrees = bool(outcome) and await self._grader.same(answer.text, outcome)
             right = await self._grader.right(answer.text, problem) if problem.known else None
             rows.append(Answered(answer, agrees, right))

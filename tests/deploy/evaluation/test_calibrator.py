@@ -88,6 +88,20 @@ async def test_the_scoring_that_tells_more_is_chosen(workers: Any) -> None:
     assert judge.scoring == "likelihood"
 
 
+async def test_each_model_alone_is_asked_once() -> None:
+    asked: list[tuple[str, str]] = []
+
+    async def ask(question: str, who: Candidate) -> EvaluatedAnswer:
+        asked.append((question, who.label))
+        return EvaluatedAnswer("It is 4.")
+
+    with closing(Grader()) as grader:
+        alone = Calibrator(QUESTIONS, ask, grader)
+        await alone.begin()
+    assert len(asked) == len({*asked}) == 2 * len(QUESTIONS)
+    assert [end.agreement for end in alone.ends] == [1.0, 1.0]
+
+
 async def test_a_question_that_cannot_be_answered_is_named() -> None:
     async def ask(question: str, who: Candidate) -> EvaluatedAnswer:
         if question == QUESTIONS[1].question:
