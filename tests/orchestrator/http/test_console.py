@@ -157,12 +157,13 @@ def test_a_form_follows_the_services_defaults(browser: Browser, url: str) -> Non
 
 
 def test_a_first_visit_while_the_service_starts_asks_later(browser: Browser, url: str) -> None:
-    starting = {"error": {"message": "the service is starting"}}
+    loading = {"workers": {"large": False}, "error": {"message": "large: its model loads"}}
     with page_of(browser, f"{url}/ui#/api", first=True) as page:
-        page.route("**/v1/**", lambda route: route.fulfill(status=503, json=starting))
+        page.route("**/ready", lambda route: route.fulfill(status=503, json=loading))
         page.get_by_role("link", name="Ask").click()
-        expect(page.locator("p.bad")).to_contain_text("the service is starting")
-        page.unroute("**/v1/**")
+        expect(page.locator("p.bad")).to_contain_text("its model loads")
+        expect(page.locator(".run")).to_have_count(0)
+        page.unroute("**/ready")
         ended(page)
 
 

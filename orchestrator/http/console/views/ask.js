@@ -35,12 +35,14 @@ export class AskView {
   }
 
   enter() {
-    load(this.form.trouble, () => Promise.all([policySchemas(), get("v1/models")]), ([schemas, { data, notes }]) => {
+    const first = !this.run && !localStorage.getItem("baton.visited");
+    const ready = () => first && get("ready"); // the sample needs the models, which load longer than they are listed
+    load(this.form.trouble, () => Promise.all([policySchemas(), get("v1/models"), ready()]), ([schemas, { data, notes }]) => {
       this.notes.replaceChildren(...notes.map((note) => h("p", { class: "note" }, note)));
       offer(this.model, data.map(({ id }) => id), this.schemas ? this.model.value : session().model);
       this.schemas = schemas;
       this.choose();
-      if (!this.run && !localStorage.getItem("baton.visited")) this.welcome();
+      if (first && !this.run) this.welcome();
     });
   }
 
