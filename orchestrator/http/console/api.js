@@ -4,6 +4,7 @@ import { field, h, sleep, tell } from "./dom.js";
 
 const ROOT = new URL("./", document.baseURI); // `ui` is beside `v1`, after any prefix
 const STARTING_MS = 2000; // between two looks at a service that starts
+const READ_MS = 60_000; // the longest wait for what is read; a lost connection may never say so
 const keys = { user: "", observer: "", admin: "" };
 const refused = new Map(); // reads whose key the user did not give, by path
 const wrong = new Set(); // roles whose key was refused, until the dialog shows it
@@ -55,8 +56,9 @@ export async function request(path, { method = "GET", body, signal } = {}) {
     const role = roleFor(method, path);
     const key = keys[role];
     const headers = { accept: "application/json", ...(body && { "content-type": "application/json" }), ...(key && { authorization: `Bearer ${key}` }) };
-    const response = await fetch(url(path), { method, headers, signal, cache: "no-store", body: body && JSON.stringify(body) }).catch((error) => {
-      throw error.name === "AbortError" ? error : lost("The service cannot be reached. Is it running?");
+    const response = await fetch(url(path), { method, headers, signal: signal ?? (read && AbortSignal.timeout(READ_MS)), cache: "no-store", body: body && JSON.stringify(body) }).catch((error) => {
+      if (error.name === "AbortError") throw error;
+      throw lost(error.name === "TimeoutError" ? "The service does not answer" : "The service cannot be reached. Is it running?");
     });
     if (response.ok) return response;
     const error = new ApiError(response.status, await response.json().catch(() => null)); // without JSON the status says it
@@ -83,8 +85,8 @@ const newest = new WeakMap(); // the load that was wanted last, by place
 /**
  * Find something, and show it; if it cannot be had, `place` says why, and has a button to give the key
  * that would help. `show` may return what the place says all the same. Of several loads for one place,
- * the last counts. It is done again after `every` milliseconds, and after a 503 in any case, as long as
- * the place is on the page.
+ * the last counts. It is done again after `every` milliseconds, in any case after a 503 or if the
+ * service is out of reach, as long as the place is on the page.
  */
 export async function load(place, find, show, every = 0) {
   const mine = {};
@@ -99,7 +101,7 @@ export async function load(place, find, show, every = 0) {
     if (!counts()) return;
     const again = async () => { if (await askForKey(error.wants)) load(place, find, show, every); };
     tell(place, `${error.message} `, error.wants ? h("button", { type: "button", class: "quiet", onclick: again }, "Enter a key") : "");
-    if (error.status === 503) wait ||= STARTING_MS;
+    if ([0, 503].includes(error.status)) wait ||= STARTING_MS;
   }
   if (!wait) return;
   do await sleep(wait); while (document.hidden);

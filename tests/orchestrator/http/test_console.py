@@ -305,6 +305,22 @@ def test_times_are_rounded_to_ones_that_exist(page: Page) -> None:
     assert times == ["00:05:00", "9.9 ms", "1.00 s", "1 min 0 s", "2 min 0 s"]
 
 
+def test_a_read_does_not_wait_for_ever(page: Page) -> None:
+    unanswered = """async () => {
+        const { get } = await import("./ui/api.js");
+        const { timeout } = AbortSignal;
+        AbortSignal.timeout = () => AbortSignal.abort(new DOMException("", "TimeoutError"));
+        try {
+            return await get("v1/models");
+        } catch (error) {
+            return error.message;
+        } finally {
+            AbortSignal.timeout = timeout;
+        }
+    }"""
+    assert page.evaluate(unanswered) == "The service does not answer"
+
+
 def test_a_connection_that_breaks_is_named(page: Page) -> None:
     broken = """async () => {
         const { events } = await import("./ui/api.js");
