@@ -89,9 +89,9 @@ const newest = new WeakMap(); // the load that was wanted last, by place
  * service is out of reach, as long as the place is on the page.
  */
 export async function load(place, find, show, every = 0) {
-  const mine = {};
-  newest.set(place, mine);
-  const counts = () => newest.get(place) === mine;
+  const again = () => load(place, find, show, every);
+  newest.set(place, again);
+  const counts = () => newest.get(place) === again;
   let wait = every;
   try {
     const found = await find();
@@ -99,13 +99,14 @@ export async function load(place, find, show, every = 0) {
     tell(place, show(found) ?? "");
   } catch (error) {
     if (!counts()) return;
-    const again = async () => { if (await askForKey(error.wants)) load(place, find, show, every); };
-    tell(place, `${error.message} `, error.wants ? h("button", { type: "button", class: "quiet", onclick: again }, "Enter a key") : "");
+    // A later load that is refused alike leaves this button as it is.
+    const enterKey = async () => { if (await askForKey(error.wants)) newest.get(place)(); };
+    tell(place, `${error.message} `, error.wants ? h("button", { type: "button", class: "quiet", onclick: enterKey }, "Enter a key") : "");
     if ([0, 503].includes(error.status)) wait ||= STARTING_MS;
   }
   if (!wait) return;
   do await sleep(wait); while (document.hidden);
-  if (counts() && place.isConnected) load(place, find, show, every);
+  if (counts() && place.isConnected) again();
 }
 
 /** Yield the server-sent events of a POST as JSON. Throws the error that the stream reports. */

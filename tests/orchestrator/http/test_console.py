@@ -791,6 +791,22 @@ def test_a_key_that_was_not_given_is_asked_for_again_by_a_button_alone(browser: 
         expect(page.locator("dialog")).to_have_count(0)
 
 
+def test_a_key_that_is_given_late_loads_what_is_shown_by_then(browser: Browser) -> None:
+    with serving(keyed()) as url:
+        user = {"authorization": "Bearer sk-user"}
+        trace = post(url, headers=user).json()["baton"]["trace_id"]
+        until(lambda: HTTP.get(f"{url}/v1/traces/{trace}", headers=user).status_code == 200)
+        with page_of(browser, f"{url}/ui#/trace/{trace}") as page:
+            cancel(page)
+            expect(page.locator("p.bad")).to_contain_text("key")
+            with page.expect_response("**/v1/models"):
+                page.get_by_role("link", name="all requests").click()
+            page.evaluate("fetch('health').then((reply) => reply.text())")
+            page.get_by_role("button", name="Enter a key").click()
+            give(page, "an API key", "sk-user")
+            expect(page.locator(".list tbody tr")).to_have_count(1)
+
+
 def test_an_experiments_readout(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experimenter, "UPDATE_S", 0.05)
     experiment = {
