@@ -92,7 +92,9 @@ export class RunView {
   }
 
   replay() {
-    Run.begin(this.run.record).replay((run) => this.changed(run));
+    const run = Run.begin(this.run.record);
+    this.show(run); // at once: its first event may be far off
+    run.replay(() => this.changed(run));
   }
 }
 

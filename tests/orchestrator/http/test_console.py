@@ -464,6 +464,25 @@ def test_a_replay_that_is_stopped_shows_the_rest_at_once(
         ended(page)
 
 
+def test_a_replay_can_be_stopped_before_its_first_event(page: Page) -> None:
+    shown = """async () => {
+        const { Run } = await import("./ui/run.js");
+        const { RunView } = await import("./ui/runview.js");
+        const late = { author: "small", phase: "thought", accepted: true, at_ms: 3e6, ms: 1 };
+        const view = new RunView();
+        const steps = [{ ...late, text: "Late.", tokens: 1 }];
+        view.show(Run.of({ question: "?", policy: "bild", steps }));
+        const buttons = () => [...view.buttons.children];
+        const button = (name) => buttons().find((one) => one.textContent.startsWith(name));
+        button("Replay").click();
+        const found = [view.steps.items.length, Boolean(button("Replay"))];
+        button("Stop").click();
+        while (button("Stop")) await new Promise((resolve) => setTimeout(resolve, 10));
+        return [...found, view.steps.items.length];
+    }"""
+    assert page.evaluate(shown) == [0, False, 1]
+
+
 def keyed() -> Service:
     return made(access=Access(Keys(["sk-user"]), Keys(["sk-admin"]), Keys(["sk-observer"])))
 
