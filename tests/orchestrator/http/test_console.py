@@ -705,6 +705,15 @@ def test_publish_and_roll_back_with_keys(browser: Browser) -> None:
         assert "sk-" not in kept
 
 
+def test_a_parameter_without_a_value_differs_from_the_services_own(browser: Browser) -> None:
+    with serving(made(params={"specreason": {"budget": 4096}})) as url:
+        for params in {}, {"budget": None}:
+            given = {"policy": "specreason", "params": params}
+            assert HTTP.post(f"{url}/v1/policies", json=given).status_code == 201
+        with page_of(browser, f"{url}/ui#/policies") as page:
+            expect(page.locator(".version").first).to_contain_text("budget: 4096 → null")
+
+
 def test_policies_changed_elsewhere_meanwhile(browser: Browser) -> None:
     with serving(made()) as url, page_of(browser, f"{url}/ui") as page:
         page.locator("#model option[value=specreason]").wait_for(state="attached")

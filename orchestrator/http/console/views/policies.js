@@ -109,7 +109,7 @@ function values(params, schema) {
 function difference(version, before, schema) {
   if (!before) return values(version.params, schema);
   const names = [...new Set([...Object.keys(version.params), ...Object.keys(before.params)])];
-  const value = ({ params }, name) => JSON.stringify(params[name] ?? schema?.properties[name]?.default);
+  const value = ({ params }, name) => JSON.stringify(name in params ? params[name] : schema?.properties[name]?.default);
   const rows = names.filter((name) => value(version, name) !== value(before, name));
   if (!rows.length) return h("p", { class: "hint" }, `The same parameters as ${before.id}.`);
   return h("p", { class: "params" }, rows.map((name) => h("code", {}, `${name}: `, h("del", {}, value(before, name)), " → ", h("ins", {}, value(version, name)))));
