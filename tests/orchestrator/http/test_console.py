@@ -705,6 +705,17 @@ def test_publish_and_roll_back_with_keys(browser: Browser) -> None:
         assert "sk-" not in kept
 
 
+def test_a_wrong_parameter_is_named_each_time(browser: Browser, url: str) -> None:
+    with page_of(browser, f"{url}/ui#/policies") as page:
+        page.set_viewport_size({"width": 1200, "height": 300})
+        page.get_by_text("Publish a version").click()
+        page.locator("input[name=threshold]").fill("11")
+        for _ in range(2):
+            page.get_by_role("button", name="Publish").click()  # it scrolls to the button
+            expect(page.locator("p.bad")).to_contain_text("threshold")
+            expect(page.locator("p.bad")).to_be_in_viewport()
+
+
 def test_a_parameter_without_a_value_differs_from_the_services_own(browser: Browser) -> None:
     with serving(made(params={"specreason": {"budget": 4096}})) as url:
         for params in {}, {"budget": None}:

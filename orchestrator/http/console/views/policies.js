@@ -50,7 +50,7 @@ export class PoliciesView {
       active.note && active.version ? h("p", { class: "hint" }, plain(active.note)) : "",
       values(active.params, this.schemas[active.policy]),
       h("div", { class: "row" },
-        h("button", { onclick: () => this.change("POST", "v1/policies/rollback", { to: overview.previous ?? "default" }, "Rolled back"), disabled: !overview.can_roll_back }, "Roll back"), // to what stands beside it, whatever happened since
+        h("button", { onclick: () => this.change("Rolled back", () => send("POST", "v1/policies/rollback", { to: overview.previous ?? "default" })), disabled: !overview.can_roll_back }, "Roll back"), // to what stands beside it, whatever happened since
         h("span", { class: "hint" }, overview.can_roll_back ? `to ${overview.previous ?? "the deployment file's default"}` : "nothing was active before")));
     offer(this.policy, overview.data.map((row) => row.policy), this.policy.value || active.policy);
     this.choose();
@@ -63,7 +63,7 @@ export class PoliciesView {
       versions.map((version, index) => h("div", { class: "version" },
         h("div", { class: "row" },
           h("strong", {}, version.id),
-          version.id === this.overview.active ? h("span", { class: `state ${version.trouble ? "failed" : "finished"}` }, "active") : version.trouble ? null : h("button", { class: "quiet", onclick: () => this.change("PUT", "v1/policies/active", { version: version.id }, `${version.id} is active`) }, "Activate"),
+          version.id === this.overview.active ? h("span", { class: `state ${version.trouble ? "failed" : "finished"}` }, "active") : version.trouble ? null : h("button", { class: "quiet", onclick: () => this.change(`${version.id} is active`, () => send("PUT", "v1/policies/active", { version: version.id })) }, "Activate"),
           version.trouble ? h("span", { class: "state failed" }, "not in effect") : null,
           h("span", { class: "hint" }, version.created && moment(version.created), version.author ? ` by ${version.author}` : "")),
         version.trouble ? h("p", { class: "bad" }, version.trouble) : null,
@@ -76,19 +76,15 @@ export class PoliciesView {
   }
 
   publish() {
-    try {
-      const body = { policy: this.policy.value, params: this.form.values(), note: this.note.value, activate: this.activate.checked };
-      this.change("POST", "v1/policies", body, "Published");
-    } catch (error) {
-      tell(this.trouble, error.message);
-    }
+    this.change("Published", () => send("POST", "v1/policies", { policy: this.policy.value, params: this.form.values(), note: this.note.value, activate: this.activate.checked }));
   }
 
-  async change(method, path, body, done) {
+  async change(done, make) {
     if (this.changing) return; // a second click
     this.changing = true;
+    tell(this.trouble); // a fault that is met twice is said twice
     try {
-      await send(method, path, body);
+      await make();
       say(done);
       this.enter();
     } catch (error) {
