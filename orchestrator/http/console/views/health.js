@@ -1,7 +1,7 @@
 // Whether the service is healthy, and if not, which part.
 
 import { get, load, request } from "../api.js";
-import { h, number, percent, plural, redraw, tell } from "../dom.js";
+import { h, number, percent, plural, redraw } from "../dom.js";
 
 const POLL_MS = 2000;
 
@@ -46,7 +46,7 @@ export class HealthView {
 
   tell(tone, text) {
     this.glance.className = `glance ${tone}`;
-    tell(this.glance, text);
+    redraw(this.glance, text); // a poll must not scroll the page
   }
 
   draw(ready) {
