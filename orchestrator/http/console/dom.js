@@ -61,7 +61,8 @@ export function inTrouble({ degraded, not_in_effect: aside }) {
 
 /** Offer these names in a select; the one that was chosen stays, if it is among them. */
 export function offer(select, names, chosen = select.value) {
-  select.replaceChildren(...names.map((name) => h("option", { value: name, selected: name === chosen }, name || "all")));
+  redraw(select, names.map((name) => h("option", { value: name }, name || "all"))); // other options would close an open list
+  if (names.includes(chosen)) select.value = chosen;
 }
 
 /** A table in a region that scrolls; `body` is its tbody. */

@@ -434,6 +434,7 @@ def test_of_two_answers_to_one_filter_the_last_counts(browser: Browser, url: str
         rows = page.locator(".list tbody tr")
         expect(rows).not_to_have_count(0)
         status = page.locator("select[name=status]")
+        option = page.locator("select[name=policy] option[value=bild]").element_handle()
         with page.expect_request("**/v1/traces?status=failed"):
             status.select_option("failed")
         with page.expect_response(lambda reply: reply.url.endswith("/v1/traces?")):
@@ -442,6 +443,7 @@ def test_of_two_answers_to_one_filter_the_last_counts(browser: Browser, url: str
             held[0].continue_()
         page.evaluate("fetch('v1/models').then((reply) => reply.text())")
         expect(rows).not_to_have_count(0)
+        assert option.evaluate("(one) => one.isConnected")  # a list that is open stays so
 
 
 def test_a_replay_that_is_stopped_shows_the_rest_at_once(
