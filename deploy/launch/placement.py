@@ -198,8 +198,8 @@ def _on_cpu(models: Models, machine: Machine) -> Placed:
         f"Our own engine on {machine.cores} cores, with "
         f"{' and '.join(types.values())} weights: a pass takes as long as "
         "they take to be read.",
-        f"They take about {in_gb(need())}, with {len(models) * rows} cached sequences of "
-        f"{context:,} tokens.",
+        f"Weights and caches take about {in_gb(need())}. Each model decodes up to {rows} sequences "
+        f"at once (rows), and keeps {2 * rows} of {context:,} tokens (max_len) in its cache.",
     ]
     if len(models) == 2:
         workers["small"]["threads"] = half = max(1, machine.cores // 2)

@@ -98,6 +98,8 @@ def plan(
         placed, why = place(local, machine)
         workers |= placed
         reasons += [f"This machine: {machine}.", *why]
+        if named := [f"{name}.{key}" for name in local for key in (settings or {}).get(name, {})]:
+            reasons.append(f"The lines above leave out what you named: {', '.join(named)}.")
     for name, one in pair.items():
         if isinstance(one, ServedModel):
             workers[name] = one.worker

@@ -88,7 +88,8 @@ def test_weights_have_4_bits_if_they_do_not_fit_in_8(tmp_path: Path) -> None:
 
 def test_weights_have_8_bits_and_what_cache_fits(tmp_path: Path) -> None:
     roomy = Machine((), 8, 20 * GB)
-    workers = checked(plan(TINY, MIDDLE, roomy), tmp_path)
+    planned = plan(TINY, MIDDLE, roomy)
+    workers = checked(planned, tmp_path)
     assert {worker["dtype"] for worker in workers.values()} == {"int8"}
     assert [worker.get("threads") for worker in workers.values()] == [4, None]
     assert all("engine" not in worker for worker in workers.values())
@@ -99,6 +100,9 @@ def test_weights_have_8_bits_and_what_cache_fits(tmp_path: Path) -> None:
     weights = TINY.packed("int8") + MIDDLE.packed("int8")
     assert weights > TINY.parameters + MIDDLE.parameters  # embeddings stay as they are
     assert weights + cached <= 0.8 * roomy.memory
+    rows, length = (planned.workers["large"][key] for key in ("rows", "max_len"))
+    said = f"up to {rows} sequences at once (rows), and keeps {2 * rows} of {length:,} tokens"
+    assert said in planned.text()
     old = Machine((), 8, 64 * GB, int8=False)
     workers = checked(plan(TINY, MIDDLE, old), tmp_path)
     assert {worker["dtype"] for worker in workers.values()} == {"bfloat16"}

@@ -137,6 +137,7 @@ def test_a_model_here_and_one_on_a_server(
         args, why = planned(baton, tmp_path, "embedded:small,threads=1", server)
     small, large = args["workers"]["small"], args["workers"]["large"]
     assert (small["model"], small["threads"], large["url"]) == ("embedded:small", 1, url)
+    assert "The lines above leave out what you named: small.threads." in why
     assert args["policy"]["default"] == "bild"
     assert "Our own engine" in why
 
