@@ -73,7 +73,13 @@ def serve(
     WHAT may be followed by fields of a worker: MODEL@URL,api_key_env=LARGE_KEY,max_len=16384
     """
     if small is not None or large is not None or dry_run or out is not None:
-        text = _planned(config, small, large, port)
+        from deploy.launch.meanwhile import LOOPBACK, want_port
+
+        sources = _sources(config, small, large)
+        port = port or 8000
+        if not dry_run:
+            want_port(LOOPBACK, port)  # before it takes time to plan, and a file is written
+        text = asyncio.run(_plan(sources)).text(port)
         if dry_run:
             print(text, end="")
             return
@@ -131,16 +137,15 @@ def serve(
                 console.print(f"{left} answers were cut short.", style="yellow")
 
 
-def _planned(config: Path | None, small: str | None, large: str | None, port: int | None) -> str:
-    """Return a deployment file for two models on this machine."""
+def _sources(config: Path | None, small: str | None, large: str | None) -> dict[WorkerName, Source]:
+    """Return the two models that the command line names."""
     if small is None or large is None:
         raise InvalidRequest("name both models, --small and --large: a file is written for the two")
     if config is not None:
         raise InvalidRequest(f"{config}: name a deployment file, or --small and --large, not both")
     from deploy.launch.source import Source
 
-    sources: dict[WorkerName, Source] = {"small": Source.parse(small), "large": Source.parse(large)}
-    return asyncio.run(_plan(sources)).text(port or 8000)
+    return {"small": Source.parse(small), "large": Source.parse(large)}
 
 
 async def _plan(sources: dict[WorkerName, Source]) -> DeploymentPlan:

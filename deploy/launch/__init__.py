@@ -12,7 +12,7 @@ In reading order:
 - `environment`: the variables that Ray reads when it is imported.
 - `ray_node`: a Ray of our own on this machine.
 - `cluster`: a deployment on it, for `baton serve`.
-- `meanwhile`: what answers on the service's port while Ray starts.
+- `meanwhile`: the service's port before its proxy listens there.
 - `watch`: what dies while a service runs.
 - `workers`: both workers in one process, for tools.
 """

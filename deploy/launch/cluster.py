@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,7 +14,7 @@ import httpx
 
 from deploy.launch.deployment_file import Deployment
 from deploy.launch.environment import PROCESSES
-from deploy.launch.meanwhile import answering
+from deploy.launch.meanwhile import LOOPBACK, answering, want_port
 from deploy.launch.ray_node import NotServing, logs, own_ray
 from deploy.launch.watch import Watch
 from deploy.service.config import Args
@@ -27,7 +26,6 @@ READY_S = 300.0  # to answer, once Serve says that everything runs
 SOON_S = 3.0  # the same, before it is said why it does not
 TOLD_S = 60.0  # between two words on what is still starting
 ASK_S, CUT_S = 5.0, 0.5  # for replicas to answer, and for what they send last to arrive
-LOOPBACK = "127.0.0.1"
 
 
 class NodeDied(BatonError):
@@ -109,7 +107,7 @@ def serving(
             in time.
     """
     options = deployment.serve.http_options
-    _want_port(options.host, options.port)
+    want_port(options.host, options.port)
     with ExitStack() as meanwhile:
         meanwhile.enter_context(answering(options.host or LOOPBACK, options.port))
         with own_ray(_processes(deployment.args)) as node:
@@ -145,18 +143,6 @@ def _start_serve(deployment: Deployment) -> Any:
             if last:
                 raise
     raise AssertionError
-
-
-def _want_port(host: str | None, port: int) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in (host or "") else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host or LOOPBACK, port))
-        except OSError as error:
-            raise NotServing(
-                f"cannot listen on {host}:{port}: {error.strerror}; name another port "
-                "(--port, or http_options.port in the file)"
-            ) from None
 
 
 def _want_gpus(workers: Workers) -> None:

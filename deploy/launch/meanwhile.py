@@ -1,4 +1,4 @@
-"""The service's port while Ray starts: until its proxy listens there, this process answers."""
+"""The service's port before its proxy listens there: whether it is free, and who answers on it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,23 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from deploy.launch.ray_node import NotServing
+
+LOOPBACK = "127.0.0.1"
+
+
+def want_port(host: str | None, port: int) -> None:
+    """Raise NotServing if nothing can listen there."""
+    with socket.socket(socket.AF_INET6 if ":" in (host or "") else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host or LOOPBACK, port))
+        except OSError as error:
+            raise NotServing(
+                f"cannot listen on {host or LOOPBACK}:{port}: {error.strerror}; name another port "
+                "(--port, or http_options.port in the file)"
+            ) from None
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from ray import serve
 
 from deploy.launch import cluster
 from deploy.launch.cluster import NodeDied, NotServing, RunningService, _gist, _want_gpus
-from deploy.launch.meanwhile import answering
+from deploy.launch.meanwhile import answering, want_port
 from deploy.service.worker_spec import Workers
 from tests.deploy.conftest import free_port
 
@@ -70,8 +70,8 @@ def test_the_port_answers_while_ray_starts() -> None:
             pass
         assert httpx.get(f"{url}/ready").status_code == 503
         with pytest.raises(NotServing, match="cannot listen"):
-            cluster._want_port("127.0.0.1", port)
-    cluster._want_port("127.0.0.1", port)
+            want_port("127.0.0.1", port)
+    want_port("127.0.0.1", port)
 
 
 def test_a_node_is_well_while_its_processes_run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from deploy.launch.deployment_file import load
 from deploy.launch.plan import DeploymentPlan, plan
 from deploy.launch.sizes import ENGINE_BYTES, GB, Gpu, Machine, ModelSize
 from orchestrator.errors import ConfigError
+from tests.deploy.conftest import free_port
 from tests.workers.conftest import linears
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load_model
@@ -277,9 +279,22 @@ def test_the_command_line(
     assert run(monkeypatch, str(file), *pair) == 2
     assert "not both" in capsys.readouterr().err
     file.write_text("something: else")
-    assert run(monkeypatch, *pair, "--out", str(file)) == 1
+    free = ["--port", str(free_port())]
+    assert run(monkeypatch, *pair, *free, "--out", str(file)) == 1
     assert "is another file" in capsys.readouterr().err
     assert file.read_text() == "something: else"
+
+
+def test_a_port_that_is_taken_is_said_before_a_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Machine, "look", lambda: pytest.fail("it looked at the machine"))
+    pair, file = ["--small", "embedded:small", "--large", "embedded:large"], tmp_path / "new.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert run(monkeypatch, *pair, "--port", port, "--out", str(file)) == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already" in capsys.readouterr().err
+    assert not file.exists()
 
 
 @pytest.mark.parametrize(
