@@ -58,6 +58,10 @@ def serve(
         float | None,
         typer.Option(min=1, help="Seconds to become ready; default: as long as models load."),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Port for Prometheus, on loopback; default: any."),
+    ] = None,
 ) -> None:
     """Serve a deployment file, in the foreground. SIGTERM finishes what is under way, Ctrl-C ends
     it; the exit status is 1 if Ray dies.
@@ -78,7 +82,7 @@ def serve(
         sources = _sources(config, small, large)
         port = port or 8000
         if not dry_run:
-            want_port(LOOPBACK, port)  # before it takes time to plan, and a file is written
+            want_port(LOOPBACK, port, "--port")  # before planning takes time and writes a file
         text = asyncio.run(_plan(sources)).text(port)
         if dry_run:
             print(text, end="")
@@ -107,6 +111,7 @@ def serve(
         with serving(
             deployment,
             ready_s=ready_within,
+            metrics_port=metrics_port,
             on_ray=stop.listen,
             tell=lambda message: console.print(message, style="dim", markup=False),
         ) as service:

@@ -89,28 +89,31 @@ def serving(
     deployment: Deployment,
     *,
     ready_s: float | None = None,
+    metrics_port: int | None = None,
     on_ray: Callable[[], object] = lambda: None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[RunningService]:
     """The deployment, up and ready on a separate Ray.
 
     A download may take hours, so nothing times out while Serve says that something is still
-    starting, unless `ready_s` sets a limit. `on_ray` is called after Ray has set its own signal
-    handlers. `tell` gets what a deployment without a place needs, and every minute what is still
-    starting.
+    starting, unless `ready_s` sets a limit. Prometheus finds the metrics at `metrics_port` (None:
+    at any). `on_ray` is called after Ray has set its own signal handlers. `tell` gets what a
+    deployment without a place needs, and every minute what is still starting.
 
     Nothing that was started outlives the block, not even after an exception. Call
     `deploy.launch.environment.prepare` before anything imports ray.
 
     Raises:
-        NotServing: the port is taken, GPUs are missing, a deployment failed, or it was not ready
+        NotServing: a port is taken, GPUs are missing, a deployment failed, or it was not ready
             in time.
     """
     options = deployment.serve.http_options
-    want_port(options.host, options.port)
+    want_port(options.host, options.port, "--port, or http_options.port in the file")
+    if metrics_port is not None:
+        want_port(LOOPBACK, metrics_port, "--metrics-port")
     with ExitStack() as meanwhile:
         meanwhile.enter_context(answering(options.host or LOOPBACK, options.port))
-        with own_ray(_processes(deployment.args)) as node:
+        with own_ray(_processes(deployment.args), metrics_port) as node:
             on_ray()
             if not deployment.serve.applications[0].deployments:  # which may ask for other GPUs
                 _want_gpus(deployment.args.workers)

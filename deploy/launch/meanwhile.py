@@ -12,8 +12,8 @@ from deploy.launch.ray_node import NotServing
 LOOPBACK = "127.0.0.1"
 
 
-def want_port(host: str | None, port: int) -> None:
-    """Raise NotServing if nothing can listen there."""
+def want_port(host: str | None, port: int, where: str) -> None:
+    """Raise NotServing if nothing can listen there; `where`: in which option another port goes."""
     with socket.socket(socket.AF_INET6 if ":" in (host or "") else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -21,7 +21,7 @@ def want_port(host: str | None, port: int) -> None:
         except OSError as error:
             raise NotServing(
                 f"cannot listen on {host or LOOPBACK}:{port}: {error.strerror}; name another port "
-                "(--port, or http_options.port in the file)"
+                f"({where})"
             ) from None
 
 

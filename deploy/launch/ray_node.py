@@ -33,10 +33,11 @@ class NotServing(BatonError):
 
 
 @contextmanager
-def own_ray(processes: int = PROCESSES) -> Iterator[Any]:
+def own_ray(processes: int = PROCESSES, metrics_port: int | None = None) -> Iterator[Any]:
     """A Ray of our own with this many workers, gone at the end with all that it started.
 
-    Yields Ray's node. Call `deploy.launch.environment.prepare` before anything imports ray.
+    Yields Ray's node, whose metrics are at `metrics_port` (None: at any). Call
+    `deploy.launch.environment.prepare` before anything imports ray.
     """
     import ray
 
@@ -48,7 +49,7 @@ def own_ray(processes: int = PROCESSES) -> Iterator[Any]:
     try:
         start_at_once(processes)
         with _spared_sigterm():
-            node = _node(folder / "ray", processes)
+            node = _node(partial(_start_node, folder / "ray", processes, metrics_port))
         ray.init(
             address=node.address,
             log_to_driver=False,
@@ -80,15 +81,15 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _node(folder: Path, processes: int) -> Any:
+def _node(start: Callable[[], Any]) -> Any:
     """Start Ray's node, again if it dies: it gives its agent 15 s, too few on a busy machine."""
     for _ in range(NODE_TRIES - 1):
         with suppress(NotServing):
-            return _start_node(folder, processes)
-    return _start_node(folder, processes)
+            return start()
+    return start()
 
 
-def _start_node(folder: Path, processes: int) -> Any:
+def _start_node(folder: Path, processes: int, metrics_port: int | None) -> Any:
     """Start Ray's processes that a service needs.
 
     `ray.init` starts three more: for autoscaling, for logs in the terminal, and for the dashboard,
@@ -115,6 +116,7 @@ def _start_node(folder: Path, processes: int) -> Any:
             num_cpus=max(processes, os.cpu_count() or 1),  # as many workers start at once
             object_store_memory=OBJECTS_BYTES,
             temp_dir=str(folder),
+            metrics_export_port=metrics_port,
             include_log_monitor=False,
             no_monitor=True,
         ),

@@ -83,8 +83,10 @@ class Served:
     """A running `baton serve`."""
 
     def __init__(self, file: Path) -> None:
+        self.metrics_port = free_port()
+        options = ["--grace", str(WAIT_S), "--metrics-port", str(self.metrics_port)]
         self.process = subprocess.Popen(
-            [*BATON, "serve", "--grace", str(WAIT_S), str(file)],
+            [*BATON, "serve", *options, str(file)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

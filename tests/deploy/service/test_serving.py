@@ -102,6 +102,11 @@ def test_ray_listens_on_the_loopback_address_alone(served: Served) -> None:
     assert [name for name, loopback in heard if not loopback] == []
 
 
+async def test_prometheus_finds_the_series_at_the_port_that_was_named(served: Served) -> None:
+    url = f"http://127.0.0.1:{served.metrics_port}/metrics"
+    await until(lambda: "\nray_baton_worker_replicas{" in httpx.get(url, timeout=WAIT_S).text)
+
+
 async def test_the_stream_says_what_the_whole_answer_says(served: Served) -> None:
     whole = await served.client.chat.completions.create(
         model="large-only",
