@@ -140,8 +140,7 @@ class WorkerSpec(StrictModel):
     )
     rows: Count = 8  # live sequences per replica
     # Tokens decoded after a call, while no call is served, for the next call to continue from.
-    # None: 64 by the small model, but 0 if it has all cores of a CPU or is a server, and 0 by the
-    # large.
+    # None: 64 by the small model, but 0 if it is a server, and 0 by the large.
     run_ahead: int | None = Field(default=None, ge=0, le=4096)
     # How the model marks its thought: auto, none, a family's name, or {open, close, answer, end}.
     thinking: str | dict[str, str] = "auto"
