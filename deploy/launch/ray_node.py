@@ -174,18 +174,16 @@ def _stop(before: set[psutil.Process], node: Any) -> None:
     import ray
     from ray import serve
 
-    ours = _started() - before
     # While Serve shuts down, Ray reports that its own tasks failed, which is expected.
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         if ray.is_initialized():
             parting = threading.Thread(target=_quietly, args=(serve.shutdown,), daemon=True)
             parting.start()
             parting.join(SHUTDOWN_S)
-            ours |= _started() - before
             _quietly(ray.shutdown)
         if node is not None:
             _quietly(partial(node.kill_all_processes, check_alive=False, allow_graceful=False))
-    _kill(ours)
+    _kill(_started() - before)  # orphans are ours by now
 
 
 def _quietly(step: Callable[[], object]) -> None:
