@@ -31,6 +31,8 @@ def _put(settings: Any, path: list[str], value: Any, name: str) -> Mapping[str, 
     if not isinstance(settings, Mapping):
         raise ValueError(f"${name}: expected an object in the file to hold {path[0]}, got a value")
     first, *rest = path
+    if value is None and not rest:
+        return {key: one for key, one in settings.items() if key != first}
     inside = _put(settings.get(first, {}), rest, value, name) if rest else value
     return {**settings, first: inside}
 

@@ -8,6 +8,7 @@ import pytest
 
 from deploy.launch.deployment_file import load
 from orchestrator.errors import ConfigError
+from orchestrator.http.settings import ServiceLimits
 from tests.deploy.service.test_config import ARGS, write
 
 
@@ -32,6 +33,18 @@ def test_a_blank_variable_is_not_set(
     file = write(tmp_path, {f"{ARGS}.auth": {"api_keys_env": "BATON_API_KEYS"}})
     monkeypatch.setenv("BATON_AUTH", text)
     assert (load(file).args.auth is not None) == kept
+
+
+def test_null_removes_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_WORKERS__LARGE__URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("BATON_LIMITS__MAX_TOKENS", "null")
+    with pytest.raises(ConfigError, match="is the server's own if a url is given"):
+        load(write(tmp_path))
+    for name in ("DEVICE", "DTYPE", "REPLICAS", "ROWS", "THREADS", "SPECULATION"):
+        monkeypatch.setenv(f"BATON_WORKERS__LARGE__{name}", "null")
+    args = load(write(tmp_path, {f"{ARGS}.limits.max_tokens": 5})).args
+    assert args.workers.large.url == "http://127.0.0.1:9/v1"
+    assert args.limits.max_tokens == ServiceLimits().max_tokens
 
 
 @pytest.mark.parametrize(
