@@ -91,14 +91,14 @@ def parse(data: Any, port: int | None = None) -> tuple[list[Fault], Deployment |
     if not isinstance(data, dict):
         return [((), "not a mapping; see deploy/local.yaml for a deployment file")], None
     faults = list(_unknown_keys(ServeDeploySchema, data))
-    if port is not None:
-        data = {**data, "http_options": {**(data.get("http_options") or {}), "port": port}}
     try:
         serve = ServeDeploySchema.model_validate(data)
     except ValidationError as error:
         named = {place for place, _ in faults}
         others = _faults(error, ServeDeploySchema)
         return faults + [one for one in others if one[0] not in named], None
+    if port is not None:
+        serve.http_options.port = port
     wrong, args = _parse_args(data)
     if args is None:
         return faults + wrong, None

@@ -179,12 +179,12 @@ def test_what_is_wrong_is_named(tmp_path: Path, key: str, value: Any, said: str)
     assert "s3cret" not in message
 
 
-@pytest.mark.parametrize("text", ["- a", "a: [", "\x00", "just words"])
+@pytest.mark.parametrize("text", ["- a", "a: [", "\x00", "just words", "http_options: 8000"])
 def test_what_is_no_deployment_file_at_all(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as info:
-        load(file)
+        load(file, port=9000)
     assert "\n" not in str(info.value)
 
 
