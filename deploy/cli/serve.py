@@ -112,7 +112,8 @@ def serve(
             deployment,
             ready_s=ready_within,
             metrics_port=metrics_port,
-            on_ray=stop.listen,
+            check=stop.check,
+            on_ray=stop.interrupt,
             tell=lambda message: console.print(message, style="dim", markup=False),
         ) as service:
             url = service.url
@@ -189,9 +190,9 @@ class _Stopped(KeyboardInterrupt):
 
 
 class _Stop(Event):
-    """Set by SIGINT and SIGTERM. Before anybody waits for it, the first of them interrupts."""
+    """Set by SIGINT and SIGTERM. Between `interrupt` and `wait`, the first of them interrupts."""
 
-    awaited = False
+    interrupts = False
     hurried = False  # whether a SIGINT came: nothing more is waited for
 
     def listen(self) -> None:
@@ -199,15 +200,26 @@ class _Stop(Event):
         for name in SIGNALS:
             signal.signal(name, self._on_signal)
 
+    def check(self) -> None:
+        """Raise _Stopped if a signal came."""
+        if self.is_set():
+            raise _Stopped
+
+    def interrupt(self) -> None:
+        """Raise _Stopped if a signal came, or as soon as one comes."""
+        self.listen()
+        self.interrupts = True
+        self.check()
+
     def wait(self, timeout: float | None = None) -> bool:
-        self.awaited = True
+        self.interrupts = False
         return super().wait(timeout)
 
     def _on_signal(self, number: int, _: Any) -> None:
         first = not self.is_set()
         self.hurried |= number == signal.SIGINT
         self.set()
-        if first and not self.awaited:
+        if first and self.interrupts:
             raise _Stopped
 
 

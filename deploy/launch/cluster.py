@@ -90,6 +90,7 @@ def serving(
     *,
     ready_s: float | None = None,
     metrics_port: int | None = None,
+    check: Callable[[], object] = lambda: None,
     on_ray: Callable[[], object] = lambda: None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[RunningService]:
@@ -97,8 +98,9 @@ def serving(
 
     A download may take hours, so nothing times out while Serve says that something is still
     starting, unless `ready_s` sets a limit. Prometheus finds the metrics at `metrics_port` (None:
-    at any). `on_ray` is called after Ray has set its own signal handlers. `tell` gets what a
-    deployment without a place needs, and every minute what is still starting.
+    at any). `check` is that of `own_ray`; `on_ray` is called after Ray has set its own signal
+    handlers. `tell` gets what a deployment without a place needs, and every minute what is still
+    starting.
 
     Nothing that was started outlives the block, not even after an exception. Call
     `deploy.launch.environment.prepare` before anything imports ray.
@@ -113,10 +115,10 @@ def serving(
         want_port(LOOPBACK, metrics_port, "--metrics-port")
     with ExitStack() as meanwhile:
         meanwhile.enter_context(answering(options.host or LOOPBACK, options.port))
-        with own_ray(_processes(deployment.args), metrics_port) as node:
-            on_ray()
+        with own_ray(_processes(deployment.args), metrics_port, check) as node:
             if not deployment.serve.applications[0].deployments:  # which may ask for other GPUs
                 _want_gpus(deployment.args.workers)
+            on_ray()
             client = _start_serve(deployment)
             meanwhile.close()
             # As `serve run FILE` does it: the whole file counts, with its `deployments` overrides.

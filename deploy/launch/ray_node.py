@@ -33,11 +33,17 @@ class NotServing(BatonError):
 
 
 @contextmanager
-def own_ray(processes: int = PROCESSES, metrics_port: int | None = None) -> Iterator[Any]:
+def own_ray(
+    processes: int = PROCESSES,
+    metrics_port: int | None = None,
+    check: Callable[[], object] = lambda: None,
+) -> Iterator[Any]:
     """A Ray of our own with this many workers, gone at the end with all that it started.
 
-    Yields Ray's node, whose metrics are at `metrics_port` (None: at any). Call
-    `deploy.launch.environment.prepare` before anything imports ray.
+    Yields Ray's node, whose metrics are at `metrics_port` (None: at any). `check` is called while
+    the node starts, and may end that by an exception: a signal handler's, raised inside Ray's own
+    calls, hangs or crashes them. Call `deploy.launch.environment.prepare` before anything imports
+    ray.
     """
     import ray
 
@@ -48,8 +54,9 @@ def own_ray(processes: int = PROCESSES, metrics_port: int | None = None) -> Iter
     node = None
     try:
         start_at_once(processes)
+        start = partial(_start_node, folder / "ray", processes, metrics_port, check)
         with _spared_sigterm():
-            node = _node(partial(_start_node, folder / "ray", processes, metrics_port))
+            node = _node(start)
         ray.init(
             address=node.address,
             log_to_driver=False,
@@ -89,7 +96,9 @@ def _node(start: Callable[[], Any]) -> Any:
     return start()
 
 
-def _start_node(folder: Path, processes: int, metrics_port: int | None) -> Any:
+def _start_node(
+    folder: Path, processes: int, metrics_port: int | None, check: Callable[[], object]
+) -> Any:
     """Start Ray's processes that a service needs.
 
     `ray.init` starts three more: for autoscaling, for logs in the terminal, and for the dashboard,
@@ -106,7 +115,7 @@ def _start_node(folder: Path, processes: int, metrics_port: int | None) -> Any:
             """Wait for the node, too: Ray itself gives it 30 s, too few on a busy machine."""
             super().start_ray_processes()
             try:
-                _until_known(self)
+                _until_known(self, check)
             except NotServing:
                 self.kill_all_processes(check_alive=False, allow_graceful=False)
                 raise
@@ -126,12 +135,13 @@ def _start_node(folder: Path, processes: int, metrics_port: int | None) -> Any:
     )
 
 
-def _until_known(node: Any) -> None:
+def _until_known(node: Any, check: Callable[[], object]) -> None:
     """Wait until a node is registered; raise NotServing if it dies or takes too long."""
     from ray._private.services import get_node
 
     until = time.monotonic() + NODE_S
     while time.monotonic() < until and not node.dead_processes():
+        check()
         with suppress(RuntimeError):
             get_node(node.gcs_address, node._node_id)
             return

@@ -212,23 +212,27 @@ def test_the_file_of_two_models_is_written_into_a_new_folder(
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_ctrl_c_while_starting_leaves_the_clearing_away_alone(
+def test_a_signal_waits_while_ray_starts_and_a_second_one_interrupts_nothing(
     sign: signal.Signals,
 ) -> None:
-    cleared = False
+    passed = list[str]()
 
-    def start() -> None:
-        nonlocal cleared
-        with serve._stopping():
+    def start(then: str) -> None:
+        with serve._stopping() as stop:
+            if then == "in Serve":
+                stop.interrupt()
             try:
                 signal.raise_signal(sign)
+                passed.append("in Ray")
+                getattr(stop, then)()
             finally:
                 signal.raise_signal(sign)
-                cleared = True
+                passed.append("cleared")
 
-    with pytest.raises(KeyboardInterrupt):
-        start()
-    assert cleared
+    for then in ("check", "interrupt", "in Serve"):
+        with pytest.raises(KeyboardInterrupt):
+            start(then)
+    assert passed == ["in Ray", "cleared"] * 2 + ["cleared"]
 
 
 def test_trace_replay_says_whether_a_policy_decides_as_it_did(baton: Any, saved: str) -> None:
