@@ -280,7 +280,7 @@ def test_a_signal_while_starting(
         time.sleep(0.05)
     started = service.processes()
     _, err = service.interrupt(sign)
-    assert (service.process.returncode, err) == (130, "")
+    assert (service.process.returncode, err) == (130, "baton: interrupted\n")
     assert alive(started) == {}
 
 
