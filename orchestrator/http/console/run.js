@@ -232,6 +232,7 @@ export class Run {
   static begin(record) {
     const { parameters = {}, overrides = [] } = record;
     const policy = Object.fromEntries(overrides.filter((name) => name in parameters).map((name) => [name, parameters[name]]));
+    if (record.model === "baton" && Object.keys(policy).length) policy.name = record.policy; // the parameters are of no other
     const asked = record.messages?.findLast((one) => one.role === "user")?.content; // the record cuts a long `question`
     const run = new Run(asked ?? record.question ?? "", record.model ?? record.policy, { policy, messages: record.messages });
     run.record = record;

@@ -189,8 +189,16 @@ def test_ask_again_repeats_what_is_shown(browser: Browser, url: str) -> None:
         expect(page.locator("#question")).to_have_value("Something else?")
 
 
-def test_a_recorded_request_is_copied_with_its_parameters(browser: Browser, url: str) -> None:
-    body = {"model": "specreason", "policy": {"threshold": 1.5}}
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "specreason", "policy": {"threshold": 1.5}},
+        {"model": "baton", "policy": {"name": "coin", "large_probability": 0.25}},
+    ],
+)
+def test_a_recorded_request_is_copied_with_its_parameters(
+    browser: Browser, url: str, body: Any
+) -> None:
     trace = post(url, body).json()["baton"]["trace_id"]
     until(lambda: HTTP.get(f"{url}/v1/traces/{trace}").status_code == 200)
     with page_of(browser, f"{url}/ui#/trace/{trace}") as page:
@@ -198,7 +206,7 @@ def test_a_recorded_request_is_copied_with_its_parameters(browser: Browser, url:
         page.get_by_role("button", name="Copy as curl").click()
         expect(page.locator("#toast")).to_have_text("curl command copied")
         copied = page.evaluate("navigator.clipboard.readText()")
-        assert json.loads(copied.split(" -d ")[1].strip("'"))["policy"] == {"threshold": 1.5}
+        assert json.loads(copied.split(" -d ")[1].strip("'"))["policy"] == body["policy"]
 
 
 def test_a_long_question_is_not_cut(browser: Browser, url: str) -> None:
