@@ -433,6 +433,18 @@ def test_a_trace_by_its_link_in_the_list_and_from_a_file(
         expect(page.get_by_text("all requests")).to_be_visible()
 
 
+def test_a_trace_that_is_awaited_shows_that_it_is(browser: Browser, url: str) -> None:
+    held: list[Route] = []
+    with page_of(browser, f"{url}/ui#/traces") as page:
+        page.route("**/v1/traces/awaited", lambda route: held.append(route))
+        with page.expect_request("**/v1/traces/awaited"):
+            page.goto(f"{url}/ui#/trace/awaited")
+        expect(page.locator(".traces .pending")).to_be_visible()
+        held[0].fulfill(status=400, json={"error": {"message": "a fault"}})
+        expect(page.locator("p.bad")).to_contain_text("a fault")
+        expect(page.locator(".traces .pending")).to_have_count(0)
+
+
 def test_of_two_answers_to_one_filter_the_last_counts(browser: Browser, url: str) -> None:
     held: list[Route] = []
     trace = post(url).json()["baton"]["trace_id"]

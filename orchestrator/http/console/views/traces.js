@@ -49,9 +49,10 @@ export class TracesView {
     }
     const run = new Run("", "");
     run.traceId = id;
-    this.one.replaceChildren(back());
+    const pending = h("p", { class: "pending" }, "…");
+    this.one.replaceChildren(back(), pending);
     this.turnTo(this.one);
-    load(this.trouble, async () => Run.of(await run.saved()), (saved) => this.show(saved));
+    load(this.trouble, async () => Run.of(await run.saved().finally(() => pending.remove())), (saved) => this.show(saved));
   }
 
   turnTo(part) {
