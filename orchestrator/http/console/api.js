@@ -137,7 +137,7 @@ function askForKey(which) {
     const dialog = h("dialog", { class: "keys", "aria-labelledby": "key-title" },
       h("form", { method: "dialog" },
         h("h2", { id: "key-title" }, TITLES[which][0]),
-        wrong.has(which) ? h("p", { class: "bad" }, "The key that was sent does not do.") : null,
+        wrong.has(which) ? h("p", { class: "bad" }, "The key that was sent was not accepted.") : null,
         field(TITLES[which][1], input, "It is kept in this page's memory only, and gone when the page is closed or loaded again."),
         h("div", { class: "row end" },
           h("button", { type: "button", class: "quiet", onclick: () => dialog.close("") }, "Cancel"),

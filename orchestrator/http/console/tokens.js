@@ -7,7 +7,7 @@ import { plain } from "./richtext.js";
 const KINDS = {
   a: ["accepted", "drafted, and accepted by the model"],
   r: ["recovered", "the model's own, where it rejected the draft"],
-  b: ["bonus", "the model's own, behind a draft accepted whole"],
+  b: ["bonus", "the model's own, after a draft that was accepted whole"],
 };
 
 /** A folded list of tokens; nothing if they are unknown, or none was drafted. */

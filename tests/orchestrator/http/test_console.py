@@ -512,7 +512,7 @@ def keyed() -> Service:
 def give(page: Page, which: str, key: str, *, wrong: bool = False) -> None:
     """A key to the dialog that asks for `which`; `wrong`: one that was given before was refused."""
     dialog = page.locator("dialog[open]", has=page.locator("h2", has_text=which))
-    expect(dialog.get_by_text("does not do")).to_have_count(int(wrong))
+    expect(dialog.get_by_text("was not accepted")).to_have_count(int(wrong))
     dialog.locator("input").fill(key)
     dialog.get_by_role("button", name="Use key").click()
 
@@ -782,7 +782,7 @@ def test_a_mistaken_key_locks_nothing(browser: Browser, mistaken: str) -> None:
         page.get_by_role("button", name="Publish").click()
         give(page, "needs the admin key", mistaken)
         expect(page.locator("dialog")).to_contain_text("needs the admin key")
-        expect(page.locator("dialog")).to_contain_text("does not do")
+        expect(page.locator("dialog")).to_contain_text("was not accepted")
         cancel(page)
         expect(page.locator("p.bad")).to_contain_text("this needs an admin key")
         page.goto(f"{url}/ui#/experiments")

@@ -18,7 +18,7 @@ export class CompareView {
       controls: [this.models[0], h("span", { class: "inline" }, "against"), this.models[1],
         h("label", { class: "check" }, this.turns, "one after the other, for fair times")],
     });
-    this.verdict = h("p", { class: "verdict", role: "status" }, "Two policies answer the same question. Here stands whether their answers agree, how long each took, and how much the large model wrote.");
+    this.verdict = h("p", { class: "verdict", role: "status" }, "Two policies answer the same question. Then this line says whether their answers agree, how long each took, and how much the large model wrote.");
     this.sides = h("div", { class: "sides" });
     this.element = h("div", { class: "compare" }, this.form.element, this.verdict, this.sides);
   }
