@@ -57,6 +57,7 @@ def own_ray(
         start = partial(_start_node, folder / "ray", processes, metrics_port, check)
         with _spared_sigterm():
             node = _node(start)
+        check()
         ray.init(
             address=node.address,
             log_to_driver=False,
