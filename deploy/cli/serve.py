@@ -196,18 +196,18 @@ class _Stop(Event):
     hurried = False  # whether a SIGINT came: nothing more is waited for
 
     def listen(self) -> None:
-        """Have the signals handled here, also if Ray has installed its handlers."""
+        """Have the signals handled here."""
         for name in SIGNALS:
             signal.signal(name, self._on_signal)
 
     def check(self) -> None:
-        """Raise _Stopped if a signal came."""
+        """Raise _Stopped if a signal came; listen on, also if Ray has installed its handlers."""
+        self.listen()
         if self.is_set():
             raise _Stopped
 
     def interrupt(self) -> None:
         """Raise _Stopped if a signal came, or as soon as one comes."""
-        self.listen()
         self.interrupts = True
         self.check()
 

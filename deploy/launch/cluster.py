@@ -98,8 +98,8 @@ def serving(
 
     A download may take hours, so nothing times out while Serve says that something is still
     starting, unless `ready_s` sets a limit. Prometheus finds the metrics at `metrics_port` (None:
-    at any). `check` is that of `own_ray`; `on_ray` is called after Ray has set its own signal
-    handlers. `tell` gets what a deployment without a place needs, and every minute what is still
+    at any). `check` is that of `own_ray`; from `on_ray` on an exception may end the start at any
+    time. `tell` gets what a deployment without a place needs, and every minute what is still
     starting.
 
     Nothing that was started outlives the block, not even after an exception. Call

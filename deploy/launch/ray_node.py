@@ -41,9 +41,9 @@ def own_ray(
     """A Ray of our own with this many workers, gone at the end with all that it started.
 
     Yields Ray's node, whose metrics are at `metrics_port` (None: at any). `check` is called while
-    the node starts, and may end that by an exception: a signal handler's, raised inside Ray's own
-    calls, hangs or crashes them. Call `deploy.launch.environment.prepare` before anything imports
-    ray.
+    the node starts, and after Ray has set its own signal handlers. It may end the start by an
+    exception: a signal handler's, raised inside Ray's own calls, hangs or crashes them. Call
+    `deploy.launch.environment.prepare` before anything imports ray.
     """
     import ray
 
@@ -64,6 +64,7 @@ def own_ray(
             logging_level=logging.ERROR,
             namespace="serve",
         )
+        check()
         yield node
     finally:
         _stop(before, node)
