@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from deploy.launch.ray_node import NotServing
+from deploy.launch.ray_node import NotServing, spared_sigterm
 
 LOOPBACK = "127.0.0.1"
 
@@ -47,7 +47,8 @@ def answering(host: str, port: int) -> Iterator[None]:
             )
         )
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-        thread.start()
+        with spared_sigterm():
+            thread.start()
         try:
             yield
         finally:

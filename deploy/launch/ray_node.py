@@ -55,15 +55,17 @@ def own_ray(
     try:
         start_at_once(processes)
         start = partial(_start_node, folder / "ray", processes, metrics_port, check)
-        with _spared_sigterm():
+        with spared_sigterm():
             node = _node(start)
         check()
-        ray.init(
-            address=node.address,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            namespace="serve",
-        )
+        with spared_sigterm():  # else Ray's own handler aborts, until `check` has replaced it
+            ray.init(
+                address=node.address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                namespace="serve",
+            )
+            check()
         check()
         yield node
     finally:
@@ -71,11 +73,11 @@ def own_ray(
 
 
 @contextmanager
-def _spared_sigterm() -> Iterator[None]:
-    """Have the processes that start in the block, and theirs, ignore SIGTERM.
+def spared_sigterm() -> Iterator[None]:
+    """Have SIGTERM wait in this thread, and for ever in processes and threads that start here.
 
     `timeout` and systemd send it to every process of a group. Ray's would end at once, and with
-    them the answers under way, which this process lets finish.
+    them the answers under way, which this process lets finish. Threads leave it to the main one.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:

@@ -74,7 +74,7 @@ def test_what_is_left_is_killed() -> None:
 
 def test_started_processes_ignore_sigterm_and_this_one_does_not() -> None:
     code = "import signal, os; os.kill(0, signal.SIGTERM); print('lives')"
-    with ray_node._spared_sigterm():
+    with ray_node.spared_sigterm():
         kept = subprocess.run(
             [sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True
         )
