@@ -201,9 +201,12 @@ class _Stop(Event):
             signal.signal(name, self._on_signal)
 
     def check(self) -> None:
-        """Raise _Stopped if a signal came; listen on, also if Ray has installed its handlers."""
+        """Raise _Stopped if a signal came; listen on, also if Ray has installed its handlers.
+
+        A SIGTERM may still wait: this thread blocks it for minutes if Ray starts slowly.
+        """
         self.listen()
-        if self.is_set():
+        if self.is_set() or signal.SIGTERM in signal.sigpending():
             raise _Stopped
 
     def interrupt(self) -> None:

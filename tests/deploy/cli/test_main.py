@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from deploy.cli import serve
 from deploy.evaluation.problems import EXTERNAL
 from deploy.evaluation.recording import dumps
+from deploy.launch.ray_node import spared_sigterm
 from deploy.service import extras
 from orchestrator.errors import ConfigError
 from orchestrator.loop.request import Request
@@ -235,6 +237,13 @@ def test_a_signal_waits_while_ray_starts_and_a_second_one_interrupts_nothing(
     assert passed == ["in Ray", "cleared"] * 2 + ["cleared"]
 
 
+def test_a_sigterm_that_ray_must_not_get_ends_the_start() -> None:
+    with serve._stopping() as stop, spared_sigterm():
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            stop.check()
+
+
 def test_trace_replay_says_whether_a_policy_decides_as_it_did(baton: Any, saved: str) -> None:
     same = baton("trace", "replay", saved)
     assert (same.status, same.err) == (0, "")
@@ -261,6 +270,7 @@ def test_trace_replay_as_json(baton: Any, saved: str) -> None:
 WITHOUT_RAY = """
 import subprocess
 import sys
+import threading
 sys.modules["ray"] = None
 from deploy.cli.main import main
 main()
