@@ -14,6 +14,7 @@ Differences from the built-in engine, all of them vLLM's:
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -320,7 +321,9 @@ class VllmBackend:
         if not self._closed:
             self._closed = True
             self.engine.output_processor.propagate_error(EngineDeadError())
-            self.engine.shutdown()
+            # vLLM ends its processes by SIGTERM; if they ignore it, it would wait 5 s in vain.
+            ignored = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            self.engine.shutdown(timeout=0.0 if ignored else None)
             del self.engine  # whose destructor fails once the interpreter is going down
 
     async def _outputs(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, Final, Unpack
@@ -105,6 +107,7 @@ def load(model: str | Path, **options: Unpack[VllmOptions]) -> EngineWorker[Vllm
             config.cache_config.kv_cache_memory_bytes = 2 * rows * _context_bytes(config)
         counter = EngineCounter()
         announce()
+        _keep_blocked_signals()
         with _alone_on_the_gpu(device), _threads(device, threads):
             engine = AsyncLLM(
                 config,
@@ -202,6 +205,17 @@ def _prepare_environment(device: str) -> None:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         # Compiling takes a C++ compiler, and 20 s in the first request of each process.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+
+def _keep_blocked_signals() -> None:
+    """Have vLLM's processes ignore SIGTERM if this one does, as under `baton serve`.
+
+    What tracks the resources of Python's processes starts with the first of them, and unblocks
+    SIGINT and SIGTERM in the thread that starts it.
+    """
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,28 @@ def test_a_killed_worker_leaves_no_process(tmp_path: Path, loads: bool) -> None:
         process.wait()
     _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
+
+
+async def test_an_engine_ignores_sigterm_if_its_worker_does() -> None:
+    """As under `baton serve`, where SIGTERM to all processes lets answers be finished."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # starts again
+        worker = load("embedded:small", device="cpu", rows=2, max_len=256, threads=1)
+        cores = [one for one in psutil.Process().children() if is_core(one)]
+        try:
+            for one in cores:
+                one.terminate()
+            await rest(worker.generate(CALL, StopCriteria(4), Sampling()))
+        finally:
+            began = time.monotonic()
+            worker.close()
+            took_s = time.monotonic() - began
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert cores
+    assert psutil.wait_procs(cores, timeout=60)[1] == []
+    assert took_s < 4  # vLLM waits 5 for what does not end
 
 
 @pytest.fixture
