@@ -190,12 +190,13 @@ def _stop(before: set[psutil.Process], node: Any) -> None:
 
     # While Serve shuts down, Ray reports that its own tasks failed, which is expected.
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        if ray.is_initialized():
+        # Serve would wait for a dead node, and Ray ends this process if a thread still waits.
+        if ray.is_initialized() and not node.dead_processes():
             parting = threading.Thread(target=_quietly, args=(serve.shutdown,), daemon=True)
             parting.start()
             parting.join(SHUTDOWN_S)
-            _quietly(ray.shutdown)
         if node is not None:
+            _quietly(ray.shutdown)
             _quietly(partial(node.kill_all_processes, check_alive=False, allow_graceful=False))
     _kill(_started() - before)  # orphans are ours by now
 
