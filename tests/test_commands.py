@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from configparser import RawConfigParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,10 @@ def test_what_a_page_shows_can_be_run(page: Path) -> None:
             case "promql":
                 for query in block.splitlines():
                     promql_parser.parse(query.partition("  #")[0])
+            case "ini":  # a unit of systemd
+                unit = RawConfigParser(strict=True)
+                unit.read_string(block)
+                baton(words(unit["Service"]["ExecStart"])[1:])
             case _:
                 for command in commands(block):
                     program, *rest = words(command)
