@@ -199,7 +199,8 @@ def _on_cpu(models: Models, machine: Machine) -> Placed:
         f"{' and '.join(types.values())} weights: a pass takes as long as "
         "they take to be read.",
         f"Weights and caches take about {in_gb(need())}. Each model decodes up to {rows} sequences "
-        f"at once (rows), and keeps {2 * rows} of {context:,} tokens (max_len) in its cache.",
+        f"at once (rows), and keeps {2 * rows} in its cache, each of up to {context:,} tokens "
+        "(max_len).",
     ]
     if len(models) == 2:
         workers["small"]["threads"] = half = max(1, machine.cores // 2)
