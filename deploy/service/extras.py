@@ -12,6 +12,6 @@ def want(extra: str, what: str, *packages: str) -> None:
     for package in packages:
         if find_spec(package) is None:
             raise ConfigError(
-                f"{what} needs {package}, which is not installed here: pip install "
-                f"'baton[{extra}]', or -e '.[{extra}]' in Baton's checkout"
+                f"{what} needs {package}, which is not installed here: run pip install -e "
+                f"'.[{extra}]' in Baton's checkout (PyPI's baton is another project)"
             )

@@ -42,7 +42,8 @@ def write_tokenizer(path: str | Path, folder: Path) -> None:
     except ImportError as error:
         raise ConfigError(
             f"{path}: a GGUF file's tokenizer needs transformers, which is not installed here: "
-            "name the model's Hugging Face id or folder, or pip install 'baton[engine]'"
+            "name the model's Hugging Face id or folder, or run pip install -e '.[engine]' in "
+            "Baton's checkout"
         ) from error
 
     file = Path(path)

@@ -166,7 +166,7 @@ def test_what_the_extra_installs_is_asked_for_before_the_work(
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     ran = baton(*line.split())
     assert (ran.status, ran.out) == (1, "")
-    assert "which is not installed here: pip install 'baton[eval]'" in ran.err
+    assert "which is not installed here: run pip install -e '.[eval]'" in ran.err
 
 
 @pytest.mark.parametrize("line", ["ask x", EVAL])
