@@ -103,7 +103,10 @@ def test_weights_have_8_bits_and_what_cache_fits(tmp_path: Path) -> None:
     assert weights > TINY.parameters + MIDDLE.parameters  # embeddings stay as they are
     assert weights + cached <= 0.8 * roomy.memory
     rows, length = (planned.workers["large"][key] for key in ("rows", "max_len"))
-    said = f"up to {rows} sequences at once (rows), and keeps {2 * rows} of {length:,} tokens"
+    said = (
+        f"up to {rows} sequences at once (rows), and keeps {2 * rows} in its cache, each of up to "
+        f"{length:,} tokens"
+    )
     assert said in planned.text()
     old = Machine((), 8, 64 * GB, int8=False)
     workers = checked(plan(TINY, MIDDLE, old), tmp_path)

@@ -82,7 +82,7 @@ def test_parameters_of_a_method_go_before_those_of_the_file() -> None:
 
 def test_an_engine_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    said = r"workers\.small needs torch, .*'baton\[engine\]'"
+    said = r"workers\.small needs torch, .*-e '\.\[engine\]'"
     with pytest.raises(ConfigError, match=said):
         workers.want_engines(load(ROOT / "deploy" / "local.yaml").args.workers)
     workers.want_engines(load(ROOT / "deploy" / "remote.yaml").args.workers)
