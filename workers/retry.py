@@ -101,7 +101,7 @@ class TimedRetry:
     async def backoff(self, error: WorkerUnavailable | Overloaded) -> None:
         """Pause before the next try; raise `error` if the time is up."""
         longest = FULL_S if isinstance(error, Overloaded) else POOL_MAX_BACKOFF_S
-        doublings = min(self.retries, 5)  # of 1,024 the product is no float
+        doublings = min(self.retries, 5)  # five reach the longest pause; 1,024 overflow a float
         pause = min(POOL_BACKOFF_S * 2**doublings, longest)
         self.retries += 1
         if self.remaining_s <= pause:
