@@ -43,7 +43,7 @@ function route() {
 nav.append(...Object.entries(TABS).map(([name, [title]]) => h("a", { href: `#/${name}`, "data-tab": name }, title)));
 addEventListener("hashchange", route);
 addEventListener("click", ({ target }) => {
-  if (target.closest("a")?.getAttribute("href") === location.hash) route(); // the address stays: shown anew
+  if (target.closest("a")?.getAttribute("href") === location.hash) route(); // the address stays: show it again
 });
 
 const theme = document.getElementById("theme");

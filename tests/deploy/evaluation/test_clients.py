@@ -86,7 +86,7 @@ async def test_a_stream_may_hold_what_unicode_calls_an_end_of_a_line() -> None:
 
 
 async def test_as_many_questions_are_asked_at_once_as_are_given() -> None:
-    """A service answers nobody here before all have asked."""
+    """The service answers here only after all have asked."""
     asked = asyncio.Barrier(101)
     head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
     reply = f"{head}data: {dump({'choices': [], 'baton': END})}\n\n".encode()

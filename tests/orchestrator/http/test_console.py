@@ -643,7 +643,7 @@ def test_each_token_is_counted_once_where_its_text_is(page: Page, name: str) -> 
 
 @pytest.mark.parametrize("phase", ["thought", "answer"])
 def test_a_draft_that_was_rejected_last_stands_alone(page: Page, phase: str) -> None:
-    """Nobody wrote a step after it, and nobody is writing one."""
+    """No step was written after it, and none is being written."""
     drawn = """async ([phase]) => {
         const { Run } = await import("./ui/run.js");
         const { Steps } = await import("./ui/steps.js");
@@ -913,7 +913,7 @@ def test_an_experiments_readout(browser: Browser, monkeypatch: pytest.MonkeyPatc
             fits_narrow(page)
             refused = {"error": {"message": "the log cannot be read"}}
             page.route("**/report", lambda route: route.fulfill(status=500, json=refused))
-            page.get_by_role("link", name="Experiments").click()  # reads it anew
+            page.get_by_role("link", name="Experiments").click()  # reads it again
             why = "There is no readout: the log cannot be read"
             expect(page.locator(".card")).to_contain_text(why)
 
@@ -955,7 +955,7 @@ def test_health_says_well_or_ill_and_where(browser: Browser) -> None:
         page.evaluate("scrollTo(0, document.body.scrollHeight)")
         pools["large"] = "its model loads"
         expect(page.locator(".glance")).to_contain_text("large pool does not answer: its model")
-        expect(page.locator(".glance")).not_to_be_in_viewport()  # nobody clicked
+        expect(page.locator(".glance")).not_to_be_in_viewport()  # without a click
         card = page.get_by_label("Large model")
         expect(card).to_contain_text("does not answer")
         starting = {"ready": False, "workers": {}, "error": {"message": "it starts"}}
