@@ -66,7 +66,6 @@ def own_ray(
                 namespace="serve",
             )
             check()
-        check()
         yield node
     finally:
         _stop(before, node)
