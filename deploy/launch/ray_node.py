@@ -211,7 +211,7 @@ def _started() -> set[psutil.Process]:
 
 
 def _kill(processes: set[psutil.Process]) -> None:
-    """Kill what is left of these processes, and wait until it is gone."""
+    """Kill these processes, and wait for their end."""
     for one in processes:
         with suppress(psutil.Error):
             one.kill()
