@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +32,7 @@ class Machine:
     """What a model could run on. `int8`: whether this CPU computes on weights in 8 bits."""
 
     gpus: tuple[Gpu, ...]
-    cores: int
+    cores: int  # that may compute all the time
     memory: int
     int8: bool = True
 
@@ -42,6 +41,7 @@ class Machine:
         want("engine", "a model on this machine", "torch", "transformers")
         import torch
 
+        from workers.control_groups import usable_cores
         from workers.engine.memory import machine_memory
         from workers.model.packed import can_pack
 
@@ -51,7 +51,7 @@ class Machine:
                 torch.cuda.get_device_properties, range(torch.cuda.device_count())
             )
         )
-        return cls(gpus, len(os.sched_getaffinity(0)), machine_memory(), can_pack())
+        return cls(gpus, usable_cores(), machine_memory(), can_pack())
 
     def __str__(self) -> str:
         if not self.gpus:

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 
 from orchestrator.errors import ConfigError
+from workers.control_groups import usable_cores
 from workers.embedded.checkpoints import CONFIG, resolve
 from workers.engine import gguf_checkpoint
 from workers.engine.backend import BuiltinBackend
@@ -99,8 +100,8 @@ def load(model: str | Path, **options: Unpack[BuiltinOptions]) -> EngineWorker[B
     methods = _build_methods(loaded, chosen["speculation"] or {}, *chosen["also"])
     decoder = Decoder(loaded.target, methods)
     give_back()  # what the head, the drafters and the vocabulary took while they were read
-    if threads is None and chosen["device"] == "cpu" and loaded.is_small:
-        threads = 1
+    if threads is None and chosen["device"] == "cpu":
+        threads = 1 if loaded.is_small else min(torch.get_num_threads(), usable_cores())
     engine = Engine(
         decoder,
         rows=rows,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from orchestrator.errors import ConfigError
+from workers.control_groups import memory_limits
 from workers.model.config import ModelConfig
 from workers.model.placement import CHUNK
 from workers.model.shapes import parameter_count, shapes
@@ -58,26 +58,6 @@ def machine_memory() -> int:
     """Bytes that this process may take of the machine's memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([memory, *memory_limits()])
-
-
-def memory_limits(
-    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> list[int]:
-    """What this process's control groups, as a container's, let it take, in bytes."""
-    limits = []
-    for line in own.read_text().splitlines() if own.is_file() else ():
-        _, controllers, group = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top = root / controllers
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        inner = top / group.lstrip("/")
-        for folder in (inner, *inner.parents):  # within a container the group may be the root
-            if (file := folder / name).is_file() and (said := file.read_text().strip()).isdigit():
-                limits.append(int(said))
-            if folder == top:
-                break
-    return limits
 
 
 def reserve(need: MemoryNeed, *, device: str, share: float) -> None:

@@ -15,7 +15,6 @@ from workers.engine.loading import load_config, open_target
 from workers.engine.memory import (
     MemoryNeed,
     fitting_len,
-    memory_limits,
     memory_need,
     reserve,
     shortage,
@@ -151,22 +150,3 @@ def test_a_cache_beside_packed_weights_is_measured_by_its_own_type(
     monkeypatch.setattr(loading, "machine_memory", lambda: 16 * room)
     cache = open_target(tmp_path, dtype=dtype, slots=2).target.cache.data
     assert 0.9 * room < cache.nbytes <= room
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "limits"),
-    [
-        ("0::/a/b\n", {"a/memory.max": "8000000000", "a/b/memory.max": "max"}, [8_000_000_000]),
-        ("0::/\n", {"memory.max": "8000000000\n"}, [8_000_000_000]),
-        ("4:memory:/gone\n0::/\n", {"memory/memory.limit_in_bytes": "4000000000"}, [4_000_000_000]),
-        ("3:cpu:/x\n", {}, []),
-    ],
-)
-def test_a_container_has_the_memory_that_it_may_take(
-    groups: str, files: dict[str, str], limits: list[int], tmp_path: Path
-) -> None:
-    (tmp_path / "own").write_text(groups)
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert memory_limits(tmp_path, tmp_path / "own") == limits
