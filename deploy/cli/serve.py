@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -228,11 +229,16 @@ class _Stop(Event):
 
 @contextmanager
 def _stopping() -> Iterator[_Stop]:
-    """What SIGINT and SIGTERM set; once it is, further ones interrupt nothing."""
+    """What SIGINT and SIGTERM set; once it is, further ones interrupt nothing. A service that
+    SIGTERM stops while it starts has done as it was told."""
     stop, before = _Stop(), [signal.getsignal(name) for name in SIGNALS]
     stop.listen()
     try:
         yield stop
+    except _Stopped:
+        if stop.hurried:
+            raise
+        print("baton: stopped before it was ready", file=sys.stderr)
     finally:
         for name, handler in zip(SIGNALS, before, strict=True):
             signal.signal(name, handler)
