@@ -46,7 +46,7 @@ _SECRET: Final = re.compile(
 """Places whose value, even a wrong one, may be or hold a secret."""
 _POWER: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]{1,3}")
 _LONGEST: Final = 48  # characters of a value that a message repeats
-_MOST_NAMES: Final = 12  # names that a message lists
+_MOST_NAMES: Final = 24  # names that a message lists
 _CLOSE: Final = 0.75  # difflib's ratio from which names are close: threshold, treshold have 0.94
 
 
