@@ -44,6 +44,8 @@ def resolve(model: str | Path, needs: str = CONFIG) -> Path | str:
     if name.startswith((".", "/", "~")):
         folder = Path(name).expanduser()
         if not any((folder / file).is_file() for file in (needs, CONFIG)):
+            if not folder.exists():
+                raise ConfigError(f"there is no folder {folder}")
             kind = "model" if needs == CONFIG else "tokenizer"
             raise ConfigError(f"{folder} is no {kind} folder: it has no {needs}")
         return folder

@@ -111,7 +111,7 @@ def test_what_is_missing_is_told(
         (("--prompts", "1"), "--prompts"),
         (("--problems", "nowhere.jsonl"), "nowhere.jsonl: No such file"),
         (("--problems", "builtin:strangers", "--prompts", "200"), "has 120 problems: give less"),
-        (("--model", "/nowhere"), "/nowhere is no model folder"),
+        (("--model", "/nowhere"), "there is no folder /nowhere"),
         (("--max-new", "5000"), "--max-new 5000: prompts have up to"),
     ],
 )
