@@ -15,8 +15,10 @@ from orchestrator.errors import (
     ConfigError,
     InvalidRequest,
     Overloaded,
+    Unsupported,
     WorkerUnavailable,
 )
+from orchestrator.http.errors import UNSUPPORTED_POLICY
 from workers.remote.address import trusted
 
 PATIENCE_S = 15.0
@@ -95,6 +97,8 @@ def error_of(response: httpx.Response, names: Sequence[str] = API_KEYS) -> Baton
         text += f"; this command takes its key from {', '.join(f'${name}' for name in names)}"
     if response.status_code in (429, 503):
         return Overloaded(text)
+    if code == UNSUPPORTED_POLICY:
+        return Unsupported(text)
     if 400 <= response.status_code < 500:
         return InvalidRequest(text, param=param, code=code)
     return WorkerUnavailable(text)

@@ -12,7 +12,7 @@ from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.clients import HttpClient, LocalClient, RunsBetweenCalls, ask
 from deploy.evaluation.service_client import error_of
 from deploy.launch.deployment_file import DEFAULT_FILE, load
-from orchestrator.errors import ConfigError, WorkerUnavailable
+from orchestrator.errors import ConfigError, Unsupported, WorkerUnavailable
 from tests.deploy.conftest import free_port
 from tests.workers.scripted import Scripted
 from workers.worker import ModelWorker
@@ -118,6 +118,15 @@ def test_a_refused_key_says_which_variable_it_came_from() -> None:
         assert str(error).startswith("http://127.0.0.1:8000/: no API key; ")
         assert str(error).endswith(f"takes its key from {said}")
     assert "takes" not in str(error_of(httpx.Response(403, json=body, request=request)))
+
+
+def test_a_policy_that_the_pair_cannot_run_is_no_wrong_request() -> None:
+    """So it is a failed answer beside those of the other policies, as without a service."""
+    body = {"error": {"message": "bild needs one vocabulary", "code": "unsupported_policy"}}
+    request = httpx.Request("POST", "http://127.0.0.1:8000/v1/chat/completions")
+    error = error_of(httpx.Response(400, json=body, request=request))
+    assert isinstance(error, Unsupported)
+    assert "bild needs one vocabulary" in str(error)
 
 
 @pytest.mark.parametrize(
