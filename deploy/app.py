@@ -84,6 +84,7 @@ class Orchestrator:
                 args.policy.params,
                 methods=args.workers.methods(),
                 speculation=args.workers.speculation(),
+                when_busy=args.policy.when_busy,
             ),
             Pools(workers, views.troubles, views.facts, args.sampling),
             HttpSettings(

@@ -174,6 +174,8 @@ def _print_policies(reply: Reply) -> None:
         answering = reply["answering"] or f"{reply['default']}, the deployment file's,"
         active += f", not in effect: {answering} answers"
     name = active.partition("@")[0].partition(" ")[0]
+    if reply["answering"] is None and (busy := reply["when_busy"]):
+        active += f"; {busy['policy']} while {busy['answers']} answers or more are made"
     rows = (
         (row["policy"], row["latest"] or "-", active if row["policy"] == name else "")
         for row in reply["data"]

@@ -20,6 +20,9 @@ from orchestrator.loop.actions import WorkerName
 
 ROLLBACK = 1.5
 """For `bild`: the pretrained pair then answers as well as its large model (deploy/lab/results)."""
+BUSY = {"answers": 2, "policy": "large-only"}
+"""For two models that share a CPU: from this load on `bild` gives fewer answers a second than the
+large model alone (deploy/lab/results)."""
 VERIFYING = ("bild", "learned-gate")
 """Policies whose large model verifies the small one's tokens, in one vocabulary."""
 READING_DRAFTS = ("bild", "learned-gate", "cascade", "advisor")
@@ -104,13 +107,14 @@ def plan(
         if isinstance(one, ServedModel):
             workers[name] = one.worker
         workers[name] |= (settings or {}).get(name, {})
-    policy, why_policy = _policy(small, large)
+    on_cpu = machine is not None and not machine.gpus
+    policy, why_policy = _policy(small, large, one_cpu=on_cpu and len(local) == 2)
     return DeploymentPlan(
         {name: workers[name] for name in pair},
         policy,
         (
             *reasons,
-            why_policy,
+            *why_policy,
             *_refusals(small, large),
             "Thresholds of the policies were not measured on this pair: `baton calibrate` does.",
             "Sampling that a request does not name is the large model's generation_config.json's, "
@@ -120,20 +124,27 @@ def plan(
     )
 
 
-def _policy(small: Model, large: Model) -> tuple[dict[str, Any], str]:
+def _policy(small: Model, large: Model, *, one_cpu: bool) -> tuple[dict[str, Any], list[str]]:
     """What the model name `baton` means, and why: of the policies that the pair can run, the one
     that measures best on a pretrained pair (deploy/lab/results)."""
     if not _lacks(small, large, "bild"):
-        return (
-            {"default": "bild", "params": {"bild": {"rollback": ROLLBACK}}},
-            "One vocabulary: the large model corrects single tokens of the small one (bild).",
-        )
+        policy = {"default": "bild", "params": {"bild": {"rollback": ROLLBACK}}}
+        why = ["One vocabulary: the large model corrects single tokens of the small one (bild)."]
+        if one_cpu:
+            policy["when_busy"] = BUSY
+            why.append(
+                f"While {BUSY['answers']} answers are being made, the large model answers the next "
+                "one alone (when_busy): sharing saves no work, and a busy CPU has none to spare."
+            )
+        return policy, why
     params = {} if _judges(large) else {"params": {"specreason": {"scoring": "greedy"}}}
     return (
         {"default": "large-only"} | params,
-        "No policy that was measured on a pair like this keeps the large model's accuracy, so it "
-        "answers alone (large-only). The model `specreason` shares steps: half of the large "
-        "tokens, 7 points less on the pretrained pair.",
+        [
+            "No policy that was measured on a pair like this keeps the large model's accuracy, so "
+            "it answers alone (large-only). The model `specreason` shares steps: half of the large "
+            "tokens, 7 points less on the pretrained pair.",
+        ],
     )
 
 

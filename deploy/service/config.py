@@ -20,7 +20,7 @@ from deploy.service.store_spec import StoreSpec
 from deploy.service.worker_spec import ONE, Nodes, Params, Replicas, Workers
 from orchestrator.errors import ConfigError
 from orchestrator.http.auth import Access, Keys, is_loopback
-from orchestrator.http.settings import ReasoningField, ServiceLimits
+from orchestrator.http.settings import ReasoningField, ServiceLimits, WhenBusy
 from orchestrator.loop.policy import Policy
 from orchestrator.state.versions import build
 from orchestrator.types import PartialSampling, TokenPrices
@@ -34,12 +34,14 @@ class PolicyChoice(StrictModel):
     """What the model name `baton` means, and each policy's own defaults."""
 
     default: str = "specreason"
+    when_busy: WhenBusy | None = None
     params: dict[str, Params] = Field(default_factory=dict)
     calibration: Path | None = None  # the file that `baton calibrate --out` wrote for this pair
 
     @model_validator(mode="after")
     def _known(self) -> PolicyChoice:
-        for name in (self.default, *self.params):
+        busy = () if self.when_busy is None else (self.when_busy.policy,)
+        for name in (self.default, *busy, *self.params):
             if name not in POLICIES:
                 known = closest(name, POLICIES) or f"; there are {', '.join(POLICIES)}"
                 raise ValueError(f"no policy {name!r}{known}")

@@ -10,8 +10,10 @@ from orchestrator.efforts import TemplateEfforts, thought_cap
 from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy
 from orchestrator.experiments.assignment import enroll
 from orchestrator.experiments.documents import Unit
+from orchestrator.http.admission import Admission
 from orchestrator.http.ask import MAX_SEED, Ask, AskedPolicy, Incoming, RequestPlan
 from orchestrator.http.errors import still_loading
+from orchestrator.http.settings import WhenBusy
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.policy import Policy
 from orchestrator.state.versions import PolicyVersions, PublishedPolicy
@@ -28,9 +30,10 @@ DEFAULT_MODEL: Final = "baton"
 class Catalog:
     """What requests may ask for.
 
-    `params` are the deployment file's parameters by policy. `methods` maps the names of the large
-    worker's methods to labels for users; `speculation` has the label of each worker's default
-    method. A lossy method's label says so.
+    `when_busy` has a policy for times of many answers, which then replaces `default`. `params` are
+    the deployment file's parameters by policy. `methods` maps the names of the large worker's
+    methods to labels for users; `speculation` has the label of each worker's default method. A
+    lossy method's label says so.
     """
 
     policies: Mapping[str, type[Policy]]
@@ -38,6 +41,7 @@ class Catalog:
     params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     methods: Mapping[str, str] = field(default_factory=dict)
     speculation: Mapping[str, str] = field(default_factory=dict)
+    when_busy: WhenBusy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +89,17 @@ class Planner:
     """
 
     def __init__(
-        self, catalog: Catalog, pools: Pools, versions: PolicyVersions, watcher: ConfigWatcher
+        self,
+        catalog: Catalog,
+        pools: Pools,
+        versions: PolicyVersions,
+        watcher: ConfigWatcher,
+        admission: Admission,
     ) -> None:
         self.catalog, self._pools = catalog, pools
-        self._versions, self._watcher = versions, watcher
-        for name in (catalog.default, *catalog.params):
+        self._versions, self._watcher, self._admission = versions, watcher, admission
+        busy = () if catalog.when_busy is None else (catalog.when_busy.policy,)
+        for name in (catalog.default, *busy, *catalog.params):
             if name not in catalog.policies:
                 raise ConfigError(f"no policy is named {name!r}")
         try:
@@ -192,11 +202,24 @@ class Planner:
             speculation=arm.speculation,
         )
 
+    def _default(self, wanted: AskedPolicy) -> str:
+        """Return the deployment file's policy. A request that names a parameter means the one of
+        quiet times."""
+        busy = self.catalog.when_busy
+        if (
+            busy is None
+            or self._admission.taken < busy.answers
+            or wanted.parameters
+            or wanted.alone
+        ):
+            return self.catalog.default
+        return busy.policy
+
     async def _requested(self, wanted: AskedPolicy) -> RequestPlan:
         """Return the plan of a request that is in no experiment."""
         policies, published = self.catalog.policies, None
         if wanted.model == DEFAULT_MODEL:
-            name, published = self.catalog.default, self._watcher.current.active
+            name, published = self._default(wanted), self._watcher.current.active
         elif "@" in wanted.model:
             name, published = wanted.model, await self._pinned(wanted.model)
         elif wanted.model in policies:

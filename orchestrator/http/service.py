@@ -214,7 +214,8 @@ class Service:
             self._solve_shadow,
             priced=self.settings.prices is not None,
         )
-        self.planner = Planner(catalog, pools, self.shared.versions, self.shared.watcher)
+        versions, watcher = self.shared.versions, self.shared.watcher
+        self.planner = Planner(catalog, pools, versions, watcher, self.live.admission)
         self.metrics = ServiceMetrics(self.registry)
         self.responses = Counter(
             "baton_http_responses",

@@ -36,6 +36,17 @@ class ServiceLimits(StrictModel):
     complete: bool = False  # 503 instead of an answer made without a worker that the policy called
 
 
+class WhenBusy(StrictModel):
+    """What the model name `baton` means while a replica makes many answers at once.
+
+    A machine whose models compute all the time gains nothing from sharing: the large model reads a
+    token of the small one in about the time in which it writes one.
+    """
+
+    answers: int = Field(ge=1)  # while as many are being made, or more
+    policy: str = "large-only"
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Seconds that a replica waits for its clients, and lets them wait."""

@@ -71,7 +71,7 @@ def service(small: Any = None, large: Any = None, *, spans: Any = None, **settin
         return {name: known.get(name, ModelFacts()) for name in names}
 
     known = settings.pop("facts", {})
-    catalog = taken("policies", "default", "params", "methods", "speculation")
+    catalog = taken("policies", "default", "params", "methods", "speculation", "when_busy")
     own = taken("access", "store")
     workers: Any = {"small": small or scripted(), "large": large or scripted()}
     made = Service(

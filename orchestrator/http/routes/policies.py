@@ -116,7 +116,7 @@ async def _overview(service: Service) -> Json:
     `answering` is the version that the model baton has here: not the active one if that cannot be
     used.
     """
-    current = service.shared.watcher.current
+    current, catalog = service.shared.watcher.current, service.planner.catalog
     answering = None if current.active is None else current.active.document.reference
     known: Json = {"active": answering, "previous": None, "can_roll_back": False}
     numbers, revision, degraded = dict(current.latest), current.revision, service.shared.degraded
@@ -135,13 +135,14 @@ async def _overview(service: Service) -> Json:
         "object": "list",
         **known,
         "answering": answering,
-        "default": service.planner.catalog.default,
+        "default": catalog.default,
+        "when_busy": None if catalog.when_busy is None else catalog.when_busy.model_dump(),
         "revision": revision,
         "degraded": degraded,
         "not_in_effect": dict(current.set_aside),
         "data": [
             {"object": "baton.policy", "policy": name, "latest": numbers.get(name, 0)}
-            for name in service.planner.catalog.policies
+            for name in catalog.policies
         ],
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.http.auth import Access, Keys
+from orchestrator.http.settings import WhenBusy
 from tests.orchestrator.serving import post, service, serving
 from tests.orchestrator.state.test_set_aside import spoiled
 
@@ -54,6 +55,14 @@ def test_publish_show_and_roll_back(baton: Any, url: str) -> None:
     history = json.loads(baton("policy", "history", "--json", *to).out)["data"]
     assert [event["what"] for event in history[:2]] == ["default", "bild@1"]
     assert "policy.rollback" in baton("policy", "history", *to).out
+
+
+def test_the_policy_of_busy_times_is_listed_while_none_is_active(baton: Any) -> None:
+    with serving(service(when_busy=WhenBusy(answers=3))) as url:
+        said = "specreason (the deployment file's); large-only while 3 answers or more are made"
+        assert said in " ".join(baton("policy", "list", "--url", url).out.split())
+        baton("policy", "publish", "bild", "--url", url)
+        assert "while 3" not in baton("policy", "list", "--url", url).out
 
 
 def test_what_is_not_in_effect_is_named_and_left(baton: Any, url: str) -> None:

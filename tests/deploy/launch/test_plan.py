@@ -17,7 +17,7 @@ from deploy.cli import main as cli
 from deploy.lab.peers.llama_cpp import embedded_gguf
 from deploy.lab.stock import stock
 from deploy.launch.deployment_file import load
-from deploy.launch.plan import DeploymentPlan, plan
+from deploy.launch.plan import BUSY, DeploymentPlan, plan
 from deploy.launch.sizes import ENGINE_BYTES, GB, Gpu, Machine, ModelSize
 from orchestrator.errors import ConfigError
 from tests.deploy.conftest import free_port
@@ -332,6 +332,23 @@ def test_the_large_model_speculates_if_the_machine_has_room_for_a_draft_model(
     speculation: Any = checked(planned, tmp_path)["large"].get("speculation", {})
     assert speculation.get("method") == method
     assert speculation.get("params", {}).get("draft") == (TINY.name if method == "auto" else None)
+
+
+@pytest.mark.parametrize(
+    ("where", "vocabulary", "busy"),
+    [
+        (Machine((), 8, 80 * GB), "a", BUSY),
+        (Machine((), 8, 80 * GB), "b", None),  # the large model answers alone anyway
+        (machine(H100), "a", None),
+    ],
+)
+def test_a_busy_cpu_shares_no_answers(
+    where: Machine, vocabulary: str, busy: dict[str, object] | None, tmp_path: Path
+) -> None:
+    planned = plan(replace(TINY, vocabulary="a"), replace(MIDDLE, vocabulary=vocabulary), where)
+    assert planned.policy.get("when_busy") == busy
+    assert ("when_busy" in planned.text().partition("proxy_location")[0]) == (busy is not None)
+    checked(planned, tmp_path)
 
 
 def test_a_checkpoint_says_its_vocabulary(tmp_path: Path) -> None:

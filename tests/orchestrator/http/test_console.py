@@ -16,7 +16,7 @@ from orchestrator.errors import WorkerUnavailable
 from orchestrator.experiments import experimenter
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.service import Service
-from orchestrator.http.settings import ServiceLimits
+from orchestrator.http.settings import ServiceLimits, WhenBusy
 from orchestrator.types import TokenPrices
 from tests.orchestrator.http.browser import BUSY_MS, CHROMIUM, chromium, page_of
 from tests.orchestrator.loop.test_answer_now import endless
@@ -701,6 +701,16 @@ def test_a_draft_stays_unfolded_if_its_step_is_complete(page: Page) -> None:
         return seen;
     }"""
     assert page.evaluate(drawn) == [True, True, True]
+
+
+def test_the_policy_of_busy_times_is_shown_while_none_is_active(browser: Browser) -> None:
+    made = service(when_busy=WhenBusy(answers=3))
+    with serving(made) as url, page_of(browser, f"{url}/ui#/policies") as page:
+        now = page.locator(".card").first
+        expect(now).to_contain_text("default; large-only while 3 answers or more are made.")
+        HTTP.post(f"{url}/v1/policies", json={"policy": "bild"})
+        page.reload()
+        expect(now).to_contain_text("means bild@1.")
 
 
 def test_publish_and_roll_back_with_keys(browser: Browser) -> None:

@@ -43,9 +43,9 @@ export class PoliciesView {
   }
 
   draw(active, lists, history) {
-    const { overview } = this;
+    const { overview } = this, busy = overview.when_busy;
     this.now.replaceChildren(
-      h("p", {}, "The model ", h("code", {}, "baton"), " means ", h("strong", {}, active.version ? active.id : `${active.policy}, the deployment file's default`), "."),
+      h("p", {}, "The model ", h("code", {}, "baton"), " means ", h("strong", {}, active.version ? active.id : `${active.policy}, the deployment file's default`), active.version || !busy ? "." : `; ${busy.policy} while ${busy.answers} answers or more are made.`),
       active.trouble ? h("p", { class: "bad" }, `Not in effect: ${active.trouble}. ${overview.answering ?? `${overview.default}, the deployment file's default,`} answers instead; activate another version, or roll back.`) : "",
       active.note && active.version ? h("p", { class: "hint" }, plain(active.note)) : "",
       values(active.params, this.schemas[active.policy]),

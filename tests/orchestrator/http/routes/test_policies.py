@@ -10,10 +10,21 @@ import httpx
 import pytest
 
 from orchestrator.errors import StoreUnavailable
+from orchestrator.http.ask import Incoming
 from orchestrator.http.records import OUTCOMES, REWARDS
 from orchestrator.http.service import Service
+from orchestrator.http.settings import WhenBusy
 from orchestrator.state.memory import MemoryStore
-from tests.orchestrator.serving import HTTP, client, post, service, serving, until
+from tests.orchestrator.serving import (
+    HTTP,
+    asked,
+    client,
+    planned,
+    post,
+    service,
+    serving,
+    until,
+)
 
 
 @pytest.fixture
@@ -70,6 +81,34 @@ def test_a_request_may_override_a_version_and_says_so(url: str) -> None:
     assert (record["overrides"], record["parameters"]["step_tokens"]) == (["threshold"], 40)
     other = post(url, {"policy": {"name": "large-only"}}).json()["baton"]
     assert (other["policy"], other["version"]) == ("large-only", 0)
+
+
+async def test_while_many_answers_are_made_baton_means_another_policy() -> None:
+    made = service(when_busy=WhenBusy(answers=3), methods={"lookup": "lookup"})
+
+    async def stands_for(**body: Any) -> str:
+        plan = await made.planner.plan(asked(**{"model": "baton", **body}), Incoming("request-1"))
+        return plan.name
+
+    async with made.live.place(asked(n=2), Incoming("request-2")):
+        assert await stands_for() == "specreason"
+        async with made.live.place(asked(), Incoming("request-3")):
+            assert await stands_for() == "large-only"
+            assert await stands_for(speculation="lookup") == "large-only"
+            assert await stands_for(model="bild") == "bild"
+            assert await stands_for(policy={"name": "bild"}) == "bild"
+            assert await stands_for(policy={"threshold": 2}) == "specreason"  # not large-only's
+        assert await stands_for() == "specreason"
+
+
+async def test_a_published_policy_answers_busy_or_not() -> None:
+    made = service(when_busy=WhenBusy(answers=1))
+    with serving(made) as url:
+        overview = HTTP.get(f"{url}/v1/policies").json()
+        assert overview["when_busy"] == {"answers": 1, "policy": "large-only"}
+        publish(url)
+        async with made.live.place(asked(), Incoming("request-2")):
+            assert (await planned(made, "baton")).name == "specreason"
 
 
 def test_moving_the_pointer(url: str) -> None:
