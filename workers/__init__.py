@@ -22,6 +22,7 @@ Files that several rooms share:
 - `rng`: random numbers as a function of seed and position.
 - `memo`: caches bounded by bytes.
 - `top_logprobs`: estimates from the likeliest tokens of a position, if no others are returned.
+- `control_groups`: the memory and the cores that a container may use.
 - `heap`: freed memory goes back to the system.
 - `reporting`: call times and error messages, the same for every worker.
 """

@@ -22,7 +22,7 @@ def memory_limits(root: Path = ROOT, own: Path = OWN) -> list[int]:
 
 def usable_cores(root: Path = ROOT, own: Path = OWN) -> int:
     """Return how many threads may compute all the time: a group's quota may be less than the cores
-    that the process may run on, and threads above it stand still together."""
+    that the process may run on, and more threads than it allows pause together."""
     cores = len(os.sched_getaffinity(0))
     for folder, controlled in _groups("cpu", root, own):
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controlled else ("cpu.max",)
@@ -34,7 +34,7 @@ def usable_cores(root: Path = ROOT, own: Path = OWN) -> int:
 
 def _groups(controller: str, root: Path, own: Path) -> Iterator[tuple[Path, bool]]:
     """Yield the folders of this process's group and of those around it, and whether the controller
-    has a hierarchy of its own (version 1)."""
+    has a separate hierarchy (version 1)."""
     for line in own.read_text().splitlines() if own.is_file() else ():
         _, controllers, group = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

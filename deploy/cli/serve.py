@@ -229,8 +229,8 @@ class _Stop(Event):
 
 @contextmanager
 def _stopping() -> Iterator[_Stop]:
-    """What SIGINT and SIGTERM set; once it is, further ones interrupt nothing. A service that
-    SIGTERM stops while it starts has done as it was told."""
+    """What SIGINT and SIGTERM set; once it is, further ones interrupt nothing. SIGTERM
+    while a service starts is no failure."""
     stop, before = _Stop(), [signal.getsignal(name) for name in SIGNALS]
     stop.listen()
     try:
