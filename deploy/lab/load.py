@@ -32,6 +32,7 @@ from deploy.lab.clients import ask_all
 from deploy.lab.peers.servers import baton
 from deploy.lab.processes import running
 from deploy.launch.placement import AUTO
+from deploy.launch.plan import BUSY, SHARING
 
 PLAIN, SPECULATING = "large-only", "large-only@chain"
 MAX_TOKENS, SEED = 400, 1
@@ -57,6 +58,7 @@ class LoadPlan:
     rounds: int
     temperature: float = 0.0
     dtype: str | None = None  # of both models; None: as in the file
+    policy: dict[str, Any] | None = None  # None: the file's
 
 
 PLANS = {
@@ -66,7 +68,7 @@ PLANS = {
         seed=20261126,
         count=200,
         clients=8,
-        candidates="large-only,large-only@chain,small-only,"
+        candidates="large-only,large-only@chain,small-only,baton,"
         "specreason,specreason@chain,bild,bild@chain,learned-gate,learned-gate@chain",
         chain={"gamma": 16, "threshold": 0.6},
         large_threads=1,
@@ -79,11 +81,12 @@ PLANS = {
         seed=20261201,
         count=32,
         clients=16,
-        candidates="large-only,large-only@chain,large-only@auto,bild:rollback=1.5,small-only",
+        candidates="large-only,large-only@chain,large-only@auto,bild:rollback=1.5,small-only,baton",
         chain={"gamma": 12, "threshold": 0.6},
         large_threads=2,
         max_len=1024,
         rounds=1,
+        policy=SHARING | {"when_busy": BUSY},
     ),
 }
 
@@ -148,6 +151,8 @@ def serving(plan: LoadPlan) -> Iterator[str]:
         chain = {"method": "chain", "params": draft | plan.chain}
         auto = {"method": "auto", "params": draft | AUTO}
         workers["large"]["speculation"] = {"also": [chain, auto]}
+        if plan.policy is not None:
+            args["policy"] = plan.policy
 
     with TemporaryDirectory() as name:
         how = baton(Path(plan.file), Path(name), edit)

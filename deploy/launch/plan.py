@@ -18,8 +18,8 @@ from deploy.launch.source import Source
 from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName
 
-ROLLBACK = 1.5
-"""For `bild`: the pretrained pair then answers as well as its large model (deploy/lab/results)."""
+SHARING = {"default": "bild", "params": {"bild": {"rollback": 1.5}}}
+"""So the pretrained pair answers as well as its large model (deploy/lab/results)."""
 BUSY = {"answers": 2, "policy": "large-only"}
 """For two models that share a CPU: from this load on `bild` gives fewer answers a second than the
 large model alone (deploy/lab/results)."""
@@ -128,7 +128,7 @@ def _policy(small: Model, large: Model, *, one_cpu: bool) -> tuple[dict[str, Any
     """What the model name `baton` means, and why: of the policies that the pair can run, the one
     that measures best on a pretrained pair (deploy/lab/results)."""
     if not _lacks(small, large, "bild"):
-        policy = {"default": "bild", "params": {"bild": {"rollback": ROLLBACK}}}
+        policy: dict[str, Any] = dict(SHARING)
         why = ["One vocabulary: the large model corrects single tokens of the small one (bild)."]
         if one_cpu:
             policy["when_busy"] = BUSY
