@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +26,9 @@ from workers.speculation.drafter import LoadModel
 from workers.speculation.method import Method
 from workers.speculation.parameters import at_least
 
-TRIAL = 8  # rounds of a trial at each length
+TRIAL, FEWEST = 8, 3
+"""Drafts of a trial at each length, and its rounds at least: many rows show acceptance sooner, and
+lose more by a draft that does not pay."""
 STALE = 1000  # rounds of a batch size after which a candidate is tried again
 MARGIN = 1.05  # least gain for a change, which costs the prefill of the new drafter
 MEMORY = 0.99  # weight of earlier rounds at each new one
@@ -45,10 +46,11 @@ class Chooser:
     """Finds the candidate and draft length with most tokens a second at one batch size.
 
     `lengths`: each candidate's draft lengths, ascending; `(0,)` if it has none to choose.
-    Candidate 0 is plain decoding.
+    Candidate 0 is plain decoding. `rows`: of a batch.
     """
 
-    def __init__(self, lengths: Sequence[Sequence[int]]) -> None:
+    def __init__(self, lengths: Sequence[Sequence[int]], rows: int = 1) -> None:
+        self._rounds = max(FEWEST, TRIAL // rows)
         self.known = [_Known(one) for one in lengths]
         self.due = [trial for number in range(len(lengths)) for trial in self._trial(number)]
         self.now: Choice = (0, lengths[0][0])
@@ -56,7 +58,7 @@ class Chooser:
     def _trial(self, number: int) -> list[Choice]:
         lengths = self.known[number].lengths
         ends = dict.fromkeys((lengths[-1], lengths[0]))
-        return [(number, length) for length in ends for _ in range(TRIAL)]
+        return [(number, length) for length in ends for _ in range(self._rounds)]
 
     def choose(self) -> Choice:
         return self.due[0] if self.due else self.now
@@ -166,7 +168,8 @@ class Auto(Method):
         built = (self._build(one, load_model, draft, lengths) for one in candidates)
         self.methods = [Method(target), *built]
         choices = [lengths if hasattr(method, "gamma") else [0] for method in self.methods]
-        self.choosers = defaultdict[int, Chooser](lambda: Chooser(choices))  # by batch size
+        self._choices = choices
+        self.choosers: dict[int, Chooser] = {}  # by batch size
         self.clock: Callable[[], float] = time.perf_counter
         self.choice: Choice = (0, 0)
         self._with: dict[int, int] = {}  # candidate that each live row has joined, by slot
@@ -234,7 +237,10 @@ class Auto(Method):
             method.pause_with(timed)
 
     def draft(self, rows: list[Row]) -> Plan:
-        self._chooser = self.choosers[(len(rows) - 1).bit_length()]
+        size = (len(rows) - 1).bit_length()
+        if size not in self.choosers:
+            self.choosers[size] = Chooser(self._choices, 2**size)
+        self._chooser = self.choosers[size]
         self._drafting = {row.slot for row in rows}
         before, self.choice = self.choice, self._chooser.choose()
         number, length = self.choice

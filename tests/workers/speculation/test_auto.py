@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from workers.engine.loading import load
 from workers.model.target import Target
 from workers.model.tree import Row
 from workers.speculation import METHODS
-from workers.speculation.auto import MARGIN, STALE, TRIAL, Auto, Chooser
+from workers.speculation.auto import FEWEST, MARGIN, STALE, TRIAL, Auto, Chooser
 from workers.speculation.decode import Decoder
 from workers.speculation.method import Method
 
@@ -72,6 +71,13 @@ def test_every_candidate_is_tried_at_both_ends_first() -> None:
     machine.serve(1)
     assert not machine.chooser.due
     assert machine.chosen == [(0, 0)] * TRIAL + [(1, 8)] * TRIAL + [(1, 1)] * TRIAL
+
+
+@pytest.mark.parametrize(("rows", "rounds"), [(1, TRIAL), (2, 4), (4, FEWEST), (64, FEWEST)])
+def test_a_trial_of_many_rows_is_short(rows: int, rounds: int) -> None:
+    """A round of long drafts takes them four times as long as plain decoding, or more."""
+    chooser = Chooser(LENGTHS, rows)
+    assert chooser.due == [(0, 0)] * rounds + [(1, 8)] * rounds + [(1, 1)] * rounds
 
 
 @pytest.mark.parametrize(("rate", "best"), [(0.9, (4,)), (0.5, (1, 2)), (0.02, (0,))])
@@ -184,8 +190,8 @@ def automatic(
             return number, rng.choice(self.known[number].lengths)
 
     if random_choices:
-        lengths = [known.lengths for known in method.choosers[0].known]
-        method.choosers = defaultdict(lambda: Random(lengths))
+        lengths = [known.lengths for known in method._chooser.known]
+        method.choosers = {size: Random(lengths) for size in range(10)}
     return loop
 
 
