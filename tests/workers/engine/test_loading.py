@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -322,3 +323,23 @@ def test_how_weights_are_packed(instructions: bool, monkeypatch: pytest.MonkeyPa
     bfloat16 = loading.packing_of("cpu", "bfloat16")
     assert bfloat16 == ("bfloat16" if instructions else "half")
     assert loading.packing_of("cuda", "bfloat16") is None
+
+
+def test_weights_are_read_in_a_thread_that_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its threads of OpenMP stay, and each kernel has to wake the engine's."""
+    save(tmp_path, make_tokenizer(), make_model("llama", vocabulary=len(make_tokenizer())))
+    read, threads = loading.open_target, list[threading.Thread]()
+
+    def opened(*args: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread())
+        return read(*args, **options)
+
+    monkeypatch.setattr(loading, "open_target", opened)
+    load(tmp_path).close()
+    (thread,) = threads
+    assert thread is not threading.current_thread()
+    assert not thread.is_alive()
+    with pytest.raises(ConfigError, match="there is no folder"):
+        load(tmp_path / "none")
