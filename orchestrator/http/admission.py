@@ -102,7 +102,7 @@ class Admission:
     ) -> None:
         self._places, self._wait_s, self._clock = places, wait_s, clock
         self._prompt_tokens = prompt_tokens
-        self.taken = self.live = 0  # places, and requests that have theirs
+        self._taken = self.live = 0  # places, and requests that have theirs
         self._held = Counter[str]()  # places, by owner
         self._requests: dict[str, list[Place]] = {}  # live or waiting, by owner, as they came
         self._waiting: list[Place] = []  # in the order in which they came
@@ -127,7 +127,7 @@ class Admission:
         theirs = self._requests.setdefault(owner, [])
         theirs.append(mine)
         try:
-            if self._waiting or self.taken + mine.cost > self._places:
+            if self._waiting or self._taken + mine.cost > self._places:
                 await self._wait(mine)
             else:
                 self._take(mine)
@@ -135,7 +135,7 @@ class Admission:
             try:
                 yield mine
                 if not mine.broke_off:  # else it would have taken longer
-                    busy = bool(self._waiting) or self.taken >= _BUSY * self._places
+                    busy = bool(self._waiting) or self._taken >= _BUSY * self._places
                     self._durations.ended(self._clock() - began, mine.cost, busy)
             finally:
                 self._release(mine)
@@ -174,7 +174,7 @@ class Admission:
     @property
     def load(self) -> float:
         """The places that are taken or waited for, as a share of all."""
-        return (self.taken + sum(one.cost for one in self._waiting)) / self._places
+        return (self._taken + sum(one.cost for one in self._waiting)) / self._places
 
     def retry_after_s(self, cost: int = 1) -> int:
         """Seconds until a request for `cost` places should find them, after those that wait now, at
@@ -257,7 +257,7 @@ class Admission:
             if one.priority < first.priority:
                 firsts[one.owner] = one
         for one in sorted(firsts.values(), key=self._with):
-            if self.taken + one.cost <= self._places:
+            if self._taken + one.cost <= self._places:
                 return one
             if self._with(one) <= self._share():
                 return None
@@ -273,12 +273,12 @@ class Admission:
     def _take(self, one: Place) -> None:
         one.held = True
         self.live += 1
-        self.taken += one.cost
+        self._taken += one.cost
         self._held[one.owner] += one.cost
 
     def _release(self, one: Place) -> None:
         self.live -= 1
-        self.taken -= one.cost
+        self._taken -= one.cost
         self._held[one.owner] -= one.cost
         self._grant()
 

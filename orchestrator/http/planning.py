@@ -10,8 +10,7 @@ from orchestrator.efforts import TemplateEfforts, thought_cap
 from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy
 from orchestrator.experiments.assignment import enroll
 from orchestrator.experiments.documents import Unit
-from orchestrator.http.admission import Admission
-from orchestrator.http.ask import MAX_SEED, Ask, AskedPolicy, Incoming, RequestPlan
+from orchestrator.http.ask import MAX_SEED, Ask, Incoming, RequestPlan
 from orchestrator.http.errors import still_loading
 from orchestrator.http.settings import WhenBusy
 from orchestrator.loop.actions import WorkerName
@@ -84,6 +83,9 @@ class Pools:
 class Planner:
     """Plans requests by the current configuration.
 
+    Args:
+        wanted: returns how many answers are being planned, waited for or made.
+
     Raises:
         ConfigError: the default or a name in `params` is no policy, or a parameter is wrong.
     """
@@ -94,10 +96,10 @@ class Planner:
         pools: Pools,
         versions: PolicyVersions,
         watcher: ConfigWatcher,
-        admission: Admission,
+        wanted: Callable[[], int],
     ) -> None:
         self.catalog, self._pools = catalog, pools
-        self._versions, self._watcher, self._admission = versions, watcher, admission
+        self._versions, self._watcher, self._wanted = versions, watcher, wanted
         busy = () if catalog.when_busy is None else (catalog.when_busy.policy,)
         for name in (catalog.default, *busy, *catalog.params):
             if name not in catalog.policies:
@@ -146,7 +148,7 @@ class Planner:
             HttpError: 503, a model that the policy calls is still loading.
         """
         check_method(ask.policy.speculation, self.catalog.methods)
-        plan = self._enrolled(ask, incoming) or await self._requested(ask.policy)
+        plan = self._enrolled(ask, incoming) or await self._requested(ask)
         policy, alone = plan.policy, ask.policy.alone
         if alone is not None and len(policy.called) != 1:
             raise InvalidRequest(
@@ -202,24 +204,20 @@ class Planner:
             speculation=arm.speculation,
         )
 
-    def _default(self, wanted: AskedPolicy) -> str:
+    def _default(self, ask: Ask) -> str:
         """Return the deployment file's policy. A request that names a parameter means the one of
         quiet times."""
-        busy = self.catalog.when_busy
-        if (
-            busy is None
-            or self._admission.taken < busy.answers
-            or wanted.parameters
-            or wanted.alone
-        ):
-            return self.catalog.default
-        return busy.policy
+        busy, others = self.catalog.when_busy, self._wanted() - ask.choices
+        named = ask.policy.parameters or ask.policy.alone
+        return (
+            self.catalog.default if busy is None or named or others < busy.answers else busy.policy
+        )
 
-    async def _requested(self, wanted: AskedPolicy) -> RequestPlan:
+    async def _requested(self, ask: Ask) -> RequestPlan:
         """Return the plan of a request that is in no experiment."""
-        policies, published = self.catalog.policies, None
+        wanted, policies, published = ask.policy, self.catalog.policies, None
         if wanted.model == DEFAULT_MODEL:
-            name, published = self._default(wanted), self._watcher.current.active
+            name, published = self._default(ask), self._watcher.current.active
         elif "@" in wanted.model:
             name, published = wanted.model, await self._pinned(wanted.model)
         elif wanted.model in policies:

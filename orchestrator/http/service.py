@@ -53,6 +53,7 @@ class LiveRequests:
         self.admission = Admission(
             limits.concurrent, limits.wait_s, prompt_tokens=limits.prompt_tokens
         )
+        self.wanted = 0  # answers that are being planned, waited for or made
         self.draining = False
         self.cuts: set[Callable[[], object]] = set()  # each ends a response that is being sent
         # What ends the thoughts of a key's requests, by the key and a name of the request.
@@ -215,7 +216,7 @@ class Service:
             priced=self.settings.prices is not None,
         )
         versions, watcher = self.shared.versions, self.shared.watcher
-        self.planner = Planner(catalog, pools, versions, watcher, self.live.admission)
+        self.planner = Planner(catalog, pools, versions, watcher, lambda: self.live.wanted)
         self.metrics = ServiceMetrics(self.registry)
         self.responses = Counter(
             "baton_http_responses",
@@ -241,9 +242,13 @@ class Service:
         """
         if self.live.draining:
             raise shutting_down()
-        plan = await self.planner.plan(ask, incoming)  # first: a wrong request must not get 429
-        async with self.live.place(ask, incoming) as (place, affinity):
-            yield [Choice(ask, incoming, plan, affinity, i) for i in range(ask.choices)], place
+        self.live.wanted += ask.choices
+        try:
+            plan = await self.planner.plan(ask, incoming)  # first: a wrong request must get no 429
+            async with self.live.place(ask, incoming) as (place, affinity):
+                yield [Choice(ask, incoming, plan, affinity, i) for i in range(ask.choices)], place
+        finally:
+            self.live.wanted -= ask.choices
 
     async def metrics_text(self) -> bytes:
         """Return the metrics as Prometheus text; concurrent requests share one scrape."""

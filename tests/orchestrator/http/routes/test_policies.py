@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +20,6 @@ from tests.orchestrator.serving import (
     HTTP,
     asked,
     client,
-    planned,
     post,
     service,
     serving,
@@ -83,22 +83,38 @@ def test_a_request_may_override_a_version_and_says_so(url: str) -> None:
     assert (other["policy"], other["version"]) == ("large-only", 0)
 
 
+async def policy_of(made: Service, **body: Any) -> str:
+    async with made.admit(asked(**{"model": "baton", **body}), Incoming("request")) as (answers, _):
+        return answers[0].plan.name
+
+
 async def test_while_many_answers_are_made_baton_means_another_policy() -> None:
     made = service(when_busy=WhenBusy(answers=3), methods={"lookup": "lookup"})
+    async with made.admit(asked(n=2), Incoming("other")):
+        assert await policy_of(made, n=4) == "specreason"
+        async with made.admit(asked(), Incoming("another")):
+            assert await policy_of(made) == "large-only"
+            assert await policy_of(made, speculation="lookup") == "large-only"
+            assert await policy_of(made, model="bild") == "bild"
+            assert await policy_of(made, policy={"name": "bild"}) == "bild"
+            assert await policy_of(made, policy={"threshold": 2}) == "specreason"  # its own
+        assert await policy_of(made) == "specreason"
 
-    async def stands_for(**body: Any) -> str:
-        plan = await made.planner.plan(asked(**{"model": "baton", **body}), Incoming("request-1"))
-        return plan.name
 
-    async with made.live.place(asked(n=2), Incoming("request-2")):
-        assert await stands_for() == "specreason"
-        async with made.live.place(asked(), Incoming("request-3")):
-            assert await stands_for() == "large-only"
-            assert await stands_for(speculation="lookup") == "large-only"
-            assert await stands_for(model="bild") == "bild"
-            assert await stands_for(policy={"name": "bild"}) == "bild"
-            assert await stands_for(policy={"threshold": 2}) == "specreason"  # not large-only's
-        assert await stands_for() == "specreason"
+async def test_requests_that_come_at_once_count_each_other() -> None:
+    made = service(when_busy=WhenBusy(answers=3))
+    done = asyncio.Event()
+
+    async def answered() -> str:
+        async with made.admit(asked(model="baton"), Incoming("request")) as (answers, _):
+            await done.wait()
+            return answers[0].plan.name
+
+    tasks = [asyncio.create_task(answered()) for _ in range(8)]
+    await asyncio.sleep(0.05)
+    done.set()
+    assert await asyncio.gather(*tasks) == ["specreason"] * 3 + ["large-only"] * 5
+    assert await policy_of(made) == "specreason"
 
 
 async def test_a_published_policy_answers_busy_or_not() -> None:
@@ -107,8 +123,8 @@ async def test_a_published_policy_answers_busy_or_not() -> None:
         overview = HTTP.get(f"{url}/v1/policies").json()
         assert overview["when_busy"] == {"answers": 1, "policy": "large-only"}
         publish(url)
-        async with made.live.place(asked(), Incoming("request-2")):
-            assert (await planned(made, "baton")).name == "specreason"
+        async with made.admit(asked(), Incoming("other")):
+            assert await policy_of(made) == "specreason"
 
 
 def test_moving_the_pointer(url: str) -> None:
