@@ -208,10 +208,10 @@ class Planner:
         """Return the deployment file's policy. A request that names a parameter means the one of
         quiet times."""
         busy, others = self.catalog.when_busy, self._wanted() - ask.choices
+        if busy is None or others < busy.answers:
+            return self.catalog.default
         named = ask.policy.parameters or ask.policy.alone
-        return (
-            self.catalog.default if busy is None or named or others < busy.answers else busy.policy
-        )
+        return self.catalog.default if named else busy.policy
 
     async def _requested(self, ask: Ask) -> RequestPlan:
         """Return the plan of a request that is in no experiment."""
