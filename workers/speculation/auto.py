@@ -3,9 +3,10 @@
 The best draft length depends on acceptance and on the costs of a draft and of a target pass
 (Leviathan et al. 2211.17192, section 3.4), and these on how many rows share the passes: in a large
 batch speculation becomes a loss. So for every batch size (in powers of two) each candidate is tried
-for a few rounds of real calls, at its shortest and at its longest draft. From then on, every round
-gives an estimate of the tokens and of the time of a round of any length. Rows decode without drafts
-if no candidate is faster. A candidate that was not measured for long is tried again.
+for a few rounds of real calls, at its shortest draft and, if that is not far too slow, at its
+longest. From then on, every round gives an estimate of the tokens and of the time of a round of any
+length. Rows decode without drafts if no candidate is faster. A candidate that was not measured for
+long is tried again.
 
 Lossless, because every candidate is, and because the choice depends only on rounds that have ended,
 never on a random number that is still to decide a token. A sampled row keeps its distribution but
@@ -18,6 +19,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from workers.model.target import ModelOutput, Target
@@ -30,6 +32,8 @@ TRIAL, FEWEST = 8, 3
 """Drafts of a trial at each length, and its rounds at least: many rows show acceptance sooner, and
 lose more by a draft that does not pay."""
 STALE = 1000  # rounds of a batch size after which a candidate is tried again
+HOPELESS = 0.7
+"""Of the best speed: a candidate whose shortest draft is slower is not tried at its longest."""
 MARGIN = 1.05  # least gain for a change, which costs the prefill of the new drafter
 MEMORY = 0.99  # weight of earlier rounds at each new one
 
@@ -57,7 +61,7 @@ class Chooser:
 
     def _trial(self, number: int) -> list[Choice]:
         lengths = self.known[number].lengths
-        ends = dict.fromkeys((lengths[-1], lengths[0]))
+        ends = dict.fromkeys((lengths[0], lengths[-1]))
         return [(number, length) for length in ends for _ in range(self._rounds)]
 
     def choose(self) -> Choice:
@@ -71,6 +75,9 @@ class Chooser:
             known.age = 0 if other == number else known.age + 1
         if self.due and self.due[0] == choice:
             self.due.pop(0)
+            hopeless = HOPELESS * self.known[self.now[0]].speed(self.now[1])
+            if choice not in self.due and self.known[number].speed(length) < hopeless:
+                self.due = [trial for trial in self.due if trial[0] != number]
         if self.due:
             return
         speeds = {
@@ -128,8 +135,9 @@ class _Known:
         if length in self.seconds:
             return self.seconds[length]
         near = sorted(self.seconds, key=lambda known: abs(known - length))[:2]
-        if len(near) < 2:
-            return self.seconds[near[0]] if near else float("inf")
+        if len(near) < 2:  # at most in proportion to what the target reads
+            longer = max(1.0, (1 + length) / (1 + near[0])) if near else inf
+            return longer * self.seconds[near[0]] if near else inf
         low, high = sorted(near)
         slope = max(0.0, (self.seconds[high] - self.seconds[low]) / (high - low))
         return self.seconds[low] + slope * (length - low)

@@ -70,14 +70,21 @@ def test_every_candidate_is_tried_at_both_ends_first() -> None:
     assert machine.chooser.due
     machine.serve(1)
     assert not machine.chooser.due
-    assert machine.chosen == [(0, 0)] * TRIAL + [(1, 8)] * TRIAL + [(1, 1)] * TRIAL
+    assert machine.chosen == [(0, 0)] * TRIAL + [(1, 1)] * TRIAL + [(1, 8)] * TRIAL
 
 
 @pytest.mark.parametrize(("rows", "rounds"), [(1, TRIAL), (2, 4), (4, FEWEST), (64, FEWEST)])
 def test_a_trial_of_many_rows_is_short(rows: int, rounds: int) -> None:
     """A round of long drafts takes them four times as long as plain decoding, or more."""
     chooser = Chooser(LENGTHS, rows)
-    assert chooser.due == [(0, 0)] * rounds + [(1, 8)] * rounds + [(1, 1)] * rounds
+    assert chooser.due == [(0, 0)] * rounds + [(1, 1)] * rounds + [(1, 8)] * rounds
+
+
+def test_a_candidate_far_too_slow_at_its_shortest_is_not_tried_at_its_longest() -> None:
+    machine = Machine(0.5, lambda number, length, rows: 1.0 + 2 * length)
+    assert machine.serve(200) == (0, 0)
+    assert machine.chosen[: 3 * TRIAL] == [(0, 0)] * TRIAL + [(1, 1)] * TRIAL + [(0, 0)] * TRIAL
+    assert all(length < 8 for _, length in machine.chosen)
 
 
 @pytest.mark.parametrize(("rate", "best"), [(0.9, (4,)), (0.5, (1, 2)), (0.02, (0,))])
