@@ -33,7 +33,7 @@ TRIAL, FEWEST = 8, 3
 lose more by a draft that does not pay."""
 STALE = 1000  # rounds of a batch size after which a candidate is tried again
 HOPELESS = 0.7
-"""Of the best speed: a candidate whose shortest draft is slower is not tried at its longest."""
+"""A candidate whose shortest draft has less than this share of the best speed gets no long ones."""
 MARGIN = 1.05  # least gain for a change, which costs the prefill of the new drafter
 MEMORY = 0.99  # weight of earlier rounds at each new one
 
