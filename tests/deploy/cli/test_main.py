@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -232,7 +233,7 @@ def test_a_signal_waits_while_ray_starts_and_a_second_one_interrupts_nothing(
                 passed.append("cleared")
 
     for then in ("check", "interrupt", "in Serve"):
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) if sign == signal.SIGINT else nullcontext():
             start(then)
     assert passed == ["in Ray", "cleared"] * 2 + ["cleared"]
 
