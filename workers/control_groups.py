@@ -11,6 +11,12 @@ ROOT: Final = Path("/sys/fs/cgroup")
 OWN: Final = Path("/proc/self/cgroup")
 
 
+def machine_memory() -> int:
+    """Return the bytes of the machine's memory that this process may take."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([memory, *memory_limits()])
+
+
 def memory_limits(root: Path = ROOT, own: Path = OWN) -> list[int]:
     """Return the limits of this process's memory in bytes, its groups' and those around them."""
     said = (

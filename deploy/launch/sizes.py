@@ -8,6 +8,7 @@ from typing import Any
 from deploy.launch.quantization import weight_bits
 from deploy.service.extras import want
 from orchestrator.errors import ConfigError
+from workers.control_groups import machine_memory, usable_cores
 from workers.reporting import first_line
 
 GB = 10**9
@@ -41,8 +42,6 @@ class Machine:
         want("engine", "a model on this machine", "torch", "transformers")
         import torch
 
-        from workers.control_groups import usable_cores
-        from workers.engine.memory import machine_memory
         from workers.model.packed import can_pack
 
         gpus = tuple(

@@ -18,12 +18,12 @@ import torch
 from safetensors import SafetensorError
 
 from orchestrator.errors import ConfigError
-from workers.control_groups import usable_cores
+from workers.control_groups import machine_memory, usable_cores
 from workers.embedded.checkpoints import CONFIG, resolve
 from workers.engine import gguf_checkpoint
 from workers.engine.backend import BuiltinBackend
 from workers.engine.engine import Engine
-from workers.engine.memory import fitting_len, machine_memory, memory_need, reserve
+from workers.engine.memory import fitting_len, memory_need, reserve
 from workers.engine.weights import Safetensors, fill
 from workers.heap import give_back
 from workers.model.config import ModelConfig

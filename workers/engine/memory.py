@@ -5,13 +5,11 @@ Ray does not enforce shares of a GPU, so each worker caps its own process first 
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
 
 from orchestrator.errors import ConfigError
-from workers.control_groups import memory_limits
 from workers.model.config import ModelConfig
 from workers.model.placement import CHUNK
 from workers.model.shapes import parameter_count, shapes
@@ -52,12 +50,6 @@ def token_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of the keys and values of one token, over all layers."""
     values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     return values * dtype.itemsize
-
-
-def machine_memory() -> int:
-    """Bytes that this process may take of the machine's memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([memory, *memory_limits()])
 
 
 def reserve(need: MemoryNeed, *, device: str, share: float) -> None:
