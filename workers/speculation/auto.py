@@ -75,16 +75,13 @@ class Chooser:
             known.age = 0 if other == number else known.age + 1
         if self.due and self.due[0] == choice:
             self.due.pop(0)
-            hopeless = HOPELESS * self.known[self.now[0]].speed(self.now[1])
-            if choice not in self.due and self.known[number].speed(length) < hopeless:
+            slow = self._speed(choice) < HOPELESS * self._speed(self.now)
+            if slow and choice not in self.due:  # its trial is over
                 self.due = [trial for trial in self.due if trial[0] != number]
         if self.due:
             return
-        speeds = {
-            (n, length): known.speed(length)
-            for n, known in enumerate(self.known)
-            for length in known.lengths
-        }
+        choices = [(n, one) for n, known in enumerate(self.known) for one in known.lengths]
+        speeds = {one: self._speed(one) for one in choices}
         best = max(speeds, key=speeds.__getitem__)
         stays = best[0] == self.now[0]  # another length of the same drafter costs nothing
         if stays or speeds[best] > MARGIN * speeds[self.now]:
@@ -93,6 +90,10 @@ class Chooser:
         if self.known[oldest].age >= STALE:
             self.known[oldest] = _Known(self.known[oldest].lengths)
             self.due = self._trial(oldest)
+
+    def _speed(self, choice: Choice) -> float:
+        number, length = choice
+        return self.known[number].speed(length)
 
 
 @dataclass(slots=True)
@@ -135,9 +136,10 @@ class _Known:
         if length in self.seconds:
             return self.seconds[length]
         near = sorted(self.seconds, key=lambda known: abs(known - length))[:2]
+        if not near:
+            return inf
         if len(near) < 2:  # at most in proportion to what the target reads
-            longer = max(1.0, (1 + length) / (1 + near[0])) if near else inf
-            return longer * self.seconds[near[0]] if near else inf
+            return self.seconds[near[0]] * max(1.0, (1 + length) / (1 + near[0]))
         low, high = sorted(near)
         slope = max(0.0, (self.seconds[high] - self.seconds[low]) / (high - low))
         return self.seconds[low] + slope * (length - low)
